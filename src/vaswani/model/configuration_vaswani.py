@@ -1,0 +1,154 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Configuration of the encoder-decoder Transformer (Vaswani et al., 2017, arXiv:1706.03762).
+
+What changes the numbers is a field here and is saved with the model. What only changes speed, such as the
+attention kernel, is an argument of `from_pretrained` and is not.
+"""
+
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+
+@strict
+class VaswaniConfig(PreTrainedConfig):
+    """Shape and behaviour of a `VaswaniModel`. The defaults are the paper's base model (table 3).
+
+    Args:
+        vocab_size: size of the source vocabulary, and of the target's when that is shared.
+        decoder_vocab_size: size of the target vocabulary; `None` means `vocab_size`: one vocabulary serves both.
+        d_model: width of the residual stream.
+        encoder_layers, decoder_layers: number of layers N (section 3.1).
+        encoder_attention_heads, decoder_attention_heads: number of heads h (section 3.2.2); each divides `d_model`.
+        encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
+        dropout: on each sub-layer's output and on the sums of embeddings and positions (section 5.4).
+        attention_dropout: on the attention weights.
+        activation_dropout: on the feed-forward layers' inner activations.
+        activation_function: `"relu"` (the paper), `"gelu"`, `"silu"` or another of transformers' `ACT2FN`.
+        norm_order: `"post"` computes LayerNorm(x + Dropout(Sublayer(x))) as the paper does; `"pre"` computes
+            x + Dropout(Sublayer(LayerNorm(x))) and adds a final norm to each stack (Xiong et al., 2020).
+        position_embedding: `"sinusoidal"` (section 3.5, any length) or `"learned"` (up to `max_position_embeddings`).
+        sinusoidal_layout: `"interleaved"` alternates sine and cosine as the paper writes it; `"concatenated"` puts
+            all sines first, as tensor2tensor and Marian do.
+        max_position_embeddings: the longest sequence that learned positions allow; sinusoids know no limit.
+        attention_bias: biases in the four attention projections.
+        ffn_bias: biases in the two feed-forward projections.
+        scale_embedding: multiply embeddings by sqrt(d_model) (section 3.4).
+        share_encoder_decoder_embeddings: one matrix embeds source and target; needs one vocabulary.
+            `None` shares exactly when the two vocabularies have one size.
+        tie_word_embeddings: the output projection is the target embedding (section 3.4).
+
+    Raises:
+        ValueError: when a value is impossible, naming it and what would be possible.
+    """
+
+    model_type = "vaswani"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - a class attribute of the library
+    attribute_map = {  # noqa: RUF012 - a class attribute of the library
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 37000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    norm_order: Literal["post", "pre"] = "post"
+    position_embedding: Literal["sinusoidal", "learned"] = "sinusoidal"
+    sinusoidal_layout: Literal["interleaved", "concatenated"] = "interleaved"
+    max_position_embeddings: int = 1024
+    attention_bias: bool = True
+    ffn_bias: bool = True
+    scale_embedding: bool = True
+    share_encoder_decoder_embeddings: bool | None = None
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+
+    def __post_init__(self, **kwargs):
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        if self.share_encoder_decoder_embeddings is None:
+            self.share_encoder_decoder_embeddings = self.decoder_vocab_size == self.vocab_size
+        super().__post_init__(**kwargs)
+
+    def validate_sizes(self):
+        """Every size is a positive number; layer counts may not be zero either."""
+        for name in (
+            *(
+                "vocab_size",
+                "d_model",
+                "encoder_layers",
+                "decoder_layers",
+                "encoder_ffn_dim",
+                "decoder_ffn_dim",
+            ),
+            *("encoder_attention_heads", "decoder_attention_heads", "max_position_embeddings"),
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+
+    def validate_heads(self):
+        """The heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads, width = getattr(self, name), self.d_model
+            if heads > 0 and width % heads:
+                fitting = max(width - width % heads, heads)
+                raise ValueError(
+                    f"d_model={width} must be divisible by {name}={heads}; try d_model={fitting}."
+                )
+
+    def validate_positions(self):
+        """Sinusoids come in pairs of sine and cosine."""
+        if self.position_embedding == "sinusoidal" and self.d_model % 2:
+            raise ValueError(
+                f"d_model={self.d_model} must be even for sinusoidal positions; "
+                f'try d_model={self.d_model + 1} or position_embedding="learned".'
+            )
+
+    def validate_dropout(self):
+        """Dropout rates are probabilities below one."""
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
+
+    def validate_activation(self):
+        """The activation is one that transformers knows."""
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function={self.activation_function!r} is unknown; "
+                f'expected "relu", "gelu", "silu" or another of {", ".join(sorted(ACT2FN))}.'
+            )
+
+    def validate_vocabularies(self):
+        """Shared embeddings need one vocabulary, and the special tokens lie inside theirs."""
+        if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"share_encoder_decoder_embeddings=True needs one vocabulary, but vocab_size={self.vocab_size} and "
+                f"decoder_vocab_size={self.decoder_vocab_size}; set share_encoder_decoder_embeddings=False."
+            )
+        limits = {"pad_token_id": min(self.vocab_size, self.decoder_vocab_size)}
+        limits["decoder_start_token_id"] = limits["bos_token_id"] = self.decoder_vocab_size
+        for name, limit in limits.items():
+            token = getattr(self, name)
+            if token is not None and not 0 <= token < limit:
+                raise ValueError(
+                    f"{name}={token} lies outside the vocabulary of {limit} tokens (0 to {limit - 1})."
+                )

@@ -1,0 +1,747 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Encoder-decoder Transformer (Vaswani et al., 2017, arXiv:1706.03762).
+
+Section numbers refer to the paper's version 7. Each deviation is a config field, off by default.
+
+B batch · S source length · T target length · H heads · D head width · d_model = H·D
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationMixin,
+    PreTrainedModel,
+    initialization as init,
+)
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.processing_utils import Unpack
+from transformers.utils import (
+    TransformersKwargs,
+    auto_docstring,
+    can_return_tuple,
+    is_torchdynamo_compiling,
+)
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .beam_search_cache import BeamSearchCache
+from .configuration_vaswani import VaswaniConfig
+
+
+def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
+    """The decoder's input: the labels one step later, behind the start token (section 3.1).
+
+    Args:
+        labels: int64 [B, T]; −100 marks padding.
+
+    Returns:
+        int64 [B, T], in which padding is `pad_token_id`.
+    """
+    shifted = labels.roll(1, dims=-1)
+    shifted[:, 0] = decoder_start_token_id
+    return shifted.masked_fill(shifted == -100, pad_token_id)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Unpack[TransformersKwargs],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(QKᵀ / sqrt(D)) V (equation 1), the reference for every kernel.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, H, S, D].
+        attention_mask: bool (True may be seen) or additive float, broadcastable to [B, H, T, S]; None shows all.
+
+    Returns:
+        The output [B, T, H, D] and the weights [B, H, T, S]. A row that sees nothing has weights of zero.
+    """
+    scores = (query @ key.transpose(-2, -1)).float() * scaling  # [B, H, T, S]
+    if attention_mask is None:
+        weights = scores.softmax(-1)
+    else:
+        is_bool = attention_mask.dtype == torch.bool
+        hidden = ~attention_mask if is_bool else attention_mask <= torch.finfo(attention_mask.dtype).min
+        if not is_bool:
+            scores = scores + attention_mask
+        # A finite minimum keeps a row that sees nothing free of NaN; its weights are zeroed afterwards.
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1).masked_fill(hidden, 0.0)
+    weights = nn.functional.dropout(weights.to(value.dtype), p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class VaswaniAttention(nn.Module):
+    """Multi-head attention (section 3.2.2): self-attention, or over `key_value_states` from the encoder.
+
+    The rows of a batch may share keys: where there are K times as many query rows as key rows (the beams or
+    samples of one source), each run of K rows attends to one row of keys, which is never repeated.
+    """
+
+    def __init__(self, config: VaswaniConfig, num_heads: int, layer_idx: int, is_causal: bool = False):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal  # read by the kernels when there is no mask
+        self.head_dim = config.d_model // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.dropout = config.attention_dropout
+        self.q_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.out_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        key_value_states: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from `hidden_states` [B, T, d_model]; returns [B, T, d_model] and the weights [B, H, T, S] or None."""
+        rows, length, width = hidden_states.shape
+        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
+
+        implementation = self.config._attn_implementation
+        if "flash" in implementation and attention_mask is not None and attention_mask.ndim == 4:
+            implementation = (
+                "sdpa"  # flash kernels unpad queries by the mask of the keys: wrong across stacks
+            )
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        output, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        if weights is not None and weights.shape[0] != rows:  # [B/K, H, K·T, S] -> [B, H, T, S]
+            weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
+        return self.out_proj(output.reshape(rows, length, width)), weights
+
+    def _keys_and_values(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor | None,
+        past_key_values: Cache | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, H, S, D], from and into the cache; those of a source are computed once."""
+        is_cross_attention = key_value_states is not None
+        cache = past_key_values
+        if isinstance(past_key_values, EncoderDecoderCache):
+            if is_cross_attention:
+                cache = past_key_values.cross_attention_cache
+                if past_key_values.is_updated.get(self.layer_idx):
+                    return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+                past_key_values.is_updated[self.layer_idx] = True
+            else:
+                cache = past_key_values.self_attention_cache
+
+        states = key_value_states if is_cross_attention else hidden_states
+        heads = (*states.shape[:-1], -1, self.head_dim)
+        key = self.k_proj(states).view(heads).transpose(1, 2)
+        value = self.v_proj(states).view(heads).transpose(1, 2)
+        return (key, value) if cache is None else cache.update(key, value, self.layer_idx)
+
+
+class VaswaniLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: the residual connection and the feed-forward network."""
+
+    def __init__(self, config: VaswaniConfig, ffn_dim: int):
+        super().__init__()
+        self.norm_first = config.norm_order == "pre"
+        self.dropout = config.dropout
+        self.activation_dropout = config.activation_dropout
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.fc1 = nn.Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
+
+    def residual(self, hidden_states: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
+        output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
+        hidden_states = hidden_states + nn.functional.dropout(output, self.dropout, self.training)
+        if (
+            hidden_states.dtype == torch.float16
+        ):  # the sum can pass float16's largest number, and inf turns into NaN
+            limit = torch.finfo(torch.float16).max
+            hidden_states = hidden_states.clamp(-limit, limit)
+        return hidden_states if self.norm_first else norm(hidden_states)
+
+    def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2) with the configured activation."""
+        inner = self.activation_fn(self.fc1(hidden_states))
+        return self.fc2(nn.functional.dropout(inner, self.activation_dropout, self.training))
+
+
+class VaswaniEncoderLayer(VaswaniLayer):
+    """Self-attention, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int):
+        super().__init__(config, config.encoder_ffn_dim)
+        self.self_attn = VaswaniAttention(config, config.encoder_attention_heads, layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """[B, S, d_model] -> [B, S, d_model]."""
+        hidden_states = self.residual(
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
+        )
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+
+
+class VaswaniDecoderLayer(VaswaniLayer):
+    """Causal self-attention, attention to the encoder's output, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        heads = config.decoder_attention_heads
+        self.self_attn = VaswaniAttention(config, heads, layer_idx, is_causal=True)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.encoder_attn = VaswaniAttention(config, heads, layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor,
+        encoder_attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """[B, T, d_model] and the encoder's [B/K, S, d_model] -> [B, T, d_model]."""
+
+        def self_attention(x: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0]
+
+        def encoder_attention(x: torch.Tensor) -> torch.Tensor:
+            return self.encoder_attn(
+                x, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs
+            )[0]
+
+        hidden_states = self.residual(hidden_states, self.self_attn_layer_norm, self_attention)
+        hidden_states = self.residual(hidden_states, self.encoder_attn_layer_norm, encoder_attention)
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+
+
+class VaswaniSinusoidalPositions(nn.Module):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
+
+    Computed when needed, so that there is no table to outgrow, to lose on the meta device or to round to bfloat16.
+    """
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__()
+        self.d_model = config.d_model
+        self.interleaved = config.sinusoidal_layout == "interleaved"
+
+    def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
+        if length is not None and positions.shape[0] > 1:
+            return nn.functional.embedding(
+                positions, self.encode(torch.arange(length, device=positions.device), dtype)
+            )
+        return self.encode(positions, dtype)
+
+    def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[...] -> [..., d_model]; in float64 where there is one, since float32 angles lose digits far out."""
+        precision = torch.float32 if positions.device.type == "mps" else torch.float64
+        exponent = torch.arange(0, self.d_model, 2, dtype=precision, device=positions.device) / self.d_model
+        angles = positions[..., None].to(precision) * 10000.0**-exponent  # [..., d_model / 2]
+        pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if self.interleaved else -2)
+        return pair.flatten(-2).to(dtype)
+
+
+class VaswaniLearnedPositions(nn.Embedding):
+    """A trained vector per position (section 3.5, table 3 row E)."""
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config.max_position_embeddings, config.d_model)
+
+    def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """int64 [B, T] -> [B, T, d_model].
+
+        Raises:
+            ValueError: when a position lies beyond the trained ones.
+        """
+        too_long = length is not None and length > self.num_embeddings and not is_torchdynamo_compiling()
+        if too_long and positions.max() >= self.num_embeddings:
+            raise ValueError(
+                f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
+                f'{self.num_embeddings}; shorten it, or train with position_embedding="sinusoidal", which has no limit.'
+            )
+        return super().forward(positions).to(dtype)
+
+
+class VaswaniEmbeddings(nn.Embedding):
+    """Token embeddings times sqrt(d_model) (section 3.4)."""
+
+    def __init__(self, config: VaswaniConfig, vocab_size: int):
+        super().__init__(vocab_size, config.d_model, config.pad_token_id)
+        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [B, T] -> [B, T, d_model].
+
+        Raises:
+            ValueError: when an id lies outside the vocabulary (checked on the CPU only: elsewhere it would wait
+                for the device).
+        """
+        if input_ids.device.type == "cpu" and not is_torchdynamo_compiling() and input_ids.numel():
+            low, high = (int(bound) for bound in input_ids.aminmax())
+            if low < 0 or high >= self.num_embeddings:
+                raise ValueError(
+                    f"token id {low if low < 0 else high} lies outside the vocabulary of {self.num_embeddings} tokens "
+                    f"(0 to {self.num_embeddings - 1}); was the text encoded with this model's own tokenizer?"
+                )
+        return super().forward(input_ids) * self.scale
+
+
+@auto_docstring
+class VaswaniPreTrainedModel(PreTrainedModel):
+    config: VaswaniConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]  # noqa: RUF012 - read by the library
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 - read by the library
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Embeddings N(0, 1/d_model), so that scaled they have unit variance; projections Glorot uniform."""
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            # The slice below does not carry the mark of a loaded weight, so ask the whole weight.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def tied_weights(self) -> dict[str, str]:
+        """`{target: source}`: the weights that this class makes one, as the config now says."""
+        return {}
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """All ties. The library's own asks `tie_word_embeddings` alone, but sharing across stacks is a field too."""
+        return (
+            super().get_expanded_tied_weights_keys(all_submodels=True)
+            if all_submodels
+            else self.tied_weights()
+        )
+
+
+class VaswaniStack(VaswaniPreTrainedModel):
+    """What both stacks share: embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4)."""
+
+    def __init__(self, config: VaswaniConfig, vocab_size: int):
+        super().__init__(config)
+        self.dropout = config.dropout
+        self.embed_tokens = VaswaniEmbeddings(config, vocab_size)
+        learned = config.position_embedding == "learned"
+        self.embed_positions = (VaswaniLearnedPositions if learned else VaswaniSinusoidalPositions)(config)
+        self.layer_norm = nn.LayerNorm(config.d_model) if config.norm_order == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+
+    def token_embeddings(
+        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
+    ) -> torch.Tensor:
+        """[B, T, d_model] from ids, or as given.
+
+        Raises:
+            ValueError: unless exactly one of the two is given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.")
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def add_positions(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_length: int | torch.Tensor = 0,
+    ) -> torch.Tensor:
+        """Positions count the tokens that the mask shows, so padding on either side changes nothing."""
+        length = inputs_embeds.shape[1]
+        if attention_mask is not None and attention_mask.ndim == 2:
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]  # [B, T]
+            bound = attention_mask.shape[1]
+        else:
+            positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]  # [1, T]
+            bound = length + past_length if isinstance(past_length, int) else None
+        hidden_states = inputs_embeds + self.embed_positions(positions, bound, inputs_embeds.dtype)
+        return nn.functional.dropout(hidden_states, self.dropout, self.training)
+
+
+@auto_docstring
+class VaswaniEncoder(VaswaniStack):
+    _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}  # noqa: RUF012
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config, config.vocab_size)
+        self.layers = nn.ModuleList(VaswaniEncoderLayer(config, i) for i in range(config.encoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        inputs_embeds = self.token_embeddings(input_ids, inputs_embeds)
+        hidden_states = self.add_positions(inputs_embeds, attention_mask)
+        mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
+
+
+@auto_docstring
+class VaswaniDecoder(VaswaniStack):
+    _can_record_outputs = {  # noqa: RUF012 - read by the library
+        "hidden_states": VaswaniDecoderLayer,
+        "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config, config.decoder_vocab_size)
+        self.layers = nn.ModuleList(VaswaniDecoderLayer(config, i) for i in range(config.decoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        r"""
+        encoder_hidden_states (`torch.Tensor` of shape `(batch_size / K, source_length, d_model)`):
+            The encoder's output. K consecutive rows of the decoder (beams, samples) may share one row of it.
+        """
+        inputs_embeds = self.token_embeddings(input_ids, inputs_embeds, "decoder_")
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(
+                DynamicCache(config=self.config), DynamicCache(config=self.config)
+            )
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+
+        hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
+        mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
+        encoder_mask = self.encoder_attention_mask(
+            inputs_embeds, encoder_hidden_states, encoder_attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                mask,
+                encoder_hidden_states,
+                encoder_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def self_attention_mask(
+        self, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+    ) -> torch.Tensor | None:
+        """Causal and padding, in the form that the attention implementation wants."""
+        if isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = past_key_values.self_attention_cache
+        if isinstance(past_key_values, BeamSearchCache):
+            rows, length = inputs_embeds.shape[:2]
+            mask = past_key_values.step_mask(rows, length, attention_mask, inputs_embeds.device)
+            if mask is not None:
+                return mask
+        return create_causal_mask(self.config, inputs_embeds, attention_mask, past_key_values)
+
+    def encoder_attention_mask(
+        self,
+        inputs_embeds: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """The source's padding, for K target rows to each row of the source.
+
+        Raises:
+            ValueError: when the target's rows are no multiple of the source's.
+        """
+        rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
+        if rows % sources:
+            raise ValueError(
+                f"{rows} rows of decoder input do not divide among {sources} rows of encoder output."
+            )
+        if (
+            "flash" in self.config._attn_implementation
+            and attention_mask is not None
+            and attention_mask.ndim == 2
+        ):
+            return None if attention_mask.all() else attention_mask[:, None, None].bool()
+        queries = inputs_embeds.reshape(
+            sources, -1, inputs_embeds.shape[-1]
+        )  # the K·T queries of each source
+        return create_bidirectional_mask(self.config, queries, attention_mask, encoder_hidden_states)
+
+
+@auto_docstring
+class VaswaniModel(VaswaniPreTrainedModel):
+    _input_embed_layer = "encoder"
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config)
+        self.encoder = VaswaniEncoder(config)
+        self.decoder = VaswaniDecoder(config)
+        self.post_init()
+
+    def tied_weights(self) -> dict[str, str]:
+        """Source and target embeddings, when the config shares them."""
+        shared = self.config.share_encoder_decoder_embeddings
+        return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if shared else {}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The source's embeddings."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the source's embeddings, and the target's when they are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.decoder.embed_tokens = value
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        """Resize the source vocabulary, and with it the target's when both are one."""
+        one_vocabulary = self.config.decoder_vocab_size == self.config.vocab_size
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        if one_vocabulary:
+            self.resize_decoder_token_embeddings(self.config.vocab_size)
+        return embeddings
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
+        """Resize the target vocabulary."""
+        self.decoder.embed_tokens = self._get_resized_embeddings(self.decoder.embed_tokens, new_num_tokens)
+        self.config.decoder_vocab_size = new_num_tokens
+        self.tie_weights()
+        return self.decoder.embed_tokens
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+@auto_docstring
+class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}  # noqa: RUF012 - read by the library
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config)
+        self.model = VaswaniModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=False)
+        self.loss_type = "ForMaskedLM"  # labels already align with logits; the default shifts them again
+        self.post_init()
+
+    def tied_weights(self) -> dict[str, str]:
+        """The output projection and the target embedding (section 3.4), when the config ties them."""
+        if not self.config.tie_word_embeddings:
+            return {}
+        stack = "encoder" if self.config.share_encoder_decoder_embeddings else "decoder"
+        return {"lm_head.weight": f"model.{stack}.embed_tokens.weight"}
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        """Resize the source vocabulary, and with it the target's and the output when both are one."""
+        one_vocabulary = self.config.decoder_vocab_size == self.config.vocab_size
+        embeddings = self.model.resize_token_embeddings(*args, **kwargs)
+        if one_vocabulary:
+            self._resize_lm_head(self.config.decoder_vocab_size)
+        return embeddings
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
+        """Resize the target vocabulary and the output."""
+        embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
+        self._resize_lm_head(new_num_tokens)
+        return embeddings
+
+    def _resize_lm_head(self, new_num_tokens: int) -> None:
+        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
+        self.tie_weights()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """The decoder's input for these labels [B, T]; collators ask for it."""
+        return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*):
+            The target tokens; −100 is ignored. Without `decoder_input_ids`, the labels shifted right serve.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    # Generation: the rows of one source share its encoder output, and beams share one tree of states.
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, **model_kwargs
+    ):
+        """Repeat what belongs to the target `expand_size` times, and leave the source alone."""
+        source = {
+            name: model_kwargs.pop(name)
+            for name in ("encoder_outputs", "attention_mask")
+            if name in model_kwargs
+        }
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, **model_kwargs)
+        return input_ids, {**model_kwargs, **source}
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs) -> None:
+        """Give beam search a cache of its own, where the attention implementation takes any mask."""
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        takes_any_mask = self.config._attn_implementation in ("eager", "sdpa")
+        is_default = given is None and generation_config.cache_implementation in (None, "dynamic")
+        if generation_config.num_beams > 1 and cache is not None and is_default and takes_any_mask:
+            if (
+                not generation_config.output_attentions
+            ):  # which would show the tree instead of each beam's past
+                cache.self_attention_cache = BeamSearchCache(generation_config.num_beams)
+
+    def _reorder_cache(
+        self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor
+    ) -> EncoderDecoderCache:
+        """Let beams follow their hypotheses. The source's keys and values are common to them and stay."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
