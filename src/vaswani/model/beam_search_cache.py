@@ -29,7 +29,7 @@ class BeamSearchLayer(CacheLayerMixin):
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make room for a first few steps, in the dtype and on the device of the given states [S·K, H, T, D]."""
+        """Make room for a first few steps, in the dtype and on the device of these states [S·K, H, T, D]."""
         rows, heads, length, head_dim = key_states.shape
         shape = (rows // self.num_beams, heads, max(32, 2 * length), self.num_beams, head_dim)
         self.keys, self.values = key_states.new_empty(shape), value_states.new_empty(shape)
@@ -40,8 +40,8 @@ class BeamSearchLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new nodes [S·K, H, T, D] and return what the queries attend to.
 
-        A prompt (T > 1 into an empty cache) attends within itself, so it gets its own states back. A step gets
-        all nodes of its source, [S, H, steps·K, D], ordered by step, then beam, without a copy.
+        A prompt (T > 1 into an empty cache) attends within itself, so it gets its own states back. A step
+        gets all nodes of its source, [S, H, steps·K, D], ordered by step, then beam, without a copy.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -89,7 +89,9 @@ class BeamSearchCache(Cache):
         self.num_beams = num_beams
         self.ancestors: torch.Tensor | None = None
 
-    def step_mask(self, rows: int, length: int, padding_mask: torch.Tensor | None, device: torch.device):
+    def step_mask(
+        self, rows: int, length: int, padding_mask: torch.Tensor | None, device: torch.device
+    ) -> torch.Tensor | None:
         """Record the `length` nodes about to be written and return who sees what in this step.
 
         Args:

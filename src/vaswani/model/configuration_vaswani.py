@@ -19,10 +19,10 @@ class VaswaniConfig(PreTrainedConfig):
 
     Args:
         vocab_size: size of the source vocabulary, and of the target's when that is shared.
-        decoder_vocab_size: size of the target vocabulary; `None` means `vocab_size`: one vocabulary serves both.
+        decoder_vocab_size: size of the target vocabulary; `None` means `vocab_size`: one serves both.
         d_model: width of the residual stream.
         encoder_layers, decoder_layers: number of layers N (section 3.1).
-        encoder_attention_heads, decoder_attention_heads: number of heads h (section 3.2.2); each divides `d_model`.
+        encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
         encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
         dropout: on each sub-layer's output and on the sums of embeddings and positions (section 5.4).
         attention_dropout: on the attention weights.
@@ -30,9 +30,10 @@ class VaswaniConfig(PreTrainedConfig):
         activation_function: `"relu"` (the paper), `"gelu"`, `"silu"` or another of transformers' `ACT2FN`.
         norm_order: `"post"` computes LayerNorm(x + Dropout(Sublayer(x))) as the paper does; `"pre"` computes
             x + Dropout(Sublayer(LayerNorm(x))) and adds a final norm to each stack (Xiong et al., 2020).
-        position_embedding: `"sinusoidal"` (section 3.5, any length) or `"learned"` (up to `max_position_embeddings`).
-        sinusoidal_layout: `"interleaved"` alternates sine and cosine as the paper writes it; `"concatenated"` puts
-            all sines first, as tensor2tensor and Marian do.
+        position_embedding: `"sinusoidal"` (section 3.5, any length) or `"learned"` (up to
+            `max_position_embeddings`).
+        sinusoidal_layout: `"interleaved"` alternates sine and cosine as the paper writes it; `"concatenated"`
+            puts all sines first, as tensor2tensor and Marian do.
         max_position_embeddings: the longest sequence that learned positions allow; sinusoids know no limit.
         attention_bias: biases in the four attention projections.
         ffn_bias: biases in the two feed-forward projections.
@@ -141,8 +142,8 @@ class VaswaniConfig(PreTrainedConfig):
         """Shared embeddings need one vocabulary, and the special tokens lie inside theirs."""
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             raise ValueError(
-                f"share_encoder_decoder_embeddings=True needs one vocabulary, but vocab_size={self.vocab_size} and "
-                f"decoder_vocab_size={self.decoder_vocab_size}; set share_encoder_decoder_embeddings=False."
+                f"share_encoder_decoder_embeddings=True needs one vocabulary, got vocab_size={self.vocab_size} "
+                f"and decoder_vocab_size={self.decoder_vocab_size}; set it to False."
             )
         limits = {"pad_token_id": min(self.vocab_size, self.decoder_vocab_size)}
         limits["decoder_start_token_id"] = limits["bos_token_id"] = self.decoder_vocab_size

@@ -17,8 +17,8 @@ from transformers import (
     EncoderDecoderCache,
     GenerationMixin,
     PreTrainedModel,
-    initialization as init,
 )
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -30,27 +30,19 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
 from transformers.processing_utils import Unpack
-from transformers.utils import (
-    TransformersKwargs,
-    auto_docstring,
-    can_return_tuple,
-    is_torchdynamo_compiling,
-)
+from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .beam_search_cache import BeamSearchCache
 from .configuration_vaswani import VaswaniConfig
+from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 
 
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
     """The decoder's input: the labels one step later, behind the start token (section 3.1).
 
-    Args:
-        labels: int64 [B, T]; −100 marks padding.
-
-    Returns:
-        int64 [B, T], in which padding is `pad_token_id`.
+    Labels int64 [B, T], in which −100 marks padding -> int64 [B, T], in which `pad_token_id` does.
     """
     shifted = labels.roll(1, dims=-1)
     shifted[:, 0] = decoder_start_token_id
@@ -69,13 +61,9 @@ def eager_attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(QKᵀ / sqrt(D)) V (equation 1), the reference for every kernel.
 
-    Args:
-        query: [B, H, T, D].
-        key, value: [B, H, S, D].
-        attention_mask: bool (True may be seen) or additive float, broadcastable to [B, H, T, S]; None shows all.
-
-    Returns:
-        The output [B, T, H, D] and the weights [B, H, T, S]. A row that sees nothing has weights of zero.
+    Query [B, H, T, D], key and value [B, H, S, D]; the mask is bool (True may be seen) or additive float and
+    broadcasts to [B, H, T, S]; None shows all. Returns the output [B, T, H, D] and the weights [B, H, T, S].
+    A row that sees nothing has weights of zero.
     """
     scores = (query @ key.transpose(-2, -1)).float() * scaling  # [B, H, T, S]
     if attention_mask is None:
@@ -120,7 +108,7 @@ class VaswaniAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from `hidden_states` [B, T, d_model]; returns [B, T, d_model] and the weights [B, H, T, S] or None."""
+        """[B, T, d_model] -> [B, T, d_model] and the weights [B, H, T, S], or None from a fused kernel."""
         rows, length, width = hidden_states.shape
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
@@ -257,79 +245,6 @@ class VaswaniDecoderLayer(VaswaniLayer):
         return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
 
 
-class VaswaniSinusoidalPositions(nn.Module):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
-
-    Computed when needed, so that there is no table to outgrow, to lose on the meta device or to round to bfloat16.
-    """
-
-    def __init__(self, config: VaswaniConfig):
-        super().__init__()
-        self.d_model = config.d_model
-        self.interleaved = config.sinusoidal_layout == "interleaved"
-
-    def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
-        if length is not None and positions.shape[0] > 1:
-            return nn.functional.embedding(
-                positions, self.encode(torch.arange(length, device=positions.device), dtype)
-            )
-        return self.encode(positions, dtype)
-
-    def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[...] -> [..., d_model]; in float64 where there is one, since float32 angles lose digits far out."""
-        precision = torch.float32 if positions.device.type == "mps" else torch.float64
-        exponent = torch.arange(0, self.d_model, 2, dtype=precision, device=positions.device) / self.d_model
-        angles = positions[..., None].to(precision) * 10000.0**-exponent  # [..., d_model / 2]
-        pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if self.interleaved else -2)
-        return pair.flatten(-2).to(dtype)
-
-
-class VaswaniLearnedPositions(nn.Embedding):
-    """A trained vector per position (section 3.5, table 3 row E)."""
-
-    def __init__(self, config: VaswaniConfig):
-        super().__init__(config.max_position_embeddings, config.d_model)
-
-    def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [B, T] -> [B, T, d_model].
-
-        Raises:
-            ValueError: when a position lies beyond the trained ones.
-        """
-        too_long = length is not None and length > self.num_embeddings and not is_torchdynamo_compiling()
-        if too_long and positions.max() >= self.num_embeddings:
-            raise ValueError(
-                f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
-                f'{self.num_embeddings}; shorten it, or train with position_embedding="sinusoidal", which has no limit.'
-            )
-        return super().forward(positions).to(dtype)
-
-
-class VaswaniEmbeddings(nn.Embedding):
-    """Token embeddings times sqrt(d_model) (section 3.4)."""
-
-    def __init__(self, config: VaswaniConfig, vocab_size: int):
-        super().__init__(vocab_size, config.d_model, config.pad_token_id)
-        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [B, T] -> [B, T, d_model].
-
-        Raises:
-            ValueError: when an id lies outside the vocabulary (checked on the CPU only: elsewhere it would wait
-                for the device).
-        """
-        if input_ids.device.type == "cpu" and not is_torchdynamo_compiling() and input_ids.numel():
-            low, high = (int(bound) for bound in input_ids.aminmax())
-            if low < 0 or high >= self.num_embeddings:
-                raise ValueError(
-                    f"token id {low if low < 0 else high} lies outside the vocabulary of {self.num_embeddings} tokens "
-                    f"(0 to {self.num_embeddings - 1}); was the text encoded with this model's own tokenizer?"
-                )
-        return super().forward(input_ids) * self.scale
-
-
 @auto_docstring
 class VaswaniPreTrainedModel(PreTrainedModel):
     config: VaswaniConfig
@@ -363,7 +278,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return {}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """All ties. The library's own asks `tie_word_embeddings` alone, but sharing across stacks is a field too."""
+        """All ties. The library asks `tie_word_embeddings` alone; sharing across stacks is a field too."""
         return (
             super().get_expanded_tied_weights_keys(all_submodels=True)
             if all_submodels
@@ -377,9 +292,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def __init__(self, config: VaswaniConfig, vocab_size: int):
         super().__init__(config)
         self.dropout = config.dropout
-        self.embed_tokens = VaswaniEmbeddings(config, vocab_size)
+        self.embed_tokens = TokenEmbeddings(config, vocab_size)
         learned = config.position_embedding == "learned"
-        self.embed_positions = (VaswaniLearnedPositions if learned else VaswaniSinusoidalPositions)(config)
+        self.embed_positions = (LearnedPositions if learned else SinusoidalPositions)(config)
         self.layer_norm = nn.LayerNorm(config.d_model) if config.norm_order == "pre" else nn.Identity()
         self.gradient_checkpointing = False
 
@@ -728,16 +643,16 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs) -> None:
         """Give beam search a cache of its own, where the attention implementation takes any mask."""
-        given = model_kwargs.get("past_key_values")
+        is_default = (
+            model_kwargs.get("past_key_values") is None
+            and generation_config.cache_implementation in (None, "dynamic")
+            and not generation_config.output_attentions  # which would show the tree, not each beam's past
+        )
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         takes_any_mask = self.config._attn_implementation in ("eager", "sdpa")
-        is_default = given is None and generation_config.cache_implementation in (None, "dynamic")
         if generation_config.num_beams > 1 and cache is not None and is_default and takes_any_mask:
-            if (
-                not generation_config.output_attentions
-            ):  # which would show the tree instead of each beam's past
-                cache.self_attention_cache = BeamSearchCache(generation_config.num_beams)
+            cache.self_attention_cache = BeamSearchCache(generation_config.num_beams)
 
     def _reorder_cache(
         self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor

@@ -1,0 +1,85 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Tokens and positions as vectors (Vaswani et al., 2017, sections 3.4 and 3.5).
+
+B batch · T length
+"""
+
+import torch
+from torch import nn
+from transformers.utils import is_torchdynamo_compiling
+
+from .configuration_vaswani import VaswaniConfig
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
+
+    Computed when needed: there is no table to outgrow, to lose on the meta device or to round to bfloat16.
+    """
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__()
+        self.d_model = config.d_model
+        self.interleaved = config.sinusoidal_layout == "interleaved"
+
+    def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
+        if length is not None and positions.shape[0] > 1:
+            return nn.functional.embedding(
+                positions, self.encode(torch.arange(length, device=positions.device), dtype)
+            )
+        return self.encode(positions, dtype)
+
+    def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[...] -> [..., d_model]; in float64 where it exists, since float32 angles lose digits far out."""
+        precision = torch.float32 if positions.device.type == "mps" else torch.float64
+        exponent = torch.arange(0, self.d_model, 2, dtype=precision, device=positions.device) / self.d_model
+        angles = positions[..., None].to(precision) * 10000.0**-exponent  # [..., d_model / 2]
+        pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if self.interleaved else -2)
+        return pair.flatten(-2).to(dtype)
+
+
+class LearnedPositions(nn.Embedding):
+    """A trained vector per position (section 3.5, table 3 row E)."""
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config.max_position_embeddings, config.d_model)
+
+    def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """int64 [B, T] -> [B, T, d_model].
+
+        Raises:
+            ValueError: when a position lies beyond the trained ones.
+        """
+        too_long = length is not None and length > self.num_embeddings and not is_torchdynamo_compiling()
+        if too_long and positions.max() >= self.num_embeddings:
+            raise ValueError(
+                f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
+                f"{self.num_embeddings}; shorten it, or train with sinusoidal positions, which have no limit."
+            )
+        return super().forward(positions).to(dtype)
+
+
+class TokenEmbeddings(nn.Embedding):
+    """Token embeddings times sqrt(d_model) (section 3.4)."""
+
+    def __init__(self, config: VaswaniConfig, vocab_size: int):
+        super().__init__(vocab_size, config.d_model, config.pad_token_id)
+        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [B, T] -> [B, T, d_model].
+
+        Raises:
+            ValueError: when an id lies outside the vocabulary (checked on the CPU only; elsewhere the check
+                would wait for the device).
+        """
+        if input_ids.device.type == "cpu" and not is_torchdynamo_compiling() and input_ids.numel():
+            low, high = (int(bound) for bound in input_ids.aminmax())
+            if low < 0 or high >= self.num_embeddings:
+                raise ValueError(
+                    f"token id {low if low < 0 else high} lies outside the vocabulary of "
+                    f"{self.num_embeddings} tokens (0 to {self.num_embeddings - 1}); use the tokenizer that belongs to this model."
+                )
+        return super().forward(input_ids) * self.scale
