@@ -12,6 +12,7 @@ S sources · K beams · T steps so far · H heads · D head width
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import Cache
@@ -22,6 +23,9 @@ class BeamSearchLayer(CacheLayerMixin):
     """Keys and values of one layer, each [S, H, capacity, K, D]: node (step t, beam k) of source s."""
 
     is_sliding = False
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, num_beams: int):
         super().__init__()
@@ -36,7 +40,7 @@ class BeamSearchLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new nodes [S·K, H, T, D] and return what the queries attend to.
 
@@ -77,7 +81,7 @@ class BeamSearchLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything, keep nothing allocated."""
-        self.keys = self.values = None
+        self.keys = self.values = None  # type: ignore[assignment]
         self.is_initialized, self.length = False, 0
 
 
@@ -85,7 +89,7 @@ class BeamSearchCache(Cache):
     """All layers' keys and values, and the ancestors of each beam: [S·K, T], the beam slot at each step."""
 
     def __init__(self, num_beams: int):
-        super().__init__(layer_class_to_replicate=partial(BeamSearchLayer, num_beams))
+        super().__init__(layer_class_to_replicate=partial(BeamSearchLayer, num_beams))  # type: ignore[arg-type]
         self.num_beams = num_beams
         self.ancestors: torch.Tensor | None = None
 

@@ -140,13 +140,17 @@ class VaswaniConfig(PreTrainedConfig):
 
     def validate_vocabularies(self):
         """Shared embeddings need one vocabulary, and the special tokens lie inside theirs."""
-        if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
+        source, target = self.vocab_size, self.decoder_vocab_size or self.vocab_size
+        if self.share_encoder_decoder_embeddings and source != target:
             raise ValueError(
-                f"share_encoder_decoder_embeddings=True needs one vocabulary, got vocab_size={self.vocab_size} "
-                f"and decoder_vocab_size={self.decoder_vocab_size}; set it to False."
+                f"share_encoder_decoder_embeddings=True needs one vocabulary, but vocab_size={source} and "
+                f"decoder_vocab_size={target}; set share_encoder_decoder_embeddings=False."
             )
-        limits = {"pad_token_id": min(self.vocab_size, self.decoder_vocab_size)}
-        limits["decoder_start_token_id"] = limits["bos_token_id"] = self.decoder_vocab_size
+        limits = {
+            "pad_token_id": min(source, target),
+            "decoder_start_token_id": target,
+            "bos_token_id": target,
+        }
         for name, limit in limits.items():
             token = getattr(self, name)
             if token is not None and not 0 <= token < limit:

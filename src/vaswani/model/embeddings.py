@@ -77,9 +77,10 @@ class TokenEmbeddings(nn.Embedding):
         """
         if input_ids.device.type == "cpu" and not is_torchdynamo_compiling() and input_ids.numel():
             low, high = (int(bound) for bound in input_ids.aminmax())
-            if low < 0 or high >= self.num_embeddings:
+            size = self.num_embeddings
+            if low < 0 or high >= size:
                 raise ValueError(
-                    f"token id {low if low < 0 else high} lies outside the vocabulary of "
-                    f"{self.num_embeddings} tokens (0 to {self.num_embeddings - 1}); use the tokenizer that belongs to this model."
+                    f"token id {low if low < 0 else high} lies outside the vocabulary of {size} tokens "
+                    f"(0 to {size - 1}); use the tokenizer that belongs to this model."
                 )
         return super().forward(input_ids) * self.scale
