@@ -30,7 +30,12 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
+from transformers.utils import (
+    TransformersKwargs,
+    auto_docstring,
+    can_return_tuple,
+    is_torchdynamo_compiling,
+)
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -65,7 +70,8 @@ def eager_attention_forward(
     broadcasts to [B, H, T, S]; None shows all. Returns the output [B, T, H, D] and the weights [B, H, T, S].
     A row that sees nothing has weights of zero.
     """
-    scores = (query @ key.transpose(-2, -1)).float() * scaling  # [B, H, T, S]
+    precision = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(-2, -1)).to(precision) * scaling  # [B, H, T, S]
     if attention_mask is None:
         weights = scores.softmax(-1)
     else:
@@ -74,7 +80,7 @@ def eager_attention_forward(
         if not is_bool:
             scores = scores + attention_mask
         # A finite minimum keeps a row that sees nothing free of NaN; its weights are zeroed afterwards.
-        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(hidden, torch.finfo(precision).min)
         weights = scores.softmax(-1).masked_fill(hidden, 0.0)
     weights = nn.functional.dropout(weights.to(value.dtype), p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
@@ -446,7 +452,8 @@ class VaswaniDecoder(VaswaniStack):
             and attention_mask is not None
             and attention_mask.ndim == 2
         ):
-            return None if attention_mask.all() else attention_mask[:, None, None].bool()
+            nothing_hidden = not is_torchdynamo_compiling() and attention_mask.all()
+            return None if nothing_hidden else attention_mask[:, None, None].bool()
         queries = inputs_embeds.reshape(
             sources, -1, inputs_embeds.shape[-1]
         )  # the K·T queries of each source
@@ -455,7 +462,8 @@ class VaswaniDecoder(VaswaniStack):
 
 @auto_docstring
 class VaswaniModel(VaswaniPreTrainedModel):
-    _input_embed_layer = "encoder"
+    # What may be tied, for the library; `tied_weights` says what is.
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
@@ -536,7 +544,8 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
 @auto_docstring
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
-    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}  # noqa: RUF012 - read by the library
+    # What may be tied, for the library; `tied_weights` says what is.
+    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)

@@ -1,0 +1,152 @@
+"""The configuration refuses what cannot be, and the paper's models have the paper's sizes."""
+
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import TINY, batch, tiny_config, tiny_model
+
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"d_model": 30}, "d_model=30 must be divisible by encoder_attention_heads=4; try d_model=28"),
+        ({"decoder_attention_heads": 5}, "d_model=32 must be divisible by decoder_attention_heads=5"),
+        ({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3}, "d_model=9 must be even"),
+        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"dropout": -0.1}, "dropout=-0.1 must be at least 0"),
+        ({"encoder_layers": 0}, "encoder_layers=0 must be at least 1"),
+        ({"activation_function": "rellu"}, "activation_function='rellu' is unknown"),
+        ({"norm_order": "sandwich"}, "norm_order"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"pad_token_id": 61}, "pad_token_id=61 lies outside the vocabulary of 61 tokens"),
+        (
+            {"decoder_vocab_size": 50, "share_encoder_decoder_embeddings": True},
+            "needs one vocabulary, but vocab_size=61 and decoder_vocab_size=50",
+        ),
+    ],
+)
+def test_an_impossible_value_is_named_with_its_remedy(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises((StrictDataclassError, ValueError)) as raised:
+        tiny_config(**fields)
+    assert message in str(raised.value)
+
+
+def test_two_vocabularies_are_not_shared_by_default() -> None:
+    assert tiny_config().share_encoder_decoder_embeddings
+    assert not tiny_config(decoder_vocab_size=50).share_encoder_decoder_embeddings
+
+
+def expected_parameters(vocab: int, d: int, ffn: int, layers: int) -> int:
+    """Table 3's column, derived by hand: tied embeddings, N encoder and N decoder layers."""
+    attention, feed_forward, norm = 4 * (d * d + d), 2 * d * ffn + ffn + d, 2 * d
+    return (
+        vocab * d + layers * (attention + feed_forward + 2 * norm) + layers * (2 * attention + feed_forward + 3 * norm)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "millions"),
+    [
+        ({}, 65),
+        (
+            {
+                "d_model": 1024,
+                "encoder_ffn_dim": 4096,
+                "decoder_ffn_dim": 4096,
+                "encoder_attention_heads": 16,
+                "decoder_attention_heads": 16,
+            },
+            213,
+        ),
+    ],
+    ids=["base", "big"],
+)
+def test_base_and_big_have_the_papers_parameter_counts(fields: dict[str, Any], millions: int) -> None:
+    """Table 3 says 65 and 213 million; "about 37000 tokens" leaves 3 % of play."""
+    config = VaswaniConfig(**fields)
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(config)
+    count = model.num_parameters()
+    assert count == expected_parameters(37000, config.d_model, config.encoder_ffn_dim, 6)
+    assert abs(count / 1e6 - millions) < 0.03 * millions
+
+
+def test_biases_can_be_left_out() -> None:
+    names = {name for name, _ in tiny_model(attention_bias=False, ffn_bias=False).named_parameters()}
+    assert not [name for name in names if name.endswith("bias") and "norm" not in name]
+    assert [name for name, _ in tiny_model(attention_bias=False).named_parameters() if name.endswith("fc1.bias")]
+    assert [name for name, _ in tiny_model(ffn_bias=False).named_parameters() if name.endswith("q_proj.bias")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm_order": "pre"},
+        {"activation_function": "gelu"},
+        {"activation_function": "silu"},
+        {"sinusoidal_layout": "concatenated"},
+        {"position_embedding": "learned"},
+        {"scale_embedding": False},
+    ],
+    ids=lambda fields: next(iter(fields)) + "=" + str(next(iter(fields.values()))),
+)
+def test_every_option_moves_the_result(fields: dict[str, Any]) -> None:
+    reference, changed = tiny_model(), tiny_model(**fields)
+    changed.load_state_dict(reference.state_dict(), strict=False)
+    data = batch()
+    assert not torch.allclose(reference(**data).logits, changed(**data).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_moves_training_and_not_evaluation(field: str) -> None:
+    plain, dropping = tiny_model(), tiny_model(**{field: 0.5})
+    dropping.load_state_dict(plain.state_dict())
+    data = batch()
+    torch.testing.assert_close(plain(**data).logits, dropping(**data).logits)
+    first, second = dropping.train()(**data).logits, dropping(**data).logits
+    assert not torch.allclose(first, second)
+    torch.testing.assert_close(plain.train()(**data).logits, plain.eval()(**data).logits)
+
+
+configurations = st.fixed_dictionaries(
+    {
+        "d_model": st.sampled_from([24, 48]),
+        "encoder_layers": st.integers(1, 2),
+        "decoder_layers": st.integers(1, 2),
+        "encoder_attention_heads": st.sampled_from([1, 3, 6]),
+        "decoder_attention_heads": st.sampled_from([2, 4, 8]),
+        "norm_order": st.sampled_from(["post", "pre"]),
+        "position_embedding": st.sampled_from(["sinusoidal", "learned"]),
+        "sinusoidal_layout": st.sampled_from(["interleaved", "concatenated"]),
+        "activation_function": st.sampled_from(["relu", "gelu", "silu"]),
+        "attention_bias": st.booleans(),
+        "ffn_bias": st.booleans(),
+        "scale_embedding": st.booleans(),
+        "share_encoder_decoder_embeddings": st.booleans(),
+        "tie_word_embeddings": st.booleans(),
+        "decoder_vocab_size": st.sampled_from([None, 53]),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(fields=configurations, implementation=st.sampled_from(["eager", "sdpa"]))
+def test_any_configuration_trains_pads_and_survives_json(fields: dict[str, Any], implementation: str) -> None:
+    if fields["decoder_vocab_size"] is not None:
+        fields["share_encoder_decoder_embeddings"] = False
+    model = tiny_model(implementation, **fields)
+    data = batch(vocab_size=53)
+    output = model(**data)
+    output.loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    row = {name: tensor[1:2] for name, tensor in data.items()}
+    row = {"input_ids": row["input_ids"][:, :6], "labels": row["labels"][:, :4]}  # row 1 without its padding
+    torch.testing.assert_close(output.logits[1:2, :4], model(**row).logits, rtol=1e-4, atol=1e-5)
+    assert VaswaniConfig.from_dict(model.config.to_dict()).to_dict() == model.config.to_dict()
+    assert VaswaniConfig(**{**TINY, **fields}).to_diff_dict() == tiny_config(**fields).to_diff_dict()

@@ -1,0 +1,136 @@
+"""Generation: every cache equals no cache, and beam search equals the library's on the same weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from marian import marian_like
+from tiny import batch, tiny_model, tokens
+from transformers import DynamicCache, EncoderDecoderCache
+
+from vaswani.model.beam_search_cache import BeamSearchCache
+
+KERNELS = ["eager", "sdpa"]
+
+
+def sources(rows: int = 3) -> dict[str, torch.Tensor]:
+    data = batch(rows=rows)
+    return {"input_ids": data["input_ids"], "attention_mask": data["attention_mask"]}
+
+
+def stock_cache(model: Any) -> EncoderDecoderCache:
+    return EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("norm_order", ["post", "pre"])
+def test_step_by_step_equals_all_at_once(implementation: str, norm_order: str) -> None:
+    model, data, target = tiny_model(implementation, norm_order=norm_order), sources(), tokens(3, 6)
+    expected = model(**data, decoder_input_ids=target).logits
+    cache, steps = stock_cache(model), []
+    encoded = model.model.encoder(**data)
+    for part in target.split([3, 1, 1, 1], dim=1):
+        output = model(
+            encoder_outputs=encoded,
+            attention_mask=data["attention_mask"],
+            decoder_input_ids=part,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        steps.append(output.logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_every_cache_generates_the_same(implementation: str, num_beams: int) -> None:
+    model, data = tiny_model(implementation), sources()
+    options = {"num_beams": num_beams, "max_new_tokens": 40, "do_sample": False}
+    expected = model.generate(**data, **options, use_cache=False)
+    assert model.generate(**data, **options).tolist() == expected.tolist()
+    assert model.generate(**data, **options, past_key_values=stock_cache(model)).tolist() == expected.tolist()
+    assert model.generate(**data, **options, cache_implementation="static").tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_beams_continue_a_padded_prompt(implementation: str) -> None:
+    model, data = tiny_model(implementation), sources(2)
+    prompt = torch.tensor([[0, 1, 9, 8], [1, 7, 9, 8]])
+    options = {
+        "decoder_input_ids": prompt,
+        "decoder_attention_mask": (prompt != 0).long(),
+        "num_beams": 3,
+        "max_new_tokens": 9,
+    }
+    expected = model.generate(**data, **options, use_cache=False)
+    assert model.generate(**data, **options).tolist() == expected.tolist()
+
+
+def test_beam_search_keeps_one_row_of_keys_per_source_and_never_moves_them() -> None:
+    model, data = tiny_model(), sources(2)
+    output = model.generate(**data, num_beams=4, max_new_tokens=70, return_dict_in_generate=True)
+    cache = output.past_key_values
+    assert isinstance(cache.self_attention_cache, BeamSearchCache)
+    for layer in cache.cross_attention_cache.layers:
+        assert layer.keys.shape[0] == 2  # sources, not 2 x 4 beams
+    buffer = cache.self_attention_cache.layers[0].keys
+    before = buffer.clone()
+    cache.self_attention_cache.reorder_cache(torch.tensor([3, 0, 0, 1, 7, 7, 4, 5]))
+    assert cache.self_attention_cache.layers[0].keys is buffer
+    assert torch.equal(buffer, before)
+
+
+@pytest.mark.parametrize("attentions", [False, True])
+def test_beam_search_reports_scores_and_attentions(attentions: bool) -> None:
+    model, data = tiny_model("eager"), sources(2)
+    options = {"num_beams": 3, "max_new_tokens": 6, "num_return_sequences": 2, "return_dict_in_generate": True}
+    output = model.generate(**data, **options, output_scores=True, output_attentions=attentions)
+    assert output.sequences.shape[0] == 4
+    assert (output.sequences_scores[0::2] >= output.sequences_scores[1::2]).all()
+    if attentions:
+        assert output.cross_attentions[1][0].shape == (6, 2, 1, 7)
+        assert output.decoder_attentions[1][0].shape == (6, 2, 1, 2)
+
+
+def test_samples_of_one_source_share_its_keys() -> None:
+    model, data = tiny_model(), sources(2)
+    torch.manual_seed(1)
+    output = model.generate(
+        **data, do_sample=True, num_return_sequences=5, max_new_tokens=8, return_dict_in_generate=True
+    )
+    assert output.sequences.shape[0] == 10
+    assert output.past_key_values.cross_attention_cache.layers[0].keys.shape[0] == 2
+    torch.manual_seed(1)
+    again = model.generate(**data, do_sample=True, num_return_sequences=5, max_new_tokens=8, use_cache=False)
+    assert again.tolist() == output.sequences.tolist()
+    assert len({tuple(row) for row in output.sequences[:5].tolist()}) > 1
+
+
+@pytest.mark.parametrize("options", [{"prompt_lookup_num_tokens": 2}, {"assistant": True}], ids=["lookup", "assistant"])
+def test_assisted_generation_equals_greedy(options: dict[str, Any]) -> None:
+    model, data = tiny_model(), {"input_ids": tokens(1, 7)}
+    expected = model.generate(**data, max_new_tokens=12, do_sample=False)
+    if options.pop("assistant", False):
+        options["assistant_model"] = tiny_model(decoder_layers=1)
+    actual = model.generate(**data, max_new_tokens=12, do_sample=False, **options)
+    assert actual.tolist() == expected.tolist()
+
+
+def test_rows_that_do_not_divide_among_sources_are_refused() -> None:
+    model, data = tiny_model(), sources(2)
+    encoded = model.model.encoder(**data)
+    with pytest.raises(ValueError, match="5 rows of decoder input do not divide among 2 rows of encoder output"):
+        model(encoder_outputs=encoded, attention_mask=data["attention_mask"], decoder_input_ids=tokens(5, 3))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_marian_model_of_the_same_weights_computes_and_generates_the_same(shared: bool) -> None:
+    theirs, ours = marian_like(shared=shared)
+    data = batch(rows=4, source=11, target=9)
+    actual, expected = ours(**data), theirs(**data)
+    torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual.loss, expected.loss)
+    source = {name: data[name] for name in ("input_ids", "attention_mask")}
+    for options in ({"num_beams": 1}, {"num_beams": 4}, {"num_beams": 4, "length_penalty": 0.6, "num_return_sequences": 3}):
+        arguments = {**source, **options, "max_new_tokens": 30, "do_sample": False}
+        assert ours.generate(**arguments).tolist() == theirs.generate(**arguments).tolist()
