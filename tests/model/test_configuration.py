@@ -17,7 +17,10 @@ from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
     [
         ({"d_model": 30}, "d_model=30 must be divisible by encoder_attention_heads=4; try d_model=28"),
         ({"decoder_attention_heads": 5}, "d_model=32 must be divisible by decoder_attention_heads=5"),
-        ({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3}, "d_model=9 must be even"),
+        (
+            {"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3},
+            "d_model=9 must be even",
+        ),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ({"dropout": -0.1}, "dropout=-0.1 must be at least 0"),
         ({"encoder_layers": 0}, "encoder_layers=0 must be at least 1"),
@@ -46,7 +49,9 @@ def expected_parameters(vocab: int, d: int, ffn: int, layers: int) -> int:
     """Table 3's column, derived by hand: tied embeddings, N encoder and N decoder layers."""
     attention, feed_forward, norm = 4 * (d * d + d), 2 * d * ffn + ffn + d, 2 * d
     return (
-        vocab * d + layers * (attention + feed_forward + 2 * norm) + layers * (2 * attention + feed_forward + 3 * norm)
+        vocab * d
+        + layers * (attention + feed_forward + 2 * norm)
+        + layers * (2 * attention + feed_forward + 3 * norm)
     )
 
 
@@ -80,7 +85,9 @@ def test_base_and_big_have_the_papers_parameter_counts(fields: dict[str, Any], m
 def test_biases_can_be_left_out() -> None:
     names = {name for name, _ in tiny_model(attention_bias=False, ffn_bias=False).named_parameters()}
     assert not [name for name in names if name.endswith("bias") and "norm" not in name]
-    assert [name for name, _ in tiny_model(attention_bias=False).named_parameters() if name.endswith("fc1.bias")]
+    assert [
+        name for name, _ in tiny_model(attention_bias=False).named_parameters() if name.endswith("fc1.bias")
+    ]
     assert [name for name, _ in tiny_model(ffn_bias=False).named_parameters() if name.endswith("q_proj.bias")]
 
 

@@ -36,8 +36,10 @@ def test_flex_equals_eager() -> None:
 
 
 def plain_flash(module: nn.Module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """A flash kernel's contract in plain PyTorch: a 2D mask or none, causality from the module, queries unpadded
-    by the mask of the keys."""
+    """A flash kernel's contract in plain PyTorch.
+
+    It takes a 2D mask or none, causality from the module, and unpads queries by the mask of the keys.
+    """
     assert attention_mask is None or attention_mask.ndim == 2
     visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
     if module.is_causal and query.shape[-2] > 1:
@@ -51,7 +53,7 @@ def plain_flash(module: nn.Module, query, key, value, attention_mask, scaling, d
 
 
 def test_flash_kernels_are_asked_what_they_can_do() -> None:
-    """No flash kernel runs on the CPU; one with the same contract shows that masks reach it in the right form."""
+    """No flash kernel runs on the CPU; one with the same contract shows that masks reach it in its form."""
     AttentionInterface.register("flash_stand_in", plain_flash)
     AttentionMaskInterface.register("flash_stand_in", flash_attention_mask)
     model, data = tiny_model("eager"), batch()
@@ -111,7 +113,7 @@ def test_inputs_embeds_encoder_outputs_and_logits_to_keep() -> None:
 def test_one_kind_of_input_is_needed(given: dict[str, int]) -> None:
     model = tiny_model()
     values = {"input_ids": torch.ones(1, 2, dtype=torch.long), "inputs_embeds": torch.ones(1, 2, 32)}
-    with pytest.raises(ValueError, match="give exactly one of input_ids and inputs_embeds; got (neither|both)"):
+    with pytest.raises(ValueError, match=r"exactly one of input_ids and inputs_embeds; got (neither|both)"):
         model(**{name: values[name] for name in given}, decoder_input_ids=torch.ones(1, 2, dtype=torch.long))
 
 

@@ -34,6 +34,8 @@ def test_eight_batches_of_one_have_the_gradient_of_one_batch_of_eight() -> None:
     whole = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     for row in range(5):
-        model(**{name: t[row : row + 1] for name, t in data.items()}, num_items_in_batch=count).loss.backward()
+        model(
+            **{name: t[row : row + 1] for name, t in data.items()}, num_items_in_batch=count
+        ).loss.backward()
     for parameter, expected in zip(model.parameters(), whole, strict=True):
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12)

@@ -10,7 +10,7 @@ KERNELS = ["eager", "sdpa"]
 
 
 def place(ids: torch.Tensor, places: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens of `ids` [1, n] at `places` of a row of `length`, junk elsewhere, and the mask that says so."""
+    """The tokens of `ids` [1, n] at `places` of a row of `length`, junk elsewhere, and the mask of it."""
     row, mask = tokens(1, length), torch.zeros(1, length, dtype=torch.long)
     row[0, places], mask[0, places] = ids[0], 1
     return row, mask
@@ -18,7 +18,9 @@ def place(ids: torch.Tensor, places: list[int], length: int) -> tuple[torch.Tens
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-@pytest.mark.parametrize("places", [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [0, 2, 3, 6, 8]], ids=["right", "left", "holes"])
+@pytest.mark.parametrize(
+    "places", [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [0, 2, 3, 6, 8]], ids=["right", "left", "holes"]
+)
 def test_padding_of_source_and_target_changes_nothing(
     implementation: str, positions: str, places: list[int]
 ) -> None:
@@ -42,7 +44,9 @@ def test_a_row_alone_equals_the_row_in_a_batch(implementation: str) -> None:
     together = model(**data).logits
     for row in range(4):
         source, target = 7 - row, 5 - row
-        alone = model(input_ids=data["input_ids"][row : row + 1, :source], labels=data["labels"][row : row + 1, :target])
+        alone = model(
+            input_ids=data["input_ids"][row : row + 1, :source], labels=data["labels"][row : row + 1, :target]
+        )
         torch.testing.assert_close(together[row : row + 1, :target], alone.logits, rtol=1e-4, atol=1e-5)
 
 

@@ -67,5 +67,7 @@ def test_decoding_with_a_static_cache_compiles_whole() -> None:
     rest = {"encoder_outputs": encoded, "attention_mask": data["attention_mask"], "past_key_values": cache}
     with torch.no_grad():
         parts = [model(**rest, decoder_input_ids=target[:, :2], use_cache=True).logits]
-        parts += [step(**rest, decoder_input_ids=target[:, i : i + 1], use_cache=True).logits for i in range(2, 6)]
+        parts += [
+            step(**rest, decoder_input_ids=target[:, i : i + 1], use_cache=True).logits for i in range(2, 6)
+        ]
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-4, atol=1e-5)

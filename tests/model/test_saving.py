@@ -1,4 +1,4 @@
-"""A saved checkpoint comes back through the Auto classes with the same function, however it is tied or loaded."""
+"""A saved checkpoint comes back through the Auto classes with the same function, in every tie."""
 
 import json
 import subprocess
@@ -33,7 +33,11 @@ EMBEDDING_MATRICES = {
 
 
 def matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
+    return [
+        model.model.encoder.embed_tokens.weight,
+        model.model.decoder.embed_tokens.weight,
+        model.lm_head.weight,
+    ]
 
 
 def saved_names(folder: Path) -> set[str]:
@@ -50,7 +54,9 @@ def test_every_tie_survives_saving(ties: str, tmp_path: Path) -> None:
     expected = model(**data).logits
     assert len({id(p) for p in matrices(model)}) == EMBEDDING_MATRICES[ties]
     model.save_pretrained(tmp_path)
-    assert sum("embed_tokens" in n or "lm_head" in n for n in saved_names(tmp_path)) == EMBEDDING_MATRICES[ties]
+    assert (
+        sum("embed_tokens" in n or "lm_head" in n for n in saved_names(tmp_path)) == EMBEDDING_MATRICES[ties]
+    )
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert type(again) is VaswaniForConditionalGeneration
     assert torch.equal(again(**data).logits, expected)
@@ -73,7 +79,9 @@ def test_bfloat16_and_shards_survive_saving(ties: str, tmp_path: Path) -> None:
     assert torch.equal(again(**data).logits, expected)
 
 
-@pytest.mark.parametrize("options", [{"device_map": "cpu"}, {"device_map": "auto"}, {"dtype": torch.bfloat16}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"device_map": "cpu"}, {"device_map": "auto"}, {"dtype": torch.bfloat16}], ids=str
+)
 def test_loading_options(options: dict[str, Any], tmp_path: Path) -> None:
     model, data = tiny_model(), batch()
     model.save_pretrained(tmp_path)
@@ -87,7 +95,12 @@ def test_a_model_split_over_devices_computes_the_same(tmp_path: Path) -> None:
     model, data = tiny_model(), batch()
     model.save_pretrained(tmp_path)
     layers = {f"model.decoder.layers.{i}": "disk" for i in range(2)}
-    parts = ("model.encoder", "model.decoder.embed_tokens", "model.decoder.embed_positions", "model.decoder.layer_norm")
+    parts = (
+        "model.encoder",
+        "model.decoder.embed_tokens",
+        "model.decoder.embed_positions",
+        "model.decoder.layer_norm",
+    )
     again = AutoModelForSeq2SeqLM.from_pretrained(
         tmp_path,
         device_map={**dict.fromkeys((*parts, "lm_head"), "cpu"), **layers},
@@ -123,11 +136,18 @@ print(json.dumps(model(input_ids=ids, decoder_input_ids=ids).logits.double().tol
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     ids = torch.arange(3, 13).view(2, 5)
     expected = model(input_ids=ids, decoder_input_ids=ids).logits.double()
-    torch.testing.assert_close(torch.tensor(json.loads(ran.stdout.splitlines()[-1]), dtype=torch.float64), expected)
+    torch.testing.assert_close(
+        torch.tensor(json.loads(ran.stdout.splitlines()[-1]), dtype=torch.float64), expected
+    )
 
 
 def test_what_changes_numbers_is_saved(tmp_path: Path) -> None:
-    fields = {"norm_order": "pre", "sinusoidal_layout": "concatenated", "activation_function": "silu", "ffn_bias": False}
+    fields = {
+        "norm_order": "pre",
+        "sinusoidal_layout": "concatenated",
+        "activation_function": "silu",
+        "ffn_bias": False,
+    }
     tiny_model(**fields).save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     assert type(config) is VaswaniConfig

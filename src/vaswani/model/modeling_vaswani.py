@@ -256,8 +256,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     config: VaswaniConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]  # noqa: RUF012 - read by the library
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 - read by the library
+    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -337,7 +337,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
 @auto_docstring
 class VaswaniEncoder(VaswaniStack):
-    _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config, config.vocab_size)
@@ -364,7 +364,7 @@ class VaswaniEncoder(VaswaniStack):
 
 @auto_docstring
 class VaswaniDecoder(VaswaniStack):
-    _can_record_outputs = {  # noqa: RUF012 - read by the library
+    _can_record_outputs = {
         "hidden_states": VaswaniDecoderLayer,
         "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="encoder_attn"),
@@ -463,7 +463,7 @@ class VaswaniDecoder(VaswaniStack):
 @auto_docstring
 class VaswaniModel(VaswaniPreTrainedModel):
     # What may be tied, for the library; `tied_weights` says what is.
-    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
@@ -545,7 +545,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
 @auto_docstring
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
     # What may be tied, for the library; `tied_weights` says what is.
-    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)

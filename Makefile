@@ -1,0 +1,59 @@
+# Every target makes what it needs: a virtual environment in .venv with the versions of constraints.txt.
+#   make quickstart   train a date translator, evaluate it and use it (no downloads but packages)
+#   make test         run the tests
+#   make check        format, lint and type checks
+#   make bench        the speed comparisons of benchmarks/
+# On a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+RUN := runs/dates
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: quickstart test check bench clean
+
+quickstart: .venv/installed
+	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
+	$(BIN)/vaswani train --config configs/dates.yaml --output_dir $(RUN)
+	@echo "== Its quality on days that it has never seen =="
+	$(BIN)/vaswani evaluate --model $(RUN) --dataset dates
+	@echo "== Using it =="
+	printf '%s\n' '27. Januar 1999' 'March 3, 2024' '8 juillet 1977' '2031年12月9日' \
+	  | $(BIN)/vaswani translate --model $(RUN)
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest -n 2
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/installed-dev
+	$(BIN)/python benchmarks/training_speed.py
+	$(BIN)/python benchmarks/decoding_speed.py
+
+.venv/created:
+	@echo "== Creating a virtual environment in .venv =="
+	$(PYTHON) -m venv .venv || (echo "python3 -m venv failed; on Debian: apt install python3-venv" && exit 1)
+	touch $@
+
+.venv/torch: .venv/created constraints.txt
+	@echo "== Installing PyTorch =="
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	touch $@
+
+.venv/installed: .venv/torch pyproject.toml
+	@echo "== Installing vaswani =="
+	$(PIP) --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed tests/transformers_suite/fetch.py
+	@echo "== Installing what the tests need, transformers' own model tests among them =="
+	$(PIP) --editable ".[dev]"
+	$(BIN)/python tests/transformers_suite/fetch.py
+	touch $@
+
+clean:
+	rm -rf .venv runs
