@@ -1,0 +1,541 @@
+"""Token ids, and batches of a bounded number of tokens.
+
+A batch is a rectangle of source tokens and one of target tokens. What it costs is their area, padding
+included: rows · (longest source + longest target). The batches here hold rows of like lengths (as in Vaswani
+et al., 2017, arXiv:1706.03762, section 5.1) and come as close to a budget of such tokens as they can.
+
+N rows of a corpus · B rows of a batch · S its longest source · T its longest target, end-of-sequence included
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import torch
+from datasets import Dataset, Features, List, Value
+from torch.utils.data import Sampler
+from transformers import PreTrainedTokenizerBase
+
+from vaswani.data.corpus import RowReport
+from vaswani.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+Integers = npt.NDArray[np.integer[Any]]
+Example = Mapping[str, Any]  # one tokenized row: input_ids, labels and whatever else the data set holds
+
+IGNORED_LABEL = -100  # what cross-entropy passes over
+ROWS_IN_BUFFER = 20_000
+TOKEN_FEATURES = Features(
+    {
+        "input_ids": List(Value("int32")),
+        "labels": List(Value("int32")),
+        "source_length": Value("int32"),
+        "target_length": Value("int32"),
+    }
+)
+
+
+def tokenize_corpus(
+    dataset: Dataset | datasets.IterableDataset,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    max_source_length: int | None = None,
+    max_target_length: int | None = None,
+    report: RowReport | None = None,
+) -> Dataset | datasets.IterableDataset:
+    """Turn text into token ids; leave out, and count, what is too long or has no tokens.
+
+    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers; under
+    BPE-dropout it is not, and every call splits the text anew.
+
+    Args:
+        dataset: text columns `source` and `target`. The rows of a stream are tokenized as they are read.
+        source_tokenizer: ends each sequence with its end-of-sequence token by itself.
+        target_tokenizer: likewise; may be the same object.
+        max_source_length: most tokens of a source, the end-of-sequence token counted; None for no limit.
+        max_target_length: likewise for the target.
+        report: receives the counts. A second call would count twice: give it another report, or none.
+
+    Returns:
+        Columns `input_ids` and `labels` (lists of int32, ending with the end-of-sequence token),
+        `source_length` and `target_length` (int32).
+
+    Raises:
+        UserError: a column is missing, a tokenizer does not end sequences, or no row is left.
+    """
+    columns = dataset.column_names or []
+    if missing := {"source", "target"}.difference(columns):
+        raise UserError(f"the rows to tokenize have no column {sorted(missing)}; they have {columns}")
+    tokenizers = {"source_tokenizer": source_tokenizer, "target_tokenizer": target_tokenizer}
+    for tokenizer in tokenizers.values():
+        _check_ends_sequences(tokenizer)
+    limits = _LengthLimits(
+        of_nothing=(
+            source_tokenizer.num_special_tokens_to_add(),
+            target_tokenizer.num_special_tokens_to_add(),
+        ),
+        longest=(max_source_length, max_target_length),
+    )
+    report = report if report is not None else RowReport()
+    if isinstance(dataset, Dataset):
+        return _tokenize_whole(dataset, tokenizers, limits, report)
+    return dataset.map(
+        partial(_encode_fit, limits, report),
+        batched=True,
+        remove_columns=columns,
+        features=TOKEN_FEATURES,
+        fn_kwargs=tokenizers,
+    )
+
+
+def token_lengths(dataset: Dataset) -> tuple[Integers, Integers]:
+    """The columns `source_length` and `target_length` of a tokenized data set: two int32 arrays [N]."""
+    table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
+    return table["source_length"].to_numpy(), table["target_length"].to_numpy()
+
+
+@dataclass(frozen=True)
+class _LengthLimits:
+    """Which lengths are of use; each pair is (source, target).
+
+    Args:
+        of_nothing: the length of an empty text, special tokens alone.
+        longest: the greatest length allowed, or None.
+    """
+
+    of_nothing: tuple[int, int]
+    longest: tuple[int | None, int | None]
+
+    def fitting(self, source: Integers, target: Integers, report: RowReport) -> Integers:
+        """Indices of the rows [N] that are neither empty nor over-long; the others are reported."""
+        lengths = (source, target)
+        empty = np.any(
+            [length <= least for length, least in zip(lengths, self.of_nothing, strict=True)], axis=0
+        )
+        limits = [np.inf if most is None else most for most in self.longest]
+        over_long = np.any([length > most for length, most in zip(lengths, limits, strict=True)], axis=0)
+        report.leave_out("empty", int(empty.sum()))
+        report.leave_out("over_long", int((over_long & ~empty).sum()))
+        return np.flatnonzero(~(empty | over_long))
+
+    def __str__(self) -> str:
+        return f"max_source_length={self.longest[0]}, max_target_length={self.longest[1]}"
+
+
+def _check_ends_sequences(tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = _token_ids(tokenizer, ["a"])[0]
+    if not ids or ids[-1] != tokenizer.eos_token_id:
+        raise UserError(
+            f"the tokenizer does not end a sequence with its end-of-sequence token {tokenizer.eos_token!r}; "
+            "its post-processor must add it"
+        )
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    encoding = tokenizer(
+        texts, truncation=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
+    )
+    return encoding["input_ids"]
+
+
+def _encode(
+    rows: dict[str, list[str]],
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, list[Any]]:
+    input_ids = _token_ids(source_tokenizer, rows["source"])
+    labels = _token_ids(target_tokenizer, rows["target"])
+    return {
+        "input_ids": input_ids,
+        "labels": labels,
+        "source_length": [len(ids) for ids in input_ids],
+        "target_length": [len(ids) for ids in labels],
+    }
+
+
+def _encode_fit(
+    limits: _LengthLimits,
+    report: RowReport,
+    rows: dict[str, list[str]],
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, list[Any]]:
+    """Tokenize some rows of a stream, without those that do not fit."""
+    tokens = _encode(rows, source_tokenizer, target_tokenizer)
+    fit = limits.fitting(np.asarray(tokens["source_length"]), np.asarray(tokens["target_length"]), report)
+    return {name: [column[i] for i in fit] for name, column in tokens.items()}
+
+
+def _tokenize_whole(
+    dataset: Dataset,
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+    limits: _LengthLimits,
+    report: RowReport,
+) -> Dataset:
+    if not any(_has_dropout(tokenizer) for tokenizer in tokenizers.values()):
+        folder = Path(datasets.config.HF_DATASETS_CACHE, "vaswani")
+        folder.mkdir(parents=True, exist_ok=True)
+        return _select_fit(
+            _map_tokens(dataset, tokenizers, folder, _cache_key(dataset, tokenizers)), limits, report
+        )
+    scratch = tempfile.mkdtemp(prefix="vaswani-tokens-")
+    tokens = _select_fit(
+        _map_tokens(dataset, tokenizers, Path(scratch), secrets.token_hex(16)), limits, report
+    )
+    weakref.finalize(tokens, shutil.rmtree, scratch, ignore_errors=True)
+    return tokens
+
+
+def _has_dropout(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return bool(getattr(tokenizer.backend_tokenizer.model, "dropout", None))
+
+
+def _cache_key(dataset: Dataset, tokenizers: dict[str, PreTrainedTokenizerBase]) -> str:
+    """What the token ids depend on: the rows, both tokenizers in full, and this module."""
+    key = hashlib.sha256(dataset._fingerprint.encode())
+    for tokenizer in tokenizers.values():
+        key.update(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).digest())
+    key.update(Path(__file__).read_bytes())
+    return key.hexdigest()
+
+
+def _map_tokens(
+    dataset: Dataset, tokenizers: dict[str, PreTrainedTokenizerBase], folder: Path, key: str
+) -> Dataset:
+    """Tokenize to a file in `folder`, named by its key; rows that are in memory stay there."""
+    on_disk = bool(dataset.cache_files)
+    return dataset.map(
+        _encode,
+        batched=True,
+        remove_columns=dataset.column_names,
+        features=TOKEN_FEATURES,
+        fn_kwargs=tokenizers,
+        new_fingerprint=key,
+        # The library would write beside the rows: for a data set saved on disk, into the user's folder.
+        cache_file_name=str(folder / f"tokens-{key}.arrow") if on_disk else None,
+        keep_in_memory=not on_disk,
+        desc="Tokenizing",
+    )
+
+
+def _select_fit(tokens: Dataset, limits: _LengthLimits, report: RowReport) -> Dataset:
+    fit = limits.fitting(*token_lengths(tokens), report)
+    if not fit.size:
+        raise UserError(f"none of {len(tokens):,} rows fits within {limits}; raise the limits")
+    if 2 * fit.size < len(tokens):
+        logger.warning("Only %d of %d rows fit within %s.", fit.size, len(tokens), limits)
+    return tokens if fit.size == len(tokens) else tokens.select(fit)
+
+
+class TokenBudgetBatchSampler(Sampler[list[int]]):
+    """Batches of row indices that cost at most `max_tokens`, rows · (longest source + longest target).
+
+    The rows are walked in an order in which neighbours have like lengths, and the walk is cut as late as the
+    budget allows. Rows of equal lengths change places, and batches theirs, with every epoch; the shapes of
+    the batches depend on the lengths alone. So every epoch has the same number of batches and holds every row
+    once, and its order is a pure function of (`seed`, `epoch`): skipping batches resumes a run exactly.
+
+    Args:
+        source_lengths: tokens of each source [N].
+        target_lengths: tokens of each target [N].
+        max_tokens: the budget of a batch. (For a collator with `pad_to_multiple_of`, give rounded lengths.)
+        seed: not negative.
+        shuffle: False gives the same order at every epoch, longest batches first, so that a want of memory
+            shows at once.
+        num_replicas: processes that take turns at the batches. The number of batches is made divisible by it
+            by halving those with most rows; no row is repeated or lost.
+
+    Raises:
+        UserError: a row beyond the budget, no rows, or fewer rows than replicas.
+    """
+
+    def __init__(
+        self,
+        source_lengths: npt.ArrayLike,
+        target_lengths: npt.ArrayLike,
+        max_tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        num_replicas: int = 1,
+    ) -> None:
+        source = np.asarray(source_lengths, dtype=np.int64)
+        target = np.asarray(target_lengths, dtype=np.int64)
+        _check_lengths(source, target, max_tokens, num_replicas)
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        self._place, starts = _best_walk(source, target, max_tokens)
+        self._starts = _divisible(starts, num_replicas)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.shuffle:
+            generator = np.random.default_rng((self.seed, self.epoch))
+            rows = generator.permutation(len(self._place))
+            rows = rows[np.argsort(self._place[rows], kind="stable")]
+            batches = generator.permutation(len(self))
+        else:
+            rows = np.argsort(self._place, kind="stable")
+            batches = np.arange(len(self))[::-1]
+        for batch in batches:
+            yield rows[self._starts[batch] : self._starts[batch + 1]].tolist()
+
+
+def _check_lengths(source: Integers, target: Integers, max_tokens: int, num_replicas: int) -> None:
+    if source.ndim != 1 or source.shape != target.shape:
+        raise ValueError(
+            f"lengths of sources {source.shape} and targets {target.shape} must be two equal lists"
+        )
+    if not source.size:
+        raise UserError("there are no rows to make batches of")
+    if source.min() < 1 or target.min() < 1:
+        raise ValueError("every source and every target must have at least one token")
+    longest = int(np.argmax(source + target))
+    if source[longest] + target[longest] > max_tokens:
+        raise UserError(
+            f"row {longest} has {source[longest]} source and {target[longest]} target tokens, more than a batch "
+            f"of {max_tokens} tokens holds; raise max_tokens or lower the length limits"
+        )
+    if source.size < num_replicas:
+        raise UserError(f"{source.size} rows cannot be shared by {num_replicas} processes")
+
+
+def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Integers, Integers]:
+    """The walk that pads least, with stripes one source length wide, or wider where rows are few.
+
+    Returns:
+        The place of each row's lengths on the walk [N]; where the batches start on it, and its end.
+    """
+    best: tuple[Integers, Integers] | None = None
+    least = np.inf
+    width = 1
+    while True:
+        place = _serpentine(source, target, width)
+        walk = np.argsort(place, kind="stable")
+        starts = _cut(source[walk], target[walk], max_tokens)
+        padded = _padded_tokens(source[walk], target[walk], starts)
+        if best is not None and padded >= least:
+            return best
+        best, least, width = (place, starts), padded, 2 * width
+
+
+def _serpentine(source: Integers, target: Integers, width: int) -> Integers:
+    """Number the pairs of lengths along stripes of like sources, up and down in target length by turns.
+
+    Where one stripe ends and the next begins the targets are alike too, so that a batch may cross the border.
+    """
+    occupied = np.bincount(source // width) > 0
+    stripe = (np.cumsum(occupied) - 1)[source // width]
+    height = int(target.max()) + 1
+    along = np.where(stripe % 2 == 0, target, height - 1 - target)
+    place = np.unique((stripe * height + along) * width + source % width, return_inverse=True)[1]
+    return place.astype(np.min_scalar_type(int(place.max())))  # small integers sort fastest
+
+
+def _cut(source: Integers, target: Integers, max_tokens: int) -> Integers:
+    """Cut rows in their order as late as the budget allows; returns the starts of the batches, and the end."""
+    starts = [0]
+    while (start := starts[-1]) < len(source):
+        most = start + max_tokens // int(
+            source[start] + target[start]
+        )  # the first row alone bounds the number
+        longest = np.maximum.accumulate(source[start:most]) + np.maximum.accumulate(target[start:most])
+        cost = np.arange(1, len(longest) + 1) * longest
+        starts.append(start + int(np.searchsorted(cost, max_tokens, side="right")))
+    return np.array(starts)
+
+
+def _padded_tokens(source: Integers, target: Integers, starts: Integers) -> int:
+    longest = np.maximum.reduceat(source, starts[:-1]) + np.maximum.reduceat(target, starts[:-1])
+    return int((np.diff(starts) * longest).sum())
+
+
+def _divisible(starts: Integers, num_replicas: int) -> Integers:
+    """Halve the batches with most rows until the number of batches is divisible."""
+    for _ in range(-(len(starts) - 1) % num_replicas):
+        largest = int(np.argmax(np.diff(starts)))
+        starts = np.insert(starts, largest + 1, (starts[largest] + starts[largest + 1]) // 2)
+    return starts
+
+
+def token_budget_batches(
+    examples: Iterable[Example],
+    max_tokens: int,
+    buffer_size: int = ROWS_IN_BUFFER,
+    seed: int = 0,
+    *,
+    epoch: int = 0,
+    num_replicas: int = 1,
+    report: RowReport | None = None,
+) -> Iterator[list[Example]]:
+    """Batch a stream: each buffer of rows is bucketed and shuffled as `TokenBudgetBatchSampler` does it.
+
+    The batches are a pure function of the rows, `seed` and `epoch`; their number is divisible by
+    `num_replicas`.
+
+    Args:
+        examples: rows with `input_ids` and `labels`.
+        max_tokens: the budget of a batch, rows · (longest source + longest target).
+        buffer_size: rows in memory at a time; more pad less and mix better.
+        seed: not negative.
+        epoch: another epoch, another order.
+        num_replicas: processes that take turns at the batches.
+        report: counts as over-long the rows beyond the budget, which are left out.
+
+    Raises:
+        UserError: no row is left, or fewer than `num_replicas` are.
+    """
+    report = report if report is not None else RowReport()
+    fitting = _within_budget(examples, max_tokens, report)
+    for number, buffer in enumerate(_buffers(fitting, buffer_size, num_replicas)):
+        sampler = TokenBudgetBatchSampler(
+            [len(row["input_ids"]) for row in buffer],
+            [len(row["labels"]) for row in buffer],
+            max_tokens,
+            seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]),
+            num_replicas=num_replicas,
+        )
+        sampler.set_epoch(epoch)
+        for batch in sampler:
+            yield [buffer[i] for i in batch]
+
+
+def _within_budget(examples: Iterable[Example], max_tokens: int, report: RowReport) -> Iterator[Example]:
+    for row in examples:
+        if len(row["input_ids"]) + len(row["labels"]) <= max_tokens:
+            yield row
+        else:
+            report.leave_out("over_long", 1)
+
+
+def _buffers(examples: Iterable[Example], size: int, at_least: int) -> Iterator[list[Example]]:
+    """Consecutive lists of `size` rows; a last one of fewer than `at_least` joins the one before."""
+    rows = iter(examples)
+    head = list(islice(rows, at_least))
+    while True:
+        buffer = head + list(islice(rows, max(size - len(head), 0)))
+        head = list(islice(rows, at_least))
+        if len(head) < at_least:
+            yield buffer + head
+            return
+        yield buffer
+
+
+class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
+    """Batches of a stream for `DataLoader(..., batch_size=None, collate_fn=Seq2SeqCollator(...))`.
+
+    Every process reads the whole stream and takes each `num_replicas`-th batch, beginning with number `rank`.
+    See `token_budget_batches` for the other arguments and the errors.
+    """
+
+    def __init__(
+        self,
+        examples: Iterable[Example],
+        max_tokens: int,
+        buffer_size: int = ROWS_IN_BUFFER,
+        seed: int = 0,
+        *,
+        num_replicas: int = 1,
+        rank: int = 0,
+        report: RowReport | None = None,
+    ) -> None:
+        self.examples = examples
+        self.rank = rank
+        self.num_replicas = num_replicas
+        self.epoch = 0
+        self._batches = partial(
+            token_budget_batches,
+            examples,
+            max_tokens,
+            buffer_size,
+            seed,
+            num_replicas=num_replicas,
+            report=report,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[Example]]:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise UserError(
+                f"a streamed corpus is read by one process, not by {worker.num_workers} workers; "
+                "set dataloader_num_workers to 0 or 1"
+            )
+        return islice(self._batches(epoch=self.epoch), self.rank, None, self.num_replicas)
+
+
+@dataclass(frozen=True)
+class Seq2SeqCollator:
+    """Pad rows to a batch, on the right.
+
+    The decoder's input is made here, and not left to the model, because label smoothing takes the labels away
+    before the model sees them.
+
+    Args:
+        pad_token_id: fills `input_ids` and `decoder_input_ids`; labels are filled with -100.
+        decoder_start_token_id: begins every decoder input; the labels follow, shifted by one.
+        pad_to_multiple_of: round S and T up to a multiple of this, for kernels that prefer it.
+
+    Returns:
+        From rows with `input_ids` and `labels` (other columns are passed over), int64 tensors: `input_ids`
+        and `attention_mask` [B, S], `labels` and `decoder_input_ids` [B, T].
+    """
+
+    pad_token_id: int
+    decoder_start_token_id: int
+    pad_to_multiple_of: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
+            raise ValueError(f"pad_to_multiple_of={self.pad_to_multiple_of} must be at least 1")
+
+    def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
+        """Pad a batch."""
+        input_ids, attention_mask = self._pad([row["input_ids"] for row in examples], self.pad_token_id)
+        labels, _ = self._pad([row["labels"] for row in examples], IGNORED_LABEL)
+        decoder_input_ids = np.full_like(labels, self.decoder_start_token_id)
+        decoder_input_ids[:, 1:] = np.where(labels == IGNORED_LABEL, self.pad_token_id, labels)[:, :-1]
+        arrays = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "labels": labels,
+            "decoder_input_ids": decoder_input_ids,
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _pad(
+        self, sequences: Sequence[Any], filler: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rows of unequal length as a rectangle, and where it holds them."""
+        multiple = self.pad_to_multiple_of or 1
+        longest = max(len(sequence) for sequence in sequences)
+        shape = (len(sequences), -(-longest // multiple) * multiple)
+        padded, mask = np.full(shape, filler, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        for row, sequence in enumerate(sequences):
+            padded[row, : len(sequence)] = sequence
+            mask[row, : len(sequence)] = 1
+        return padded, mask

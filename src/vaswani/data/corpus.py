@@ -1,0 +1,463 @@
+"""One loader for every corpus: files, folders, the Hub and the built-in dates become rows of text.
+
+Every row is accounted for: it is kept as it is, or left out and counted in a `RowReport`. A corpus is read
+once into the cache of `datasets` (`HF_DATASETS_CACHE`) under a key of its contents, so that an edited file is
+read again; or it is streamed, in constant memory. Nothing is written beside the user's files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
+from datasets.arrow_writer import ArrowWriter
+
+from vaswani.data import reading
+from vaswani.data.reading import Row
+from vaswani.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+BUILT_IN_DATES = "dates"
+TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
+
+
+@dataclass
+class CorpusSpec:
+    """Where a corpus lies and which of its fields are the source and the target.
+
+    Args:
+        dataset: `"dates"` for the built-in corpus; else a folder, saved with `save_to_disk` or holding
+            `train.jsonl`, `validation.jsonl`, `test.jsonl` (or another known format); else a name on the Hub.
+        dataset_config: configuration of a Hub data set; for the dates, their locales (`"de,fr"` or `"all"`).
+        train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or two
+            plain text files (also `.gz`), source and target, line by line.
+        validation_file: likewise.
+        test_file: likewise.
+        source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
+        target_field: field of the target text.
+        streaming: read rows as they are needed, for corpora larger than memory and the cache's disk.
+
+    Raises:
+        UserError: neither or both of `dataset` and files, or more than two files for a split.
+    """
+
+    dataset: str | None = None
+    dataset_config: str | None = None
+    train_file: list[str] = field(default_factory=list)
+    validation_file: list[str] = field(default_factory=list)
+    test_file: list[str] = field(default_factory=list)
+    source_field: str = "source"
+    target_field: str = "target"
+    streaming: bool = False
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            files = getattr(self, f"{split}_file")
+            if isinstance(files, str):
+                setattr(self, f"{split}_file", [files])
+            elif len(files) > 2:
+                raise UserError(f"{split}_file takes one file, or two of plain text; got {len(files)}")
+        if self.dataset and self.files:
+            raise UserError(f"dataset={self.dataset} and files were both given; give one of them")
+        if not self.dataset and not self.files:
+            raise UserError("no corpus was given; set dataset, or train_file, validation_file or test_file")
+
+    @property
+    def files(self) -> dict[str, list[str]]:
+        """The files of each split that has some."""
+        named = {split: getattr(self, f"{split}_file") for split in SPLITS}
+        return {split: files for split, files in named.items() if files}
+
+
+@dataclass
+class RowReport:
+    """What became of the rows of one split, as far as they have been read.
+
+    `kept` rows are used. Left out are rows with nothing but white space on a side (`empty`), with too many
+    tokens (`over_long`), with bytes that are not UTF-8 (`not_utf8`), that do not parse (`malformed`), and
+    with no text at all on a side (`missing_source`, `missing_target`).
+    """
+
+    kept: int = 0
+    empty: int = 0
+    over_long: int = 0
+    not_utf8: int = 0
+    malformed: int = 0
+    missing_source: int = 0
+    missing_target: int = 0
+
+    @property
+    def mispaired(self) -> int:
+        """Rows without text on a side, such as the lines that one text file has and the other has not."""
+        return self.missing_source + self.missing_target
+
+    @property
+    def rows(self) -> int:
+        """All rows read."""
+        return sum(asdict(self).values())
+
+    def reset(self) -> None:
+        """Forget all counts: a new pass over the rows begins."""
+        for count in fields(self):
+            setattr(self, count.name, 0)
+
+    def leave_out(self, problem: str, count: int) -> None:
+        """Move rows that had been kept to the count of a problem (the name of one of the fields)."""
+        self.kept -= count
+        setattr(self, problem, getattr(self, problem) + count)
+
+    def __str__(self) -> str:
+        sources, targets = self.rows - self.missing_source, self.rows - self.missing_target
+        counts = {
+            "empty": self.empty,
+            "over-long": self.over_long,
+            "not UTF-8": self.not_utf8,
+            "malformed": self.malformed,
+            f"mispaired ({sources:,} sources, {targets:,} targets)": self.mispaired,
+        }
+        problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        return f"kept {self.kept:,} of {self.rows:,} rows" + (f"; left out: {problems}" if problems else "")
+
+
+@dataclass
+class Corpus:
+    """The splits of a corpus, with text columns `source` and `target` and nothing else.
+
+    Args:
+        splits: the splits that were asked for and exist.
+        reports: for each split, what became of its rows; of a stream, in its latest pass so far.
+        fingerprint: where the rows came from, with hashes where they are known; plain JSON values.
+        available: the names of all splits of the corpus, asked for or not.
+    """
+
+    splits: dict[str, Dataset | IterableDataset]
+    reports: dict[str, RowReport]
+    fingerprint: dict[str, Any]
+    available: list[str]
+
+    def split(self, name: str) -> Dataset | IterableDataset:
+        """One split by name.
+
+        Raises:
+            UserError: if the corpus has none of that name, naming those that it has.
+        """
+        if name not in self.splits:
+            raise UserError(f"the corpus has no split '{name}'; it has {_listing(self.available)}")
+        return self.splits[name]
+
+
+def load_corpus(spec: CorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
+    """Load the splits of a corpus that are asked for and exist.
+
+    Rows that cannot be used are left out and counted in `Corpus.reports` (see `RowReport`). A warning is
+    logged for text files of different length and for a split that loses more than half of its rows. Splits
+    of a streaming corpus are `IterableDataset`s: their reports count, and errors come, as they are read.
+
+    Raises:
+        UserError: a missing file or folder, an unknown format, a field that does not exist (naming those that
+            do), a data set that the Hub does not give, none of the splits, or a split without a usable row.
+    """
+    if spec.dataset == BUILT_IN_DATES:
+        return _load_dates(spec, splits)
+    found = _find_sources(spec)
+    wanted = [split for split in splits if split in found]
+    if not wanted:
+        raise UserError(f"the corpus has none of the splits {_listing(splits)}; it has {_listing(found)}")
+    corpus = Corpus({}, {}, {}, available=list(found))
+    sources = {split: found[split]() for split in wanted}  # all are opened before the first is read
+    for split, source in sources.items():
+        identity = {} if spec.streaming else source.identity()
+        rows, report = _stream(source) if spec.streaming else _cache(source, identity)
+        corpus.splits[split], corpus.reports[split] = rows, report
+        corpus.fingerprint[split] = {"name": source.name, **identity}
+    return corpus
+
+
+def _load_dates(spec: CorpusSpec, splits: Sequence[str]) -> Corpus:
+    from vaswani.data.dates import describe_dates, generate_dates
+
+    dates = generate_dates(spec.dataset_config)
+    _check_fields(dates["train"].column_names, spec, "the corpus of dates")
+    corpus = Corpus({}, {}, {"dataset": BUILT_IN_DATES, **describe_dates(dates)}, available=list(dates))
+    for split in (split for split in splits if split in dates):
+        rows = dates[split].select_columns([spec.source_field, spec.target_field])
+        rows = rows.rename_columns({spec.source_field: "source", spec.target_field: "target"})
+        corpus.splits[split] = rows.to_iterable_dataset() if spec.streaming else rows
+        corpus.reports[split] = RowReport(kept=len(rows))
+    return corpus
+
+
+# How the rows of a split are read, counted and kept.
+
+
+@dataclass(frozen=True)
+class Source:
+    """One split as it lies on disk or on the Hub.
+
+    Args:
+        name: how messages call it.
+        rows: starts a pass over all its rows.
+        identity: what its rows depend on, as plain JSON values; not asked of a stream.
+        sides: names of the two text files of a pair.
+    """
+
+    name: str
+    rows: Callable[[], Iterator[Row]]
+    identity: Callable[[], dict[str, Any]]
+    sides: tuple[str, str] | None = None
+
+
+def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, str]]:
+    for row in rows:
+        problem = reading.problem_of(row)
+        if problem is None:
+            report.kept += 1
+            yield row  # type: ignore[misc]  # without a problem it is a pair of texts
+        else:
+            setattr(report, problem, getattr(report, problem) + 1)
+
+
+def _judge(source: Source, report: RowReport) -> None:
+    """Stop when nothing is left of a split, and speak up when much is missing from it."""
+    if report.rows == 0:
+        raise UserError(f"{source.name} holds no rows")
+    if report.kept == 0:
+        raise UserError(f"no row of {source.name} can be used: {report}")
+    if 2 * report.kept < report.rows:
+        logger.warning("More than half of the rows of %s cannot be used: %s.", source.name, report)
+    if source.sides and report.mispaired:
+        logger.warning(
+            "%s has %d lines but %s has %d: they may be shifted against each other; only pairs are used.",
+            source.sides[0],
+            report.rows - report.missing_source,
+            source.sides[1],
+            report.rows - report.missing_target,
+        )
+
+
+@dataclass
+class _RowStream:
+    """The rows of a source as a generator function; counts start again with each pass."""
+
+    source: Source
+    report: RowReport
+
+    def __call__(self) -> Iterator[dict[str, str]]:
+        self.report.reset()
+        for source, target in _usable_rows(self.source.rows(), self.report):
+            yield {"source": source, "target": target}
+        _judge(self.source, self.report)
+
+
+def _stream(source: Source) -> tuple[IterableDataset, RowReport]:
+    report = RowReport()
+    return IterableDataset.from_generator(_RowStream(source, report), features=TEXT_FEATURES), report
+
+
+def _cache(source: Source, identity: dict[str, Any]) -> tuple[Dataset, RowReport]:
+    """The rows as a memory-mapped Arrow file, written when the cache has none for this content.
+
+    This module and the readers are part of the key: rows that an older version read are not served.
+    """
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for module in (__file__, reading.__file__):
+        key.update(Path(module).read_bytes())
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani" / key.hexdigest()
+    if not folder.exists():
+        _write_rows(source, folder)
+    report = RowReport(**json.loads((folder / "report.json").read_text()))
+    _judge(source, report)
+    return Dataset.from_file(str(folder / "rows.arrow")), report
+
+
+def _write_rows(source: Source, folder: Path) -> None:
+    """Read a source into `folder`, which appears once complete: processes may do this side by side."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    report = RowReport()
+    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as temporary:
+        unfinished = Path(temporary, "corpus")
+        unfinished.mkdir()
+        rows = _usable_rows(source.rows(), report)
+        with (
+            ArrowWriter(path=str(unfinished / "rows.arrow"), features=TEXT_FEATURES) as writer,
+            datasets.utils.tqdm(desc=f"Reading {source.name}", unit=" rows") as progress,
+        ):
+            while batch := list(islice(rows, reading.ROWS_PER_BATCH)):
+                sources, targets = zip(*batch, strict=True)
+                writer.write_batch({"source": sources, "target": targets})
+                progress.update(len(batch))
+            writer.finalize()
+        (unfinished / "report.json").write_text(json.dumps(asdict(report)))
+        try:
+            os.rename(unfinished, folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster, with the same rows
+                raise
+
+
+# Where the splits of a corpus are found.
+
+
+def _find_sources(spec: CorpusSpec) -> dict[str, Callable[[], Source]]:
+    """How to open each split that the corpus has."""
+    if spec.files:
+        return {split: partial(_file_source, names, spec) for split, names in spec.files.items()}
+    name = str(spec.dataset)
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
+    if folder.is_dir() and any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
+        saved = _open_saved(folder)
+        return {split: partial(_saved_source, rows, spec, split) for split, rows in saved.items()}
+    if folder.is_dir():
+        return {split: partial(_file_source, names, spec) for split, names in _folder_files(folder).items()}
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise UserError(f"dataset={name}: no such folder")
+    return {split: partial(_hub_source, rows, spec, split) for split, rows in _open_hub(spec).items()}
+
+
+def _listing(names: Iterable[str]) -> str:
+    shown = [f"'{name}'" for name in names]
+    return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
+
+
+def _check_fields(existing: Sequence[str], spec: CorpusSpec, where: str) -> None:
+    for option in ("source_field", "target_field"):
+        name = getattr(spec, option)
+        if existing and name not in existing:
+            raise UserError(f"{option}: {where} has no field '{name}'; it has {_listing(existing)}")
+
+
+def _existing_file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UserError(f"{name} is a folder, not a file; give a folder as dataset")
+    if not path.is_file():
+        raise UserError(f"no such file: {name}")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"cannot read {name}: permission denied")
+    return path
+
+
+def _file_source(names: Sequence[str], spec: CorpusSpec) -> Source:
+    """The rows of one table file, or of a pair of plain text files."""
+    paths = [_existing_file(name) for name in names]
+    identity = partial(_file_identity, paths, spec)
+    tables = [reading.table_format(path) for path in paths]
+    if len(paths) == 2:
+        if any(tables):
+            raise UserError(f"two files must be of plain text, source and target; got {_listing(names)}")
+        pair = partial(reading.read_text_pair, *paths)
+        return Source(" and ".join(names), pair, identity, sides=(names[0], names[1]))
+    (path,), (name,), (table,) = paths, names, tables
+    if table is None:
+        known = ", ".join(reading.TABLE_FORMATS)
+        raise UserError(f"{name} has none of the known endings {known}; plain text takes two files")
+    _check_fields(table.fields(path), spec, name)
+    return Source(name, partial(table.rows, path, spec.source_field, spec.target_field), identity)
+
+
+def _file_identity(paths: Sequence[Path], spec: CorpusSpec) -> dict[str, Any]:
+    files = [{"path": str(path), "sha256": _sha256(path)} for path in paths]
+    return {"files": files, "source_field": spec.source_field, "target_field": spec.target_field}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _folder_files(folder: Path) -> dict[str, list[str]]:
+    """The table file of each split in a folder."""
+    found: dict[str, list[str]] = {}
+    for split in SPLITS:
+        paths = [folder / (split + ending) for ending in reading.TABLE_FORMATS]
+        files = [str(path) for path in paths if path.is_file()]
+        if len(files) > 1:
+            raise UserError(f"{folder} holds the split {split} more than once: {_listing(files)}; keep one")
+        if files:
+            found[split] = files
+    if not found:
+        raise UserError(
+            f"{folder} was not saved with save_to_disk, nor does it hold train, validation or test with one "
+            f"of the endings {', '.join(reading.TABLE_FORMATS)}"
+        )
+    return found
+
+
+def _open_saved(folder: Path) -> Mapping[str, Dataset]:
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except Exception as error:  # whatever a damaged folder makes of it
+        raise UserError(f"cannot open the data set saved in {folder}: {_one_line(error)}") from error
+    return saved if isinstance(saved, DatasetDict) else {"train": saved}
+
+
+def _saved_source(dataset: Dataset, spec: CorpusSpec, split: str) -> Source:
+    files = [Path(file["filename"]) for file in dataset.cache_files]
+    return _dataset_source(dataset, spec, split, partial(_file_identity, files, spec))
+
+
+def _open_hub(spec: CorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
+    try:
+        return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
+    except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
+        raise UserError(
+            f"cannot load the data set '{spec.dataset}' from the Hub: {_one_line(error)}; check its name, "
+            "dataset_config and the connection, or give a folder or files"
+        ) from error
+
+
+def _hub_source(dataset: Dataset | IterableDataset, spec: CorpusSpec, split: str) -> Source:
+    return _dataset_source(dataset, spec, split, partial(_hub_identity, dataset, spec, split))
+
+
+def _hub_identity(dataset: Dataset, spec: CorpusSpec, split: str) -> dict[str, Any]:
+    return {
+        "dataset": spec.dataset,
+        "dataset_config": spec.dataset_config,
+        "split": split,
+        "fingerprint": dataset._fingerprint,
+        "source_field": spec.source_field,
+        "target_field": spec.target_field,
+    }
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _dataset_source(
+    dataset: Dataset | IterableDataset, spec: CorpusSpec, split: str, identity: Callable[[], dict[str, Any]]
+) -> Source:
+    """The rows of a data set that `datasets` itself has opened."""
+    name = f"{spec.dataset} ({split})"
+    if dataset.features is not None:
+        schema = dataset.features.arrow_schema
+    else:
+        schema = next(iter(dataset.with_format("arrow").iter(batch_size=1))).schema
+    _check_fields(list(reading.arrow_fields(schema)), spec, name)
+    for field_name in (spec.source_field, spec.target_field):
+        reading.check_holds_text(schema, field_name, name)
+    return Source(name, partial(_dataset_rows, dataset, spec.source_field, spec.target_field), identity)
+
+
+def _dataset_rows(dataset: Dataset | IterableDataset, source_field: str, target_field: str) -> Iterator[Row]:
+    for table in dataset.with_format("arrow").iter(batch_size=reading.ROWS_PER_BATCH):
+        yield from reading.arrow_rows(table, source_field, target_field)

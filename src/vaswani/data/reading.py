@@ -1,0 +1,325 @@
+"""File formats as rows: every reader yields one (source, target) pair of cells per row of its file.
+
+A cell is what the file holds at that place: text, or something else (None where there is nothing), which
+no reader repairs. Bytes that are not UTF-8 arrive as lone surrogates (PEP 383), so that a bad byte costs its
+row and not the file. A row that cannot be parsed is None. `problem_of` judges rows; nothing is dropped here.
+
+The files are read here and not by the builders of `datasets`, which stop at the first malformed line or bad
+byte (all of them), end a line at a lone carriage return (text), read the words "NA" and "null" as nothing
+and "007" as 7.0 (CSV), and lose quotes (CSV and TSV).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, repeat, zip_longest
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vaswani.errors import UserError
+
+Row = tuple[Any, Any] | None
+
+ROWS_TO_FIND_FIELDS = 1000  # JSON rows may name different fields: so many are asked which exist
+ROWS_PER_BATCH = 1000
+LONGEST_CSV_CELL = 1 << 24  # characters; a quote that is never closed swallows no more than this
+
+
+def problem_of(row: Row) -> str | None:
+    """Why a row cannot be used, or None if it can.
+
+    Returns:
+        "malformed" (not parsed), "missing_source" or "missing_target" (no text there: nothing, null, a
+        number, …), "not_utf8" or "empty" (nothing but white space on a side).
+    """
+    if row is None:
+        return "malformed"
+    source, target = row
+    if not isinstance(source, str):
+        return "missing_source"
+    if not isinstance(target, str):
+        return "missing_target"
+    if not (_is_utf8(source) and _is_utf8(target)):
+        return "not_utf8"
+    if not source.strip() or not target.strip():
+        return "empty"
+    return None
+
+
+def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # lone surrogates: bytes that were not UTF-8, or such an escape in JSON
+        return False
+    return True
+
+
+@contextmanager
+def _open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
+    r"""Open a plain or gzipped file of text without its byte order mark; newline as in `open`."""
+    opener = cast(Callable[..., TextIO], gzip.open if path.suffix.lower() == ".gz" else open)
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
+            _refuse_utf16(path, file)
+            yield file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is damaged or not gzip ({error}); write or download it again") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _refuse_utf16(path: Path, file: TextIO) -> None:
+    """UTF-16 passes for UTF-8 with a NUL beside each letter: it must not be taken for text."""
+    start = file.read(2)
+    file.seek(0)
+    if start in ("\udcff\udcfe", "\udcfe\udcff"):
+        raise UserError(f"{path} is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    r"""The lines of a text file, without their \n or \r\n.
+
+    Nothing else ends a line: not a lone carriage return, form feed, U+0085 or U+2028. One of those inside a
+    sentence would otherwise shift every later line of this side against the other.
+    """
+    with _open_text(path) as file:
+        for line in file:
+            yield line.removesuffix("\n").removesuffix("\r")
+
+
+def read_text_pair(source_path: Path, target_path: Path) -> Iterator[Row]:
+    """Two plain text files, line by line; past the end of the shorter one its cell is None."""
+    yield from zip_longest(_lines(source_path), _lines(target_path))
+
+
+def _json_lines(path: Path) -> Iterator[Any]:
+    """The values of a JSON Lines file: {} for a blank line, None for one that is not JSON."""
+    with _open_text(path) as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                yield {} if line.isspace() else None
+
+
+def _json_values(path: Path) -> Iterator[Any]:
+    """The values of a .json file: one array (read whole), or JSON Lines."""
+    with _open_text(path) as file:
+        start = file.readline()
+        while start.isspace():
+            start = file.readline()
+        if not start.lstrip().startswith("["):
+            yield from _json_lines(path)
+            return
+        file.seek(0)
+        try:
+            values = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} begins a JSON array but is not valid JSON: {error}") from error
+    yield from values
+
+
+def _leaf_names(value: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaf_names(inner, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield prefix
+
+
+def _json_fields(values_of: Callable[[Path], Iterator[Any]], path: Path) -> list[str]:
+    rows = (value for value in values_of(path) if isinstance(value, dict) and value)
+    return list(dict.fromkeys(name for row in islice(rows, ROWS_TO_FIND_FIELDS) for name in _leaf_names(row)))
+
+
+def _json_cell(row: dict[str, Any], name: str) -> Any:
+    if name in row:  # a plain name, or one that holds a dot itself
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _json_rows(
+    values_of: Callable[[Path], Iterator[Any]], path: Path, source_field: str, target_field: str
+) -> Iterator[Row]:
+    for value in values_of(path):
+        if not isinstance(value, dict):
+            yield None
+        elif not value:
+            yield "", ""  # a blank line
+        else:
+            yield _json_cell(value, source_field), _json_cell(value, target_field)
+
+
+def _csv_cells(path: Path) -> Iterator[list[str] | None]:
+    """The rows of a file with commas and "quoted" cells (RFC 4180); None per line where quotes are broken."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CSV_CELL))
+    with _open_text(path, newline="") as file:
+        reader = csv.reader(file, strict=True)
+        while True:
+            lines_before = reader.line_num
+            try:
+                yield next(reader)
+            except StopIteration:
+                return
+            except csv.Error:  # strict: text after a closing quote would otherwise silently lose its quotes
+                yield from repeat(None, reader.line_num - lines_before)
+
+
+def _tsv_cells(path: Path) -> Iterator[list[str] | None]:
+    """The rows of a tab-separated file. Quotes are text: corpora hold raw ones, and tabs cannot be quoted."""
+    return (line.split("\t") if line else [] for line in _lines(path))
+
+
+Cells = Callable[[Path], Iterator[list[str] | None]]
+
+
+def _separated_fields(cells_of: Cells, path: Path) -> list[str]:
+    return next(filter(None, cells_of(path)), [])  # the first line that is not blank is the header
+
+
+def _separated_rows(cells_of: Cells, path: Path, source_field: str, target_field: str) -> Iterator[Row]:
+    rows = cells_of(path)
+    header = next(filter(None, rows), [])
+    if not header:
+        return
+    source_at, target_at = header.index(source_field), header.index(target_field)
+    for cells in rows:
+        if cells is None:
+            yield None
+        elif not cells:
+            yield "", ""  # a blank line
+        elif len(cells) == len(header):
+            yield cells[source_at], cells[target_at]
+        elif len(cells) <= max(source_at, target_at):
+            padded = [*cells, *repeat(None, len(header) - len(cells))]
+            yield padded[source_at], padded[target_at]
+        else:
+            yield None  # a cell too many or too few: which is which cannot be told
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
+
+
+def arrow_fields(schema: pa.Schema | pa.StructType, prefix: str = "") -> dict[str, pa.DataType]:
+    """The dotted names of the columns without columns of their own, and what they hold."""
+    fields: dict[str, pa.DataType] = {}
+    for field in schema:
+        if pa.types.is_struct(field.type):
+            fields |= arrow_fields(field.type, f"{prefix}{field.name}.")
+        else:
+            fields[prefix + field.name] = field.type
+    return fields
+
+
+def check_holds_text(schema: pa.Schema, name: str, where: str) -> None:
+    """Refuse a column of numbers, labels or lists before every row of it is counted as missing.
+
+    Raises:
+        UserError: naming the column and what it holds.
+    """
+    kind = arrow_fields(schema).get(name)
+    if kind is not None and not _holds_text(kind):
+        raise UserError(f"field '{name}' of {where} holds {kind}; a field of text is needed")
+
+
+def _arrow_cells(table: pa.Table | pa.RecordBatch, name: str) -> list[Any]:
+    if name in table.column_names:  # a plain name, or one that holds a dot itself
+        column = table.column(name)
+    else:
+        root, *rest = name.split(".")
+        column = table.column(root)
+        for part in rest:
+            column = pc.struct_field(column, part)
+    try:
+        cells = column.to_pylist()
+    except UnicodeDecodeError:  # Arrow checks no text on the way in
+        cells = column.cast(pa.large_binary()).to_pylist()
+    return [cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell for cell in cells]
+
+
+def arrow_rows(table: pa.Table | pa.RecordBatch, source_field: str, target_field: str) -> Iterator[Row]:
+    """The rows of a table in memory; dotted names reach into struct columns."""
+    yield from zip(_arrow_cells(table, source_field), _arrow_cells(table, target_field), strict=True)
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except pa.ArrowException as error:
+        raise UserError(f"{path} is damaged or not a Parquet file: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _parquet_fields(path: Path) -> list[str]:
+    with _open_parquet(path) as file:
+        return list(arrow_fields(file.schema_arrow))
+
+
+def _parquet_rows(path: Path, source_field: str, target_field: str) -> Iterator[Row]:
+    with _open_parquet(path) as file:
+        schema = file.schema_arrow
+        for name in (source_field, target_field):
+            check_holds_text(schema, name, str(path))
+        names = [source_field, target_field]
+        roots = [name if name in schema.names else name.split(".")[0] for name in names]
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(dict.fromkeys(roots))):
+            yield from arrow_rows(batch, source_field, target_field)
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """How to read one file format.
+
+    Args:
+        fields: path → the names of its fields, nested ones dotted.
+        rows: (path, source field, target field) → its rows; both fields are known to exist.
+    """
+
+    fields: Callable[[Path], list[str]]
+    rows: Callable[[Path, str, str], Iterator[Row]]
+
+
+_JSON_LINES = TableFormat(partial(_json_fields, _json_lines), partial(_json_rows, _json_lines))
+_JSON = TableFormat(partial(_json_fields, _json_values), partial(_json_rows, _json_values))
+_CSV = TableFormat(partial(_separated_fields, _csv_cells), partial(_separated_rows, _csv_cells))
+_TSV = TableFormat(partial(_separated_fields, _tsv_cells), partial(_separated_rows, _tsv_cells))
+
+TABLE_FORMATS = {
+    ".jsonl": _JSON_LINES,
+    ".jsonl.gz": _JSON_LINES,
+    ".json": _JSON,
+    ".json.gz": _JSON,
+    ".csv": _CSV,
+    ".csv.gz": _CSV,
+    ".tsv": _TSV,
+    ".tsv.gz": _TSV,
+    ".parquet": TableFormat(_parquet_fields, _parquet_rows),
+}
+
+
+def table_format(path: Path) -> TableFormat | None:
+    """The format that a file's name tells, or None if it tells none of the known ones."""
+    return next((form for ending, form in TABLE_FORMATS.items() if path.name.lower().endswith(ending)), None)
