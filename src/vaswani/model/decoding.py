@@ -1,0 +1,60 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""How long an output may be, and how its length counts, in beam search as the paper runs it (section 6.1).
+
+The paper uses 4 beams, the length penalty of Wu et al. (2016, arXiv:1609.08144, "GNMT") with α = 0.6, and at
+most 50 tokens more than the source has. Both rules are made for transformers' `generate`, of any model:
+
+    limits = attention_mask.sum(dim=1) + EXTRA_LENGTH
+    model.generate(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        num_beams=4,
+        length_penalty=GNMTLengthPenalty(0.6),
+        max_length=1 + int(limits.max()),  # the decoder's start token counts
+        stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
+    )
+"""
+
+from typing import Any, cast
+
+import torch
+from transformers import StoppingCriteria
+
+EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to input length + 50"
+
+
+class GNMTLengthPenalty(float):
+    """An α for which `length**α` is GNMT's length penalty, lp(Y) = ((5 + |Y|) / 6)^α (their equation 14).
+
+    transformers ranks hypotheses, and decides when to stop, by `log_probability / length**length_penalty`.
+    With a plain float that divides by |Y|^α, which favours long outputs more. With this number the same
+    search divides by GNMT's penalty. |Y| counts the generated tokens, the final `</s>` included.
+    """
+
+    def of(self, length: Any) -> Any:
+        """lp of a length, or of a tensor of lengths (which, raised to it, takes it for a plain float)."""
+        return ((5 + length) / 6) ** float(self)
+
+    def __rpow__(self, length: Any, _modulo: None = None) -> Any:
+        return self.of(length)
+
+
+class LengthLimits(StoppingCriteria):
+    """Ends the hypotheses of each source after a number of tokens of its own.
+
+    So a source gets the same output in every batch: one limit for all would depend on the longest source.
+
+    Args:
+        limits: int64 [S], the most tokens to generate for each source of the batch, `</s>` included.
+        prompt_length: decoder tokens that are given and not generated; the start token is one.
+    """
+
+    def __init__(self, limits: torch.Tensor, prompt_length: int = 1):
+        self.limits = limits
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        """Say which rows are full: bool [S·K] for `input_ids` [S·K, T], the K rows of a source together."""
+        is_full = input_ids.shape[1] - self.prompt_length >= self.limits
+        return cast(torch.BoolTensor, is_full.repeat_interleave(input_ids.shape[0] // len(is_full)))
