@@ -1,0 +1,188 @@
+"""Byte-level BPE tokenizers that give back every text exactly.
+
+Sub-words follow Sennrich et al. (2016, arXiv:1508.07909); their symbols are bytes, so nothing is unknown. The
+tokenizers are plain transformers ones: `AutoTokenizer.from_pretrained(directory)` loads them without this
+package, and `tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text` for every text.
+
+A space belongs to the word after it, and every text gets one in front, which decoding takes away again: a
+word has the same token at the beginning of a sentence as inside it. Letters form words (with their combining
+marks and joiners, so that Indic scripts are not cut within a syllable); each digit and each punctuation mark
+stands alone, so that numbers are spelled and copied digit by digit and a word is the same token before a
+comma as before a full stop.
+
+Text that looks like a special token is text: "</s>" in a sentence is encoded as its four characters.
+"""
+
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from vaswani.errors import UserError
+
+PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
+TARGET_SUBFOLDER = "target_tokenizer"
+
+_SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+_WORD = r" ?[\p{L}\p{M}\x{200C}\x{200D}]+"  # the last two are the joiners
+_DIGIT = r" ?\p{N}"
+_PUNCTUATION = r" ?[^\s\p{L}\p{M}\p{N}]"
+_SPACE = r"\s+(?!\S)|\s+"  # leaves the last space to the word after it
+_PIECES = Regex("|".join([_WORD, _DIGIT, _PUNCTUATION, _SPACE]))
+
+
+def train_tokenizer(
+    texts: Iterable[str] | Iterable[Sequence[str]],
+    vocab_size: int,
+    *,
+    min_frequency: int = 2,
+    model_max_length: int | None = None,
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that ends every sequence with `</s>`.
+
+    Args:
+        texts: texts or batches of texts, read once and never held together: only the distinct words are
+            kept, so the corpus may be larger than memory. For a vocabulary that source and target share,
+            give the texts of both.
+        vocab_size: tokens in the vocabulary with the 3 special tokens and the 256 bytes. A small corpus may
+            yield fewer, so a model's vocabulary size is `len(tokenizer)`.
+        min_frequency: how often a pair of tokens must occur to be merged.
+        model_max_length: tokens to which `truncation=True` cuts; None for no limit, which is right for
+            sinusoidal positions.
+
+    Raises:
+        UserError: `vocab_size` has no room for the bytes and special tokens, or there are no texts.
+    """
+    if vocab_size < _SMALLEST_VOCABULARY:
+        raise UserError(
+            f"vocab_size={vocab_size} is too small: it must hold 256 bytes and {len(SPECIAL_TOKENS)} special "
+            f"tokens; give vocab_size={_SMALLEST_VOCABULARY} or more"
+        )
+    tokenizer = _untrained_tokenizer()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_not_empty(texts), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD_TOKEN,
+        bos_token=BOS_TOKEN,
+        eos_token=EOS_TOKEN,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+        split_special_tokens=True,  # "</s>" inside a text is text
+        clean_up_tokenization_spaces=False,  # the spaces before punctuation are the writer's
+        **({} if model_max_length is None else {"model_max_length": model_max_length}),
+    )
+
+
+def save_tokenizers(
+    source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, directory: str | Path
+) -> None:
+    """Save the source tokenizer in `directory` and, unless it is the same object, the target's below it."""
+    target_directory = Path(directory) / TARGET_SUBFOLDER
+    _save_tokenizer(source, Path(directory))
+    if target is not source:
+        _save_tokenizer(target, target_directory)
+    elif target_directory.exists():
+        shutil.rmtree(target_directory)  # of an earlier model, which would be loaded with this one
+
+
+def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Return the source and target tokenizers of a folder: the same object where the vocabulary is shared.
+
+    Raises:
+        UserError: there is no such folder, or no tokenizer in it, or a tokenizer that cannot be read.
+    """
+    source = _load_tokenizer(Path(directory))
+    target_directory = Path(directory) / TARGET_SUBFOLDER
+    return source, _load_tokenizer(target_directory) if target_directory.is_dir() else source
+
+
+@contextmanager
+def bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> Iterator[None]:
+    """Let the tokenizer skip each merge with probability `p` (Provilkov et al., 2020, arXiv:1910.13267).
+
+    For training only: encode the training batches inside `with bpe_dropout(tokenizer, 0.1):`, and save and
+    evaluate outside. Afterwards the tokenizer is as it was, whatever happened inside. The draws come from the
+    tokenizers library, which takes no seed: they differ from run to run.
+
+    Raises:
+        UserError: `p` is not a probability, or the tokenizer is no BPE.
+    """
+    model = tokenizer.backend_tokenizer.model
+    if not isinstance(model, models.BPE):
+        raise UserError(
+            f"BPE-dropout needs a BPE tokenizer and this one is {type(model).__name__}; leave it at 0"
+        )
+    if not 0 <= p <= 1:
+        raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
+    earlier = model.dropout
+    model.dropout = p or None
+    try:
+        yield
+    finally:
+        model.dropout = earlier
+
+
+def _untrained_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(_PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS_TOKEN}",
+        pair=f"$A {EOS_TOKEN} $B {EOS_TOKEN}",
+        special_tokens=[(EOS_TOKEN, SPECIAL_TOKENS.index(EOS_TOKEN))],
+    )
+    return tokenizer
+
+
+def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
+    """Pass the texts on, once it is sure that there is one."""
+    iterator = iter(texts)
+    try:
+        first = next(iterator)
+    except StopIteration:
+        raise UserError(
+            "there are no texts to train a tokenizer on; check that the corpus is not empty"
+        ) from None
+    return itertools.chain([first], iterator)
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    is_bpe = isinstance(tokenizer.backend_tokenizer.model, models.BPE)
+    with bpe_dropout(tokenizer, 0) if is_bpe else nullcontext():  # dropout would be saved and loaded again
+        tokenizer.save_pretrained(directory)
+
+
+def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a folder; give the folder that a training wrote")
+    if not (directory / "tokenizer_config.json").is_file():
+        raise UserError(
+            f"{directory} has no tokenizer (tokenizer.json, tokenizer_config.json); "
+            "give the folder that a training wrote"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"the tokenizer in {directory} cannot be read ({reason}); its files may be half-written: "
+            "use another checkpoint"
+        ) from error

@@ -1,0 +1,305 @@
+"""Byte-level BPE tokenizers, as plain AutoTokenizer loads them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from vaswani.data.tokenization import (
+    SPECIAL_TOKENS,
+    bpe_dropout,
+    load_tokenizers,
+    save_tokenizers,
+    train_tokenizer,
+)
+from vaswani.errors import UserError
+
+ENGLISH = [
+    "A dog runs through the snow.",
+    "Two men are standing near the water, and a dog is watching.",
+    "The dog, the man and the children are playing outside.",
+    "A woman doesn't see the 12 birds of 1999!",
+] * 5
+GERMAN = [
+    "Ein Hund rennt durch den Schnee.",
+    "Zwei Männer stehen am Wasser, und ein Hund schaut zu.",
+    "Der Hund, der Mann und die Kinder spielen draußen.",
+    "Eine Frau sieht die 12 Vögel von 1999 nicht!",
+] * 5
+SPACES_AND_CONTROLS = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\x00", "\x1f", "\x7f", "\ufeff"]
+MARKS_AND_JOINERS = [
+    "\u200b",
+    "\u200d",
+    "\u200f",
+    "\u0301",
+    "\u0941",
+    "e\u0301",
+    "é",
+    "\U0001f469\u200d\U0001f467",
+]
+WORDS = [
+    "dog",
+    "Hund",
+    "don't",
+    "1999",
+    "...",
+    ".",
+    ",",
+    "नमस्ते",
+    "مرحبا",
+    "你好",
+    "😀",
+    "ﬁ",
+    "Ġ",
+    "Ċ",
+    "\U0010ffff",
+]
+AWKWARD_PIECES = [*SPECIAL_TOKENS, *SPACES_AND_CONTROLS, *MARKS_AND_JOINERS, *WORDS]
+
+
+def mixed() -> Iterator[str]:
+    for pair in zip(ENGLISH, GERMAN, strict=True):
+        yield from pair
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = train_tokenizer(mixed(), 400)
+    save_tokenizers(tokenizer, tokenizer, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def round_trip(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    return tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True)
+
+
+# --- encode and decode ----------------------------------------------------------------------------
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.text() | st.lists(st.sampled_from(AWKWARD_PIECES)).map("".join))
+def test_every_text_comes_back(tokenizer, text):
+    assert round_trip(tokenizer, text) == text
+    assert tokenizer(text).input_ids == tokenizer.encode(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.text() | st.sampled_from(AWKWARD_PIECES), min_size=1, max_size=4),
+    p=st.floats(0.01, 1.0),
+)
+def test_every_text_comes_back_padded_and_with_dropout(tokenizer, texts, p):
+    with bpe_dropout(tokenizer, p):
+        batch = tokenizer(texts, padding=True)
+    assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == texts
+
+
+def test_text_that_looks_like_a_special_token_is_text(tokenizer):
+    ids = tokenizer.encode("a </s> b <pad> c <s>")
+    assert ids.count(tokenizer.eos_token_id) == 1
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.pad_token_id not in ids
+    assert tokenizer.bos_token_id not in ids
+
+
+def test_special_tokens_in_the_corpus_do_not_become_merged_tokens():
+    tokenizer = train_tokenizer(["hello</s>", "<s>hello <pad>"] * 50, 320)
+    assert tokenizer.tokenize("hello</s>") == ["Ġhello", "<", "/", "s", ">"]
+    assert tokenizer.tokenize("<pad>") == ["Ġ<", "pad", ">"]
+
+
+def test_each_sequence_ends_with_one_end_token(tokenizer):
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "<s>", "</s>"] == list(SPECIAL_TOKENS)
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert tokenizer.encode("") == [2]
+    assert tokenizer.encode("dog", add_special_tokens=False) == tokenizer.encode("dog")[:-1]
+    assert tokenizer("dog", text_target="dog").labels == tokenizer.encode("dog")
+
+
+def test_a_batch_is_padded_right_with_a_mask_and_nothing_else(tokenizer):
+    batch = tokenizer(["dog", "the dog and the children"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    short, long = batch.input_ids
+    assert short == tokenizer.encode("dog") + [0] * (len(long) - len(tokenizer.encode("dog")))
+    assert batch.attention_mask[0] == [int(token != 0) for token in short]
+
+
+# --- pieces: what may be one token ----------------------------------------------------------------
+
+
+def test_a_word_is_the_same_token_at_the_beginning_and_inside(tokenizer):
+    assert tokenizer.tokenize("dog and dog")[0] == tokenizer.tokenize("dog and dog")[2] == "Ġdog"
+    assert tokenizer.tokenize("dog, dog.") == ["Ġdog", ",", "Ġdog", "."]
+
+
+def test_each_digit_stands_alone(tokenizer):
+    assert tokenizer.tokenize("of 1999") == ["Ġof", "Ġ1", "9", "9", "9"]
+
+
+@pytest.mark.parametrize("word", ["नमस्ते", "می\u200cخواهم", "e\u0301te\u0301", "draußen"])
+def test_marks_and_joiners_do_not_cut_a_word(tokenizer, word):
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(f" {word} {word}")
+    assert len(pieces) == 2
+
+
+def test_each_punctuation_mark_stands_alone(tokenizer):
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(' he said: "no!"')
+    assert [piece for piece, _ in pieces] == ["Ġhe", "Ġsaid", ":", 'Ġ"', "no", "!", '"']
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def test_vocabulary_size_is_what_was_asked_for():
+    assert len(train_tokenizer(mixed(), 300)) == 300
+    assert len(train_tokenizer(mixed(), 259)) == 259
+    assert round_trip(train_tokenizer(mixed(), 259), "A dog!") == "A dog!"
+
+
+def test_a_larger_vocabulary_gives_shorter_sequences():
+    small, large = train_tokenizer(mixed(), 270), train_tokenizer(mixed(), 400)
+    assert len(large.encode(ENGLISH[0])) < len(small.encode(ENGLISH[0]))
+
+
+def test_min_frequency_keeps_rare_pairs_apart():
+    texts = ["dog"] * 5 + ["cat"]
+    assert train_tokenizer(texts, 300, min_frequency=1).tokenize("cat") == ["Ġcat"]
+    assert train_tokenizer(texts, 300, min_frequency=2).tokenize("cat") != ["Ġcat"]
+    assert train_tokenizer(texts, 300, min_frequency=2).tokenize("dog") == ["Ġdog"]
+
+
+def test_model_max_length_is_where_truncation_cuts():
+    text = "the dog and the children"
+    assert len(train_tokenizer(mixed(), 400, model_max_length=3)(text, truncation=True).input_ids) == 3
+    assert train_tokenizer(mixed(), 400)(text).input_ids == train_tokenizer(mixed(), 400).encode(text)
+
+
+def test_batches_from_a_generator_give_the_same_tokenizer():
+    def batches() -> Iterator[list[str]]:
+        texts = list(mixed())
+        for start in range(0, len(texts), 7):
+            yield texts[start : start + 7]
+
+    expected = train_tokenizer(list(mixed()), 400).backend_tokenizer.to_str()
+    assert train_tokenizer(batches(), 400).backend_tokenizer.to_str() == expected
+    assert train_tokenizer(mixed(), 400).backend_tokenizer.to_str() == expected
+
+
+def test_an_error_in_the_corpus_is_not_swallowed():
+    def broken() -> Iterator[str]:
+        yield "a dog"
+        raise UserError("row 2 cannot be read")
+
+    with pytest.raises(UserError, match="row 2"):
+        train_tokenizer(broken(), 300)
+
+
+@pytest.mark.parametrize("texts", [[], iter(())])
+def test_an_empty_corpus_is_an_error(texts):
+    with pytest.raises(UserError, match="no texts"):
+        train_tokenizer(texts, 300)
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_an_error():
+    with pytest.raises(UserError, match=r"vocab_size=258 .* vocab_size=259 or more"):
+        train_tokenizer(ENGLISH, 258)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_a_shared_tokenizer_is_one_object(directory):
+    source, target = load_tokenizers(directory)
+    assert source is target
+    assert len(source) == 400
+
+
+def test_separate_tokenizers_load_with_plain_auto_tokenizer(tmp_path):
+    save_tokenizers(train_tokenizer(ENGLISH, 300), train_tokenizer(GERMAN, 310), tmp_path)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == 300
+    assert len(AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer")) == 310
+    source, target = load_tokenizers(tmp_path)
+    assert (len(source), len(target)) == (300, 310)
+    assert target.tokenize("Hund") == ["ĠHund"] != source.tokenize("Hund")
+
+
+def test_a_shared_tokenizer_replaces_separate_ones(tmp_path):
+    source = train_tokenizer(ENGLISH, 300)
+    save_tokenizers(source, train_tokenizer(GERMAN, 310), tmp_path)
+    save_tokenizers(source, source, tmp_path)
+    loaded = load_tokenizers(tmp_path)
+    assert loaded[0] is loaded[1]
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="has no tokenizer"):
+        load_tokenizers(tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        load_tokenizers(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"version": "1.0", "trunc', None])
+def test_a_half_written_tokenizer_is_an_error(tmp_path, tokenizer, content):
+    save_tokenizers(tokenizer, tokenizer, tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(UserError, match="cannot be read") as error:
+        load_tokenizers(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+# --- BPE-dropout ----------------------------------------------------------------------------------
+
+
+def test_dropout_moves_the_tokens_inside_only(tokenizer):
+    text = ENGLISH[1]
+    expected = tokenizer.encode(text)
+    with bpe_dropout(tokenizer, 0.3):
+        encodings = {tuple(tokenizer.encode(text)) for _ in range(10)}
+    assert len(encodings) > 1
+    assert all(tokenizer.encode(text) == expected for _ in range(10))
+
+
+def test_more_dropout_gives_longer_sequences(tokenizer):
+    def mean_length(p: float) -> float:
+        with bpe_dropout(tokenizer, p):
+            return sum(len(ids) for ids in tokenizer(ENGLISH * 5).input_ids) / len(ENGLISH * 5)
+
+    assert mean_length(0.0) < mean_length(0.2) < mean_length(0.6) < mean_length(1.0)
+    assert mean_length(1.0) == sum(len(text.encode()) + 2 for text in ENGLISH) / len(ENGLISH)  # bytes
+
+
+def test_dropout_ends_with_an_error_too(tokenizer):
+    with pytest.raises(KeyboardInterrupt), bpe_dropout(tokenizer, 0.5):
+        raise KeyboardInterrupt
+    assert tokenizer.backend_tokenizer.model.dropout is None
+
+
+def test_dropout_is_never_saved(tokenizer, tmp_path):
+    with bpe_dropout(tokenizer, 0.5):
+        save_tokenizers(tokenizer, tokenizer, tmp_path)
+        assert tokenizer.backend_tokenizer.model.dropout == 0.5
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
+def test_dropout_is_a_probability(tokenizer, p):
+    with pytest.raises(UserError, match="not a probability"), bpe_dropout(tokenizer, p):
+        pass
+
+
+def test_dropout_needs_bpe():
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    with pytest.raises(UserError, match="WordLevel"), bpe_dropout(words, 0.1):
+        pass
