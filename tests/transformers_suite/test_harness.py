@@ -1,0 +1,58 @@
+"""The harness itself: it notices a skip that no peer shares, and its stand-ins are whole."""
+
+import unittest
+from dataclasses import fields
+
+from transformers import PreTrainedConfig
+
+from . import test_peers, test_vaswani, upstream
+
+
+def run(case: type[unittest.TestCase], test: str) -> unittest.TestResult:
+    result = unittest.TestResult()
+    case(test).run(result)
+    return result
+
+
+def switched_off(case: type[unittest.TestCase]) -> set[str]:
+    """The tests that a decorator skips before they start."""
+    names = unittest.TestLoader().getTestCaseNames(case)
+    return {name for name in names if getattr(getattr(case, name), "__unittest_skip__", False)}
+
+
+def test_a_skip_that_the_peers_share_is_a_skip():
+    class WithoutRotaryPositions(test_peers.MarianTest):
+        peers = (test_peers.BartTest,)
+
+    result = run(WithoutRotaryPositions, "test_model_rope_with_partial_rotation")
+    assert result.skipped
+    assert result.wasSuccessful()
+
+
+def test_a_skip_that_a_peer_does_not_share_is_a_failure():
+    class WithoutAttentions(test_peers.MarianTest):
+        peers = (test_peers.BartTest,)
+        has_attentions = False
+
+    result = run(WithoutAttentions, "test_attention_outputs")
+    assert not result.skipped
+    ((_, message),) = result.failures
+    assert "BartTest does not skip this test" in message
+
+
+def test_ours_run_every_test_that_the_peers_run():
+    for ours in (test_vaswani.VaswaniTest, test_vaswani.VaswaniVariantTest):
+        for peer in (test_peers.MarianTest, test_peers.BartTest):
+            assert peer in ours.peers
+            assert set(unittest.TestLoader().getTestCaseNames(ours)) >= set(
+                unittest.TestLoader().getTestCaseNames(peer)
+            )
+            assert switched_off(ours) == switched_off(peer)
+
+
+def test_the_common_config_fields_are_all_given_and_none_at_its_default():
+    defaults = {field.name: field.default for field in fields(PreTrainedConfig)}
+    missing = set(defaults) - set(upstream.CONFIG_COMMON_KWARGS)
+    assert missing == {"transformers_version"}  # written by the library alone
+    for name, value in upstream.CONFIG_COMMON_KWARGS.items():
+        assert name not in defaults or value != defaults[name]
