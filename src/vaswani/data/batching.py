@@ -60,8 +60,8 @@ def tokenize_corpus(
 ) -> Dataset | datasets.IterableDataset:
     """Turn text into token ids; leave out, and count, what is too long or has no tokens.
 
-    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers; under
-    BPE-dropout it is not, and every call splits the text anew.
+    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers. Under
+    BPE-dropout it is not: every call splits the text anew, into a file that goes with the result.
 
     Args:
         dataset: text columns `source` and `target`. The rows of a stream are tokenized as they are read.
@@ -187,12 +187,12 @@ def _tokenize_whole(
     limits: _LengthLimits,
     report: RowReport,
 ) -> Dataset:
-    if not any(_has_dropout(tokenizer) for tokenizer in tokenizers.values()):
+    keys = [_cache_key(tokenizer) for tokenizer in tokenizers.values()]
+    if all(keys):
         folder = Path(datasets.config.HF_DATASETS_CACHE, "vaswani")
         folder.mkdir(parents=True, exist_ok=True)
-        return _select_fit(
-            _map_tokens(dataset, tokenizers, folder, _cache_key(dataset, tokenizers)), limits, report
-        )
+        key = hashlib.sha256("".join([dataset._fingerprint, *map(str, keys)]).encode()).hexdigest()
+        return _select_fit(_map_tokens(dataset, tokenizers, folder, key), limits, report)
     scratch = tempfile.mkdtemp(prefix="vaswani-tokens-")
     tokens = _select_fit(
         _map_tokens(dataset, tokenizers, Path(scratch), secrets.token_hex(16)), limits, report
@@ -201,17 +201,13 @@ def _tokenize_whole(
     return tokens
 
 
-def _has_dropout(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return bool(getattr(tokenizer.backend_tokenizer.model, "dropout", None))
-
-
-def _cache_key(dataset: Dataset, tokenizers: dict[str, PreTrainedTokenizerBase]) -> str:
-    """What the token ids depend on: the rows, both tokenizers in full, and this module."""
-    key = hashlib.sha256(dataset._fingerprint.encode())
-    for tokenizer in tokenizers.values():
-        key.update(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).digest())
-    key.update(Path(__file__).read_bytes())
-    return key.hexdigest()
+def _cache_key(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """All that the token ids of a text depend on; None if they differ between calls, or it cannot be told."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or getattr(backend.model, "dropout", None):
+        return None
+    settings = f"{backend.to_str()} {tokenizer.split_special_tokens}"
+    return hashlib.sha256(settings.encode() + Path(__file__).read_bytes()).hexdigest()
 
 
 def _map_tokens(
@@ -314,8 +310,8 @@ def _check_lengths(source: Integers, target: Integers, max_tokens: int, num_repl
     longest = int(np.argmax(source + target))
     if source[longest] + target[longest] > max_tokens:
         raise UserError(
-            f"row {longest} has {source[longest]} source and {target[longest]} target tokens, more than a batch "
-            f"of {max_tokens} tokens holds; raise max_tokens or lower the length limits"
+            f"row {longest} has {source[longest]} source and {target[longest]} target tokens, more than a "
+            f"batch of {max_tokens} tokens holds; raise max_tokens or lower the length limits"
         )
     if source.size < num_replicas:
         raise UserError(f"{source.size} rows cannot be shared by {num_replicas} processes")
@@ -327,39 +323,40 @@ def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Int
     Returns:
         The place of each row's lengths on the walk [N]; where the batches start on it, and its end.
     """
-    best: tuple[Integers, Integers] | None = None
-    least = np.inf
-    width = 1
+    height = int(target.max()) + 1
+    pairs, pair_of_row, rows_of_pair = np.unique(
+        source * height + target, return_inverse=True, return_counts=True
+    )
+    pair_source, pair_target = np.divmod(pairs, height)
+    least, width = np.inf, 1
     while True:
-        place = _serpentine(source, target, width)
-        walk = np.argsort(place, kind="stable")
-        starts = _cut(source[walk], target[walk], max_tokens)
-        padded = _padded_tokens(source[walk], target[walk], starts)
-        if best is not None and padded >= least:
-            return best
-        best, least, width = (place, starts), padded, 2 * width
+        walk = _serpentine(pair_source, pair_target, width)
+        along_source = np.repeat(pair_source[walk], rows_of_pair[walk])
+        along_target = np.repeat(pair_target[walk], rows_of_pair[walk])
+        starts = _cut(along_source, along_target, max_tokens)
+        padded = _padded_tokens(along_source, along_target, starts)
+        if padded >= least:
+            break
+        best_walk, best_starts, least, width = walk, starts, padded, 2 * width
+    place = np.empty(len(pairs), dtype=np.min_scalar_type(len(pairs)))  # small integers sort fastest
+    place[best_walk] = np.arange(len(pairs))
+    return place[pair_of_row], best_starts
 
 
 def _serpentine(source: Integers, target: Integers, width: int) -> Integers:
-    """Number the pairs of lengths along stripes of like sources, up and down in target length by turns.
+    """Order pairs of lengths by stripes of like sources, up and down in target length by turns.
 
     Where one stripe ends and the next begins the targets are alike too, so that a batch may cross the border.
     """
-    occupied = np.bincount(source // width) > 0
-    stripe = (np.cumsum(occupied) - 1)[source // width]
-    height = int(target.max()) + 1
-    along = np.where(stripe % 2 == 0, target, height - 1 - target)
-    place = np.unique((stripe * height + along) * width + source % width, return_inverse=True)[1]
-    return place.astype(np.min_scalar_type(int(place.max())))  # small integers sort fastest
+    stripe = np.unique(source // width, return_inverse=True)[1]
+    return np.lexsort((source, np.where(stripe % 2 == 0, target, -target), stripe))
 
 
 def _cut(source: Integers, target: Integers, max_tokens: int) -> Integers:
-    """Cut rows in their order as late as the budget allows; returns the starts of the batches, and the end."""
+    """Cut rows in their order as late as the budget allows; returns the starts of the batches and the end."""
     starts = [0]
     while (start := starts[-1]) < len(source):
-        most = start + max_tokens // int(
-            source[start] + target[start]
-        )  # the first row alone bounds the number
+        most = start + max_tokens // int(source[start] + target[start])  # no batch with this row holds more
         longest = np.maximum.accumulate(source[start:most]) + np.maximum.accumulate(target[start:most])
         cost = np.arange(1, len(longest) + 1) * longest
         starts.append(start + int(np.searchsorted(cost, max_tokens, side="right")))
