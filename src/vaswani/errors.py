@@ -1,4 +1,4 @@
-"""The error that a user can cause and mend."""
+"""Errors that end a command with one line on standard error."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,14 @@ class UserError(ValueError):
 
     The command line prints it as it is, without a traceback, and exits with status 2.
     """
+
+
+class RunError(RuntimeError):
+    """What stopped a run and what was saved before, in one line, where the user gave nothing wrong.
+
+    The command line prints it as it is, without a traceback, and exits with `exit_status`.
+    """
+
+    def __init__(self, message: str, exit_status: int = 1):
+        super().__init__(message)
+        self.exit_status = exit_status

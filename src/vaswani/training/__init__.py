@@ -1,0 +1,1 @@
+"""Training: configuration, trainer, schedule, losses and metrics."""

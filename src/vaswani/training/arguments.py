@@ -1,0 +1,194 @@
+"""Everything that a training run can be told, as dataclasses for `HfArgumentParser`.
+
+Field names are the keys of a configuration file and the flags of `vaswani train`. The defaults are those of
+the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer to it.
+"""
+
+import importlib.util
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from transformers import Seq2SeqTrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_utils import SchedulerType
+
+from vaswani.errors import UserError
+from vaswani.training.schedule import paper_peak_learning_rate
+
+REPORTING_PACKAGES = ("tensorboard", "trackio")
+
+
+def _name(choice: Enum | str) -> str:
+    return choice.value if isinstance(choice, Enum) else choice
+
+
+def option(default: Any, text: str) -> Any:
+    """A dataclass field with its line of help."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class ModelArguments:
+    """The fields of `VaswaniConfig` that are not derived from the data."""
+
+    d_model: int = option(512, "Width of the residual stream.")
+    encoder_layers: int = option(6, "Encoder layers.")
+    decoder_layers: int = option(6, "Decoder layers.")
+    encoder_attention_heads: int = option(8, "Attention heads of each encoder layer; divides d_model.")
+    decoder_attention_heads: int = option(8, "Attention heads of each decoder layer; divides d_model.")
+    encoder_ffn_dim: int = option(2048, "Inner width of the encoder's feed-forward layers.")
+    decoder_ffn_dim: int = option(2048, "Inner width of the decoder's feed-forward layers.")
+    dropout: float = option(
+        0.1, "Dropout on sub-layer outputs and on embeddings with positions (section 5.4)."
+    )
+    attention_dropout: float = option(0.0, "Dropout on attention weights.")
+    activation_dropout: float = option(0.0, "Dropout inside the feed-forward layers.")
+    activation_function: str = option("relu", "relu, gelu, silu or another that transformers knows.")
+    norm_order: Literal["post", "pre"] = option(
+        "post", "LayerNorm after each residual sum, or before each sub-layer."
+    )
+    position_embedding: Literal["sinusoidal", "learned"] = option(
+        "sinusoidal", "Positions of any length, or learned ones."
+    )
+    sinusoidal_layout: Literal["interleaved", "concatenated"] = option(
+        "interleaved", "Order of sines and cosines: as in the paper, or as in tensor2tensor and Marian."
+    )
+    max_position_embeddings: int = option(1024, "Longest sequence that learned positions allow.")
+    attention_bias: bool = option(True, "Biases in the attention projections.")
+    ffn_bias: bool = option(True, "Biases in the feed-forward projections.")
+    scale_embedding: bool = option(True, "Multiply embeddings by sqrt(d_model) (section 3.4).")
+    share_encoder_decoder_embeddings: bool | None = option(
+        None, "One embedding for source and target; by default exactly when there is one vocabulary."
+    )
+    tie_word_embeddings: bool = option(True, "The output projection is the target embedding (section 3.4).")
+    attn_implementation: str | None = option(
+        None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
+    )
+
+
+@dataclass
+class DataArguments:
+    """The parallel corpus, its vocabulary and the limits on its rows."""
+
+    dataset: str | None = option(None, "'dates' for the built-in corpus, or a data set's Hub name or folder.")
+    dataset_config: str | None = option(None, "Configuration name of the data set.")
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Training file (JSONL, CSV, TSV, Parquet), or two text files: source and target."},
+    )
+    validation_file: list[str] = field(
+        default_factory=list, metadata={"help": "Validation file(s), likewise."}
+    )
+    test_file: list[str] = field(default_factory=list, metadata={"help": "Test file(s), likewise."})
+    source_field: str = option(
+        "source", "Column of the source text; a dot reaches into nested columns (translation.de)."
+    )
+    target_field: str = option("target", "Column of the target text.")
+    streaming: bool = option(
+        False, "Read the training data as it is needed (larger than memory); requires max_steps."
+    )
+    max_validation_rows: int | None = option(
+        None, "Evaluate on this many validation rows, evenly spread; default all."
+    )
+    vocab_size: int = option(37000, "Most tokens that the byte-pair vocabulary may have.")
+    shared_vocab: bool = option(True, "One vocabulary for source and target.")
+    tokenizer_rows: int | None = option(None, "Train the vocabulary on the first so many rows; default all.")
+    max_source_length: int = option(
+        256, "Rows with more source tokens are left out of training, and counted."
+    )
+    max_target_length: int = option(
+        256, "Rows with more target tokens are left out of training, and counted."
+    )
+    bpe_dropout: float = option(
+        0.0, "Probability of skipping a merge when training text is split (BPE-dropout, arXiv:1910.13267)."
+    )
+
+
+@dataclass
+class TrainingArguments(Seq2SeqTrainingArguments):
+    """transformers' training arguments with the paper's defaults and a few more fields.
+
+    Raises:
+        UserError: for a combination that cannot work, before any work is done.
+    """
+
+    learning_rate: float | None = option(  # type: ignore[assignment]  # None is resolved before the optimizer is built
+        None, "Peak learning rate; default the paper's (d_model * warmup_steps)^-0.5 (equation 3)."
+    )
+    lr_scheduler_type: SchedulerType | str = field(
+        default=SchedulerType.INVERSE_SQRT,
+        metadata={
+            "help": "inverse_sqrt is the paper's (linear warm-up, then 1/sqrt(step)); or another that exists."
+        },
+    )
+    warmup_steps: float = option(4000, "Warm-up updates; below 1, a fraction of all updates (section 5.3).")
+    adam_beta2: float = option(0.98, "Adam's beta2 (section 5.3).")
+    adam_epsilon: float = option(1e-9, "Adam's epsilon (section 5.3).")
+    label_smoothing_factor: float = option(0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.")
+    max_tokens_per_batch: int = option(
+        8192,
+        "Source and target tokens of one batch on one device, padding included; for training and evaluation.",
+    )
+    predict_with_generate: bool = option(True, "Evaluate by translating, not by the loss alone.")
+    generation_num_beams: int | None = option(4, "Beams when evaluating (section 6.1).")
+    generation_length_penalty: float = option(
+        0.6, "Exponent of the length that divides a beam's log-probability."
+    )
+    early_stopping_patience: int | None = option(
+        None, "Stop after this many evaluations without a better metric_for_best_model."
+    )
+    report_to: list[str] = field(
+        default_factory=lambda: ["none"],
+        metadata={"help": "Where to log: none, tensorboard, trackio or another that transformers knows."},
+    )
+    use_cache: bool = option(True, "Saved in the model's configuration: decode with cached keys and values.")
+    restore_callback_states_from_checkpoint: bool = option(
+        True, "Resuming restores the early-stopping counter too."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_reporting()
+        self._check_early_stopping()
+        if self.max_tokens_per_batch < 1:
+            raise UserError(f"max_tokens_per_batch={self.max_tokens_per_batch} must be at least 1")
+        if not 0 <= self.label_smoothing_factor < 1:
+            raise UserError(
+                f"label_smoothing_factor={self.label_smoothing_factor} must be at least 0 and below 1"
+            )
+        if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
+            raise UserError(
+                f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
+            )
+
+    def _check_reporting(self) -> None:
+        for name in self.report_to:
+            if name not in INTEGRATION_TO_CALLBACK:
+                known = ", ".join(["none", *sorted(INTEGRATION_TO_CALLBACK)])
+                raise UserError(f"report_to={name} is unknown; choose among {known}")
+            if name in REPORTING_PACKAGES and importlib.util.find_spec(name) is None:
+                raise UserError(f"report_to={name} needs a package: pip install 'vaswani[{name}]'")
+
+    def _check_early_stopping(self) -> None:
+        if self.early_stopping_patience is None:
+            return
+        if self.early_stopping_patience < 1:
+            raise UserError(f"early_stopping_patience={self.early_stopping_patience} must be at least 1")
+        if self.eval_strategy == "no" or self.metric_for_best_model is None:
+            raise UserError(
+                f"early_stopping_patience needs an eval_strategy, which is {_name(self.eval_strategy)} "
+                f"(give steps or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
+            )
+
+    def resolve_learning_rate(self, d_model: int) -> None:
+        """Replace a missing learning rate by the peak of equation 3.
+
+        Raises:
+            UserError: when the schedule or the warm-up leaves the formula without a meaning.
+        """
+        if self.learning_rate is not None:
+            return
+        if self.lr_scheduler_type != SchedulerType.INVERSE_SQRT:
+            raise UserError(f"lr_scheduler_type={_name(self.lr_scheduler_type)} needs a learning_rate")
+        self.learning_rate = paper_peak_learning_rate(d_model, self.warmup_steps)

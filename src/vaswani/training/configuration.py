@@ -1,0 +1,232 @@
+"""From a YAML file and command-line flags to the arguments of one run, and back to YAML.
+
+A configuration file is flat: each key is a field of `ModelArguments`, `DataArguments` or `TrainingArguments`,
+which has all of transformers' training arguments. The file gives defaults and flags override them; both go
+through one `HfArgumentParser`, so they obey the same types.
+"""
+
+import dataclasses
+import difflib
+import re
+import textwrap
+import typing
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser
+
+from vaswani.errors import UserError
+from vaswani.training.arguments import DataArguments, ModelArguments, TrainingArguments
+
+SECTIONS = {"model": ModelArguments, "data": DataArguments, "training": TrainingArguments}
+
+# Not a property of the run (where it continues), or not for others to read.
+UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
+
+_BATCHES = "batches hold max_tokens_per_batch tokens, length-bucketed; set that instead"
+_WHOLE_EVALUATION = "evaluation gathers every row once and scores them together"
+FIELDS_WITHOUT_EFFECT = {
+    "per_device_train_batch_size": _BATCHES,
+    "per_device_eval_batch_size": _BATCHES,
+    "auto_find_batch_size": _BATCHES,
+    "train_sampling_strategy": _BATCHES,
+    "length_column_name": _BATCHES,
+    "sortish_sampler": _BATCHES,
+    "dataloader_drop_last": _BATCHES,
+    "batch_eval_metrics": _WHOLE_EVALUATION,
+    "eval_accumulation_steps": _WHOLE_EVALUATION,
+    "eval_do_concat_batches": _WHOLE_EVALUATION,
+    "eval_use_gather_object": _WHOLE_EVALUATION,
+    "include_for_metrics": _WHOLE_EVALUATION,
+    "bf16_full_eval": "evaluation runs as training does; set bf16",
+    "fp16_full_eval": "evaluation runs as training does; set fp16",
+    "do_train": "training always runs",
+    "do_predict": "the test split is evaluated at the end whenever there is one",
+}
+
+
+@dataclass
+class RunConfig:
+    """The resolved arguments of one run."""
+
+    model: ModelArguments
+    data: DataArguments
+    training: TrainingArguments
+
+    @property
+    def output_dir(self) -> Path:
+        """Where the run writes."""
+        return Path(self.training.output_dir or ".")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: every field of ours, and those of transformers that differ from their defaults."""
+        values = {**dataclasses.asdict(self.model), **dataclasses.asdict(self.data)}
+        ours = TrainingArguments.__annotations__
+        defaults = _TransformersDefaults()
+        for field in dataclasses.fields(self.training):
+            value = getattr(self.training, field.name, None)
+            changed = field.init and value != getattr(defaults, field.name)
+            if field.name not in UNSAVED_FIELDS and (changed or field.name in (*ours, "output_dir")):
+                values[field.name] = _plain(value)
+        return values
+
+    def save(self, path: Path) -> None:
+        """Write a configuration file that repeats this run."""
+        header = f"# A resolved run; repeat it with: vaswani train --config {path.name} --output_dir ...\n"
+        path.write_text(
+            header + yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
+
+
+class _TransformersDefaults(TrainingArguments):
+    """For comparison only: setting up a device would take it from a trainer that already exists."""
+
+    device = None  # type: ignore[assignment]
+
+
+def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
+
+    Raises:
+        UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
+            value of the wrong type, a field that would be ignored, or values that contradict each other.
+    """
+    parser = _Parser(list(SECTIONS.values()))
+    namespace = Namespace() if yaml_path is None else parser.parse_yaml(Path(yaml_path))
+    namespace = parser.parse_flags(overrides, namespace)
+    try:
+        arguments = parser.parse_dict(vars(namespace))
+    except UserError:
+        raise
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    return RunConfig(*arguments)
+
+
+def describe_options() -> str:
+    """The help of `vaswani train`: the fields that this project adds or gives another default."""
+    lines = ["Usage: vaswani train --config FILE [--FIELD VALUE ...]", ""]
+    lines += textwrap.wrap(
+        "Train a Transformer on a parallel corpus. FILE is flat YAML and gives defaults; flags override it. "
+        "A boolean flag may stand alone (--bf16) or take true or false; a list takes several values.",
+        100,
+    )
+    for title, section in SECTIONS.items():
+        lines += ["", f"{title.capitalize()}:"]
+        for field in dataclasses.fields(section):
+            if field.name in section.__annotations__:
+                lines += _describe_option(field)
+    lines += [""]
+    lines += textwrap.wrap(
+        "Every training argument of transformers (Seq2SeqTrainingArguments) is accepted as well, among them: "
+        "output_dir, max_steps, num_train_epochs, gradient_accumulation_steps, max_grad_norm, seed, bf16, "
+        "torch_compile, use_cpu, eval_strategy, eval_steps, save_strategy, save_steps, save_total_limit, "
+        "logging_steps, load_best_model_at_end, metric_for_best_model (loss, bleu, chrf, exact_match), "
+        "resume_from_checkpoint (true or a directory).",
+        100,
+    )
+    lines += [
+        "",
+        "  --debug  Show the traceback of an error. (transformers' own `debug` can be set in FILE.)",
+    ]
+    return "\n".join(lines)
+
+
+def _describe_option(field: dataclasses.Field) -> list[str]:
+    default = field.default_factory() if callable(field.default_factory) else field.default
+    shown = "" if default is None or default == [] else f" [{_plain(default)}]"
+    text = f"{field.metadata['help']}{shown}"
+    return textwrap.wrap(text, 100, initial_indent=f"  --{field.name:<34}", subsequent_indent=" " * 38)
+
+
+class _Parser(HfArgumentParser):
+    """`HfArgumentParser` that reads YAML as flags and reports every mistake as a `UserError`."""
+
+    def __init__(self, sections: list[Any]):
+        super().__init__(sections, allow_abbrev=False, add_help=False)
+        self._hints = {
+            name: hint for section in sections for name, hint in typing.get_type_hints(section).items()
+        }
+        self._place = ""  # where the values being read come from, for messages
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse; its message reads `argument --name/--na-me: what is wrong`."""
+        raise UserError(re.sub(r"^argument --([^:/]+)[^:]*: ", rf"\1{self._place}: ", message))
+
+    def parse_yaml(self, path: Path) -> Namespace:
+        """Values of a flat YAML file, converted to the types of their fields."""
+        values = _read_yaml(path)
+        for name in values:
+            self._check_name(str(name), f"unknown key {str(name)!r} in {path}")
+        self._place = f" in {path}"
+        namespace = Namespace(**{name: self._convert(name, value) for name, value in values.items()})
+        self._place = ""
+        return namespace
+
+    def parse_flags(self, flags: Sequence[str], namespace: Namespace) -> Namespace:
+        """Flags override what stands in the namespace."""
+        namespace, rest = self.parse_known_args(list(flags), namespace)
+        if rest and not rest[0].startswith("--"):
+            raise UserError(
+                f"unexpected argument {rest[0]!r}; fields are set by flags such as --learning_rate 1e-3"
+            )
+        for flag in [*rest, *flags]:
+            if flag.startswith("--"):
+                name = flag[2:].split("=")[0].replace("-", "_")
+                self._check_name(name.removeprefix("no_"), f"unknown flag {flag.split('=')[0]!r}", "--")
+        return namespace
+
+    def _check_name(self, name: str, problem: str, prefix: str = "") -> None:
+        if name in FIELDS_WITHOUT_EFFECT:
+            raise UserError(f"{name} has no effect here: {FIELDS_WITHOUT_EFFECT[name]}")
+        if name not in self._hints:
+            nearest = difflib.get_close_matches(name, self._hints, n=1)
+            hint = f"did you mean '{prefix}{nearest[0]}'?" if nearest else "see vaswani train --help"
+            raise UserError(f"{problem}; {hint}")
+
+    def _convert(self, name: str, value: Any) -> Any:
+        """One YAML value as the type of its field, by way of the flag that would set it."""
+        hint = str(self._hints[name])
+        if value is None and "None" not in hint:
+            self.error(f"argument --{name}: null is not possible; leave the key out for the default")
+        if value is None or (isinstance(value, dict) and "dict" in hint) or (value == [] and "list" in hint):
+            return value
+        if isinstance(value, dict) or (isinstance(value, list) and "list" not in hint):
+            self.error(f"argument --{name}: expected one value, got {value}")
+        if value is False and "bool" not in hint:
+            value = "no"  # YAML reads a bare `no` as false
+        texts = value if isinstance(value, list) else [value]
+        namespace, rest = self.parse_known_args([f"--{name}", *map(str, texts)])
+        return value if rest else getattr(namespace, name)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"configuration file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"configuration file {path} cannot be read: {' '.join(str(error).split())}"
+        ) from error
+    if values is not None and not isinstance(values, dict):
+        raise UserError(
+            f"configuration file {path} must hold `key: value` lines, got a {type(values).__name__}"
+        )
+    return values or {}
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML knows it: enumerations by their value, other objects by their fields."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,259 @@
+"""A whole training run: from a resolved configuration to a saved model and its scores."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, IterableDataset
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    enable_full_determinism,
+    set_seed,
+)
+
+from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
+from vaswani.data.corpus import Corpus, CorpusSpec, load_corpus
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
+from vaswani.errors import UserError
+from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.training.arguments import ModelArguments
+from vaswani.training.bpe_dropout import BpeDropoutCollator
+from vaswani.training.checkpoints import CONFIG_FILE_NAME, checkpoint_to_resume
+from vaswani.training.configuration import RunConfig
+from vaswani.training.metrics import METRICS, TranslationMetrics, decode
+from vaswani.training.trainer import Trainer
+
+NUM_SAMPLES = 8  # translations shown at the end
+
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+
+
+def train(config: RunConfig) -> dict[str, float]:
+    """Train a model, save it in `output_dir`, evaluate it and show a few translations.
+
+    Writes `training_config.yaml` (the resolved configuration), `corpus.json` (where the data came from), the
+    tokenizers, checkpoints, the final model and its scores.
+
+    Returns:
+        The scores on the test split, or else on the validation split; empty without either.
+
+    Raises:
+        UserError: for a configuration or a corpus that cannot work.
+    """
+    output_dir = config.output_dir
+    _check(config)
+    checkpoint = checkpoint_to_resume(output_dir, config.training.resume_from_checkpoint)
+    corpus = _load(config)
+    tokenizers = load_tokenizers(checkpoint) if checkpoint else build_tokenizers(corpus, config)
+    model = build_model(config, tokenizers)
+    if checkpoint:
+        _check_same_model(model, checkpoint)
+    splits = {name: _tokenized(config, corpus, tokenizers, name) for name in corpus.splits}
+    trainer = build_trainer(config, splits, tokenizers, model)
+    if config.training.should_save:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        save_tokenizers(*tokenizers, output_dir)
+        config.save(output_dir / CONFIG_FILE_NAME)
+        provenance = {
+            "splits": {name: str(report) for name, report in corpus.reports.items()},
+            **corpus.fingerprint,
+        }
+        (output_dir / "corpus.json").write_text(
+            json.dumps(provenance, indent=2, ensure_ascii=False), encoding="utf-8"
+        )
+
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.save_model()
+    trainer.save_state()
+    return _report(trainer, splits, tokenizers)
+
+
+def model_config(arguments: ModelArguments, vocab_size: int, decoder_vocab_size: int) -> VaswaniConfig:
+    """The model's configuration.
+
+    Raises:
+        UserError: for values that make no model, such as heads that do not divide the width.
+    """
+    values = asdict(arguments)
+    values.pop("attn_implementation")
+    try:
+        return VaswaniConfig(vocab_size=vocab_size, decoder_vocab_size=decoder_vocab_size, **values)
+    except (ValueError, StrictDataclassError) as error:
+        raise UserError(" ".join(str(error.__cause__ or error).split())) from error
+
+
+def build_model(config: RunConfig, tokenizers: Tokenizers) -> PreTrainedModel:
+    """A model with fresh weights, drawn from the seed."""
+    source, target = tokenizers
+    seed = config.training.seed
+    enable_full_determinism(seed) if config.training.full_determinism else set_seed(seed)
+    kernel = config.model.attn_implementation
+    try:
+        return AutoModelForSeq2SeqLM.from_config(
+            model_config(config.model, len(source), len(target)),
+            **({"attn_implementation": kernel} if kernel else {}),
+        )
+    except (ValueError, ImportError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def build_tokenizers(corpus: Corpus, config: RunConfig) -> Tokenizers:
+    """The source and target tokenizers: one object when the vocabulary is shared."""
+    data = config.data
+    learned = config.model.position_embedding == "learned"
+    max_length = config.model.max_position_embeddings if learned else None
+    rows = corpus.split("train")
+    if data.tokenizer_rows is not None:
+        rows = rows.take(data.tokenizer_rows)
+    sides = [("source", "target")] if data.shared_vocab else [("source",), ("target",)]
+    trained = [
+        train_tokenizer(_texts(rows, names), data.vocab_size, model_max_length=max_length) for names in sides
+    ]
+    return trained[0], trained[-1]
+
+
+def _texts(rows: Dataset | IterableDataset, names: Sequence[str]) -> Iterator[list[str]]:
+    for batch in rows.iter(batch_size=1000):
+        yield from (batch[name] for name in names)
+
+
+def build_trainer(
+    config: RunConfig, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
+) -> Trainer:
+    """A trainer for tokenized splits: `train`, and `validation` if there is one."""
+    args, data = config.training, config.data
+    source, target = tokenizers
+    collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
+    train_collator: Callable = collator
+    if data.bpe_dropout > 0:
+        train_collator = BpeDropoutCollator(
+            collator,
+            source,
+            target,
+            max_source_length=data.max_source_length,
+            max_target_length=data.max_target_length,
+            p=data.bpe_dropout,
+        )
+    patience = args.early_stopping_patience
+    return Trainer(
+        model=model,
+        args=args,
+        train_dataset=splits["train"],
+        eval_dataset=splits.get("validation"),
+        data_collator=collator,
+        train_data_collator=train_collator,
+        processing_class=source,
+        target_processing_class=target,
+        compute_metrics=TranslationMetrics(target) if args.predict_with_generate else None,
+        callbacks=[] if patience is None else [EarlyStoppingCallback(patience)],
+    )
+
+
+def _check(config: RunConfig) -> None:
+    """Find what would fail only after the corpus was read, or at the first evaluation."""
+    args, data = config.training, config.data
+    model_config(config.model, data.vocab_size, data.vocab_size)
+    args.resolve_learning_rate(config.model.d_model)
+    if data.streaming and args.max_steps <= 0:
+        raise UserError("streaming=true needs max_steps: the length of a stream is not known")
+    if args.metric_for_best_model is not None:
+        name = args.metric_for_best_model.removeprefix("eval_")
+        known = ["loss", *(METRICS if args.predict_with_generate else ())]
+        if name not in known:
+            raise UserError(f"metric_for_best_model={name} is not computed; choose one of {', '.join(known)}")
+
+
+def _check_same_model(model: PreTrainedModel, checkpoint: Path) -> None:
+    """A checkpoint can only be continued with the model that it holds."""
+    saved = VaswaniConfig.from_pretrained(checkpoint)
+    for name in (field.name for field in fields(ModelArguments) if field.name != "attn_implementation"):
+        if getattr(saved, name) != getattr(model.config, name):
+            raise UserError(
+                f"{name}={getattr(model.config, name)}, but {checkpoint} has {getattr(saved, name)}; "
+                f"resume with the configuration of the run ({CONFIG_FILE_NAME} beside the checkpoint)"
+            )
+
+
+def _load(config: RunConfig) -> Corpus:
+    spec = CorpusSpec(**{field.name: getattr(config.data, field.name) for field in fields(CorpusSpec)})
+    corpus = load_corpus(spec)
+    corpus.split("train")
+    if config.training.eval_strategy != "no" and "validation" not in corpus.splits:
+        raise UserError(
+            "evaluation needs a validation split; give a validation_file or set eval_strategy to no"
+        )
+    return corpus
+
+
+def _tokenized(
+    config: RunConfig, corpus: Corpus, tokenizers: Tokenizers, split: str
+) -> Dataset | IterableDataset:
+    """The rows of a split as token ids.
+
+    Training leaves out rows beyond the length limits. Evaluation keeps them all, for the score is that of the
+    whole split, unless the model has no positions for them.
+    """
+    data, rows, report = config.data, corpus.splits[split], corpus.reports[split]
+    limits: tuple[int | None, int | None] = (data.max_source_length, data.max_target_length)
+    if split != "train":
+        learned = config.model.position_embedding == "learned"
+        limits = (config.model.max_position_embeddings,) * 2 if learned else (None, None)
+        rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
+    if split == "validation" and data.max_validation_rows is not None:
+        rows = rows.select(_evenly_spread(len(rows), data.max_validation_rows))
+    tokenized = tokenize_corpus(rows, *tokenizers, *limits, report)
+    if isinstance(tokenized, Dataset):
+        _check_budget(tokenized, split, config.training.max_tokens_per_batch)
+    return tokenized
+
+
+def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:
+    longest = int((np.array(tokenized["source_length"]) + np.array(tokenized["target_length"])).max())
+    if longest > max_tokens:
+        raise UserError(
+            f"max_tokens_per_batch={max_tokens} is too small: {split} has a row of {longest} tokens; raise it"
+            + (", or lower max_source_length and max_target_length" if split == "train" else "")
+        )
+
+
+def _evenly_spread(num_rows: int, num_chosen: int) -> list[int]:
+    return np.linspace(0, num_rows - 1, min(num_rows, num_chosen)).round().astype(int).tolist()
+
+
+def _report(trainer: Trainer, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
+    """Evaluate the final model, save the scores, and show them with a few translations."""
+    split = "test" if "test" in splits else "validation"
+    if split not in splits:
+        return {}
+    rows = splits[split]
+    scores = trainer.evaluate(rows, metric_key_prefix=split)
+    trainer.save_metrics(split, scores)
+    sample = rows.select(_evenly_spread(len(rows), NUM_SAMPLES))
+    generated = trainer.predict(sample, metric_key_prefix="sample").predictions
+    if trainer.is_world_process_zero():
+        named = [(name, scores.get(f"{split}_{name}")) for name in ("loss", *METRICS)]
+        shown = ", ".join(f"{name} {score:.2f}" for name, score in named if score is not None)
+        print(f"\n{split} ({len(rows):,} rows): {shown}")
+        print(*getattr(trainer.compute_metrics, "signatures", {}).values(), sep="\n", end="\n\n")
+        if generated is not None:
+            _show(sample, generated, tokenizers)
+    return scores
+
+
+def _show(sample: Dataset, generated: Any, tokenizers: Tokenizers) -> None:
+    source_tokenizer, target_tokenizer = tokenizers
+    sources = source_tokenizer.batch_decode(list(sample["input_ids"]), skip_special_tokens=True)
+    references = target_tokenizer.batch_decode(list(sample["labels"]), skip_special_tokens=True)
+    translations = decode(generated, target_tokenizer)
+    for source, translation, reference in zip(sources, translations, references, strict=True):
+        print(
+            f"{source}  →  {translation}"
+            + ("" if translation == reference else f"  (reference: {reference})")
+        )
