@@ -279,17 +279,14 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             init.zeros_(module.bias)
 
-    def tied_weights(self) -> dict[str, str]:
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
         """`{target: source}`: the weights that this class makes one, as the config now says."""
         return {}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """All ties. The library asks `tie_word_embeddings` alone; sharing across stacks is a field too."""
-        return (
-            super().get_expanded_tied_weights_keys(all_submodels=True)
-            if all_submodels
-            else self.tied_weights()
-        )
+        return super().get_expanded_tied_weights_keys(True) if all_submodels else self._tied_weights_keys
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
@@ -462,16 +459,14 @@ class VaswaniDecoder(VaswaniStack):
 
 @auto_docstring
 class VaswaniModel(VaswaniPreTrainedModel):
-    # What may be tied, for the library; `tied_weights` says what is.
-    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
-
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.encoder = VaswaniEncoder(config)
         self.decoder = VaswaniDecoder(config)
         self.post_init()
 
-    def tied_weights(self) -> dict[str, str]:
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
         """Source and target embeddings, when the config shares them."""
         shared = self.config.share_encoder_decoder_embeddings
         return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if shared else {}
@@ -544,9 +539,6 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
 @auto_docstring
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
-    # What may be tied, for the library; `tied_weights` says what is.
-    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
-
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.model = VaswaniModel(config)
@@ -554,7 +546,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         self.loss_type = "ForMaskedLM"  # labels already align with logits; the default shifts them again
         self.post_init()
 
-    def tied_weights(self) -> dict[str, str]:
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
         """The output projection and the target embedding (section 3.4), when the config ties them."""
         if not self.config.tie_word_embeddings:
             return {}
@@ -567,6 +560,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         embeddings = self.model.resize_token_embeddings(*args, **kwargs)
         if one_vocabulary:
             self._resize_lm_head(self.config.decoder_vocab_size)
+        self.vocab_size = self.config.vocab_size  # the library's own leaves it here too
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
