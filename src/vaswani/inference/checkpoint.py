@@ -1,0 +1,164 @@
+"""Opening a checkpoint for use: a model and its tokenizers, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.errors import UserError
+
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+_PICKLED_WEIGHTS = (
+    "pytorch_model*.bin"  # as PyTorch pickles them: many older checkpoints on the Hub have no others
+)
+_ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
+
+
+def load_checkpoint(
+    name: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Return the model, in evaluation mode, with its source and its target tokenizer.
+
+    Args:
+        name: a folder with any encoder-decoder that `AutoModelForSeq2SeqLM` loads, or its name on the Hub.
+        device: where to put the model; `None` means a CUDA device if there is one, and else the CPU.
+        dtype: of the weights; `None` means as saved.
+
+    Raises:
+        UserError: no such folder; no encoder-decoder in it; weights missing, damaged or incomplete; a
+            tokenizer missing or of another model; a device or dtype that does not exist here.
+    """
+    device, dtype = _device(device), _dtype(dtype)
+    directory = Path(name) if Path(name).is_dir() else _download(str(name))
+    config = _load_config(directory)
+    _check_weight_files(directory)
+    source_tokenizer, target_tokenizer = load_tokenizers(directory)
+    model = _load_model(directory, config, dtype)
+    _check_vocabulary(directory, model, source_tokenizer)
+    return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(
+            f"device {str(device)!r} cannot be used here ({_one_line(error)}); try 'cpu'"
+        ) from error
+
+
+def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype or "auto"
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise UserError(f"dtype {dtype!r} is unknown; expected 'float32', 'bfloat16' or 'float16'")
+    return getattr(torch, dtype)
+
+
+def _download(name: str) -> Path:
+    """Fetch a model from the Hub, or from its cache, and return the folder."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/"):
+        raise UserError(f"model folder {name} does not exist; give the folder that a training wrote")
+    try:
+        directory = Path(snapshot_download(name, allow_patterns=[*_ALL_BUT_WEIGHTS, "model*.safetensors"]))
+        if not any(directory.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=[_PICKLED_WEIGHTS])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"model {name!r} is neither a folder here nor to be had from the Hub ({type(error).__name__}); "
+            "give the folder that a training wrote, or check the name and the connection"
+        ) from error
+    return directory
+
+
+def _load_config(directory: Path) -> Any:
+    if not (directory / "config.json").is_file():
+        checkpoints = sorted(
+            directory.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime
+        )
+        remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
+        raise UserError(f"{directory} holds no model (it has no config.json); {remedy}")
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # not JSON, an unknown model type, a field that fails its validation
+        raise UserError(f"{directory / 'config.json'} cannot be used: {_one_line(error)}") from error
+    if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        raise UserError(
+            f"{directory} holds a model of type {config.model_type!r}, which does not translate; "
+            "expected an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'"
+        )
+    return config
+
+
+def _check_weight_files(directory: Path) -> None:
+    """Read the headers of the weight files, which tell their sizes, before anything is loaded."""
+    if (directory / _WEIGHTS_INDEX).is_file():
+        index = _read_json(directory / _WEIGHTS_INDEX)
+        files = [directory / name for name in sorted(set(index.get("weight_map", {}).values()))]
+    elif (directory / _WEIGHTS).is_file():
+        files = [directory / _WEIGHTS]
+    elif any(directory.glob(_PICKLED_WEIGHTS)):
+        return  # these tell no size; loading them shows whether they are whole
+    else:
+        raise UserError(
+            f"{directory} has no weights ({_WEIGHTS}); it may be half-written: use another checkpoint"
+        )
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{file} is missing; the checkpoint may be half-written: use another one")
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"{file} is damaged or half-written ({_one_line(error)}); use another checkpoint"
+            ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged or half-written ({error}); use another checkpoint") from error
+
+
+def _load_model(directory: Path, config: Any, dtype: str | torch.dtype) -> PreTrainedModel:
+    try:
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            directory, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # pickled weights cut short, or weights of other shapes than the config's
+        raise UserError(
+            f"the weights in {directory} cannot be loaded: {_one_line(error)}; use another checkpoint"
+        ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"the weights in {directory} lack {len(missing)} of the model's, {missing[0]} for one; "
+            "the checkpoint is incomplete or of another model: use another one"
+        )
+    return model
+
+
+def _check_vocabulary(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    embedded = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    if len(tokenizer) > embedded:
+        raise UserError(
+            f"the tokenizer in {directory} has {len(tokenizer)} tokens but the model embeds {embedded}; "
+            "they do not belong together: give a folder in which they do"
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error.__cause__ or error).split())

@@ -1,0 +1,308 @@
+"""Translating with a trained encoder-decoder, as the paper does it (Vaswani et al., 2017, section 6.1).
+
+Beam search ranks hypotheses by log P(Y|X) / lp(Y) with GNMT's length penalty lp(Y) = ((5 + |Y|) / 6)^α,
+α = 0.6, and a translation has at most 50 tokens more than its source. Lengths count the final `</s>`.
+
+A sentence gets the same translation whatever it is batched with. (Padding changes the last bits of sums, so
+scores agree to rounding, and hypotheses whose scores differ by no more than that may change places.)
+
+S sentences of a batch · K hypotheses of each · L source length · T target length
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+
+from vaswani.errors import UserError
+from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.inference.scoring import sequence_log_probs
+from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits
+
+BUFFERED_SENTENCES = 4096
+BUFFERED_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation of a sentence.
+
+    Args:
+        text: the translation, without special tokens.
+        complete: whether it ends with `</s>`, and not because it reached the length that it may have.
+        score: what hypotheses are ranked by, `log_prob` / lp(Y); None if scores were not asked for.
+        log_prob: log P(Y|X), the sum of the tokens' natural log-probabilities, `</s>` included; or None.
+    """
+
+    text: str
+    complete: bool
+    score: float | None = None
+    log_prob: float | None = None
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of one sentence.
+
+    Args:
+        source: the sentence.
+        hypotheses: best first; none for an empty sentence and for one with a problem.
+        problem: why the sentence could not be translated.
+    """
+
+    source: str
+    hypotheses: tuple[Hypothesis, ...] = ()
+    problem: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The best hypothesis, or an empty text if there is none."""
+        return self.hypotheses[0].text if self.hypotheses else ""
+
+
+class Translator:
+    """Translates sentences, one or many, with any encoder-decoder of transformers.
+
+        translator = Translator.from_pretrained("runs/dates")
+        translator(["mercredi 27 janvier 1999"])  # ["1999-01-27"]
+
+    Args:
+        model: an encoder-decoder that can `generate`; it is put into evaluation mode.
+        source_tokenizer: encodes the source, with the end token that the model was trained with.
+        target_tokenizer: decodes the translation; None means the source's.
+        num_beams: hypotheses that the search keeps at each step; 1 follows the likeliest token.
+        length_penalty: α; 0 ranks by log-probability, which prefers short translations.
+        max_length: most tokens of any translation. Each may have 50 more than its source, or `max_length` if
+            that is less: else a model that never ends a sentence would answer 10,000 tokens with 10,000.
+        max_tokens_per_batch: most tokens of a batch, padding included: the sources' and those that may be
+            generated. A sentence that has more by itself is translated alone.
+
+    Raises:
+        UserError: an option out of its range.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        source_tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        max_length: int = 1024,
+        max_tokens_per_batch: int = 8192,
+    ):
+        _check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
+        self.model = model.eval()
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer or source_tokenizer
+        self.num_beams = num_beams
+        self.length_penalty = GNMTLengthPenalty(length_penalty)
+        self.positions = _position_limit(model)
+        self.max_length = max_length if self.positions is None else min(max_length, self.positions)
+        self.max_tokens_per_batch = max_tokens_per_batch
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        **options: Any,
+    ) -> Translator:
+        """Load a model with its tokenizers.
+
+        Args:
+            name: a folder that a training wrote, or any encoder-decoder's folder or name on the Hub.
+            device: None means a CUDA device if there is one, and else the CPU.
+            dtype: of the weights; None means as saved.
+            options: those of the class.
+
+        Raises:
+            UserError: what stands in the way, in one line (see `load_checkpoint`).
+        """
+        return cls(*load_checkpoint(name, device, dtype), **options)
+
+    def __call__(self, sentences: Iterable[str]) -> list[str]:
+        """Translate sentences, in their order; an empty one stays empty.
+
+        One that is too long for the model's learned positions comes back empty, with a warning.
+        """
+        translations = list(self.translate(sentences, with_scores=False))
+        for number, translation in enumerate(translations):
+            if translation.problem:
+                warnings.warn(f"sentence {number} is left empty: {translation.problem}", stacklevel=2)
+        return [translation.text for translation in translations]
+
+    def translate(
+        self,
+        sentences: Iterable[str],
+        *,
+        n_best: int = 1,
+        with_scores: bool = True,
+        buffer_size: int = BUFFERED_SENTENCES,
+        progress: Callable[[int], object] | None = None,
+    ) -> Iterator[Translation]:
+        """Translate sentences as they come, in their order.
+
+        Args:
+            sentences: any number of them: they are read, sorted by length and translated a buffer at a time.
+            n_best: hypotheses of each; at most `num_beams`.
+            with_scores: score the hypotheses, which takes one more pass over them.
+            buffer_size: sentences read before the first is translated; fewer are where they are very long.
+            progress: is told of so many more sentences done, batch by batch.
+
+        Raises:
+            UserError: an argument out of its range, or one text instead of many.
+        """
+        if isinstance(sentences, str):
+            raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
+        _check_positive(n_best=n_best, buffer_size=buffer_size)
+        if n_best > self.num_beams:
+            raise UserError(f"n_best={n_best} is more than num_beams={self.num_beams}; raise num_beams")
+        buffers = _buffers(sentences, buffer_size)
+        done = progress or (lambda count: None)
+        return chain.from_iterable(
+            self._translate_buffer(buffer, n_best, with_scores, done) for buffer in buffers
+        )
+
+    def _translate_buffer(
+        self, sentences: list[str], n_best: int, with_scores: bool, done: Callable[[int], object]
+    ) -> list[Translation]:
+        translations = [Translation(sentence) for sentence in sentences]
+        token_ids = self._encode(sentences)
+        for row in list(token_ids):
+            if self.positions is not None and len(token_ids[row]) > self.positions:
+                length = len(token_ids.pop(row))
+                problem = f"it has {length} tokens, and the model has positions for {self.positions}"
+                translations[row] = Translation(sentences[row], problem=problem)
+        done(len(sentences) - len(token_ids))
+        for batch in self._batches(token_ids):
+            found = self._search([token_ids[row] for row in batch], n_best, with_scores)
+            for row, hypotheses in zip(batch, found, strict=True):
+                translations[row] = Translation(sentences[row], hypotheses)
+            done(len(batch))
+        return translations
+
+    def _encode(self, sentences: list[str]) -> dict[int, list[int]]:
+        """Token ids of the sentences that are not empty, by their place."""
+        rows = [row for row, sentence in enumerate(sentences) if sentence.strip()]
+        if not rows:
+            return {}
+        encoded = self.source_tokenizer([sentences[row] for row in rows], truncation=False, verbose=False)
+        return dict(zip(rows, encoded["input_ids"], strict=True))
+
+    def _batches(self, token_ids: dict[int, list[int]]) -> Iterator[list[int]]:
+        """Rows of similar length within the token budget, longest first: short memory shows at once."""
+        batch: list[int] = []
+        tokens_per_row = 0
+        for row in sorted(token_ids, key=lambda row: -len(token_ids[row])):
+            if batch and (len(batch) + 1) * tokens_per_row > self.max_tokens_per_batch:
+                yield batch
+                batch = []
+            if not batch:
+                length = len(token_ids[row])
+                tokens_per_row = length + self._limit(length)
+            batch.append(row)
+        if batch:
+            yield batch
+
+    def _limit(self, source_length: int) -> int:
+        """The most tokens of a translation whose source has so many (section 6.1)."""
+        return min(source_length + EXTRA_LENGTH, self.max_length)
+
+    @torch.inference_mode()
+    def _search(
+        self, token_ids: list[list[int]], n_best: int, with_scores: bool
+    ) -> list[tuple[Hypothesis, ...]]:
+        """Find the `n_best` hypotheses of each source of a batch."""
+        device = self.model.device
+        limits = torch.tensor([self._limit(len(source)) for source in token_ids], device=device)
+        sources = [torch.tensor(source, device=device) for source in token_ids]
+        input_ids = pad_sequence(sources, True, self.source_tokenizer.pad_token_id or 0)  # [S, L]
+        attention_mask = pad_sequence([torch.ones_like(source) for source in sources], True)
+        ranking = (
+            {"length_penalty": self.length_penalty, "early_stopping": False} if self.num_beams > 1 else {}
+        )
+        sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            num_beams=self.num_beams,
+            num_return_sequences=n_best,
+            do_sample=False,
+            use_cache=True,  # a trained model's configuration may say otherwise, for training needs no cache
+            max_new_tokens=None,
+            max_length=1 + int(limits.max()),
+            stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
+            **ranking,
+        )
+        lengths, complete = self._endings(sequences[:, 1:], limits.repeat_interleave(n_best))
+        hypotheses = self._decode(sequences[:, 1:], lengths, complete)
+        if with_scores:
+            log_probs = sequence_log_probs(self.model, input_ids, attention_mask, sequences, lengths)
+            hypotheses = self._score(hypotheses, log_probs, lengths)
+        groups = [hypotheses[start : start + n_best] for start in range(0, len(hypotheses), n_best)]
+        return [tuple(sorted(group, key=lambda hypothesis: -(hypothesis.score or 0.0))) for group in groups]
+
+    def _endings(self, tokens: torch.Tensor, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The length of each hypothesis, with its `</s>`, and whether it has one: both [S·K], from [S·K, T].
+
+        What follows a hypothesis is padding, and `generate` may pad with `</s>`: one after the limit is none.
+        """
+        end_token_ids = torch.tensor(self.model.generation_config.eos_token_id, device=tokens.device)
+        within_limit = torch.arange(tokens.shape[1], device=tokens.device) < limits[:, None]
+        is_end = torch.isin(tokens, end_token_ids) & within_limit  # [S·K, T]
+        complete = is_end.any(dim=1)
+        return torch.where(complete, is_end.int().argmax(dim=1) + 1, limits), complete
+
+    def _decode(
+        self, tokens: torch.Tensor, lengths: torch.Tensor, complete: torch.Tensor
+    ) -> list[Hypothesis]:
+        rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
+        texts = self.target_tokenizer.batch_decode(
+            [row[:length] for row, length in rows], skip_special_tokens=True
+        )
+        return [Hypothesis(text, end) for text, end in zip(texts, complete.tolist(), strict=True)]
+
+    def _score(
+        self, hypotheses: list[Hypothesis], log_probs: torch.Tensor, lengths: torch.Tensor
+    ) -> list[Hypothesis]:
+        scores = log_probs / self.length_penalty.of(lengths)
+        rows = zip(hypotheses, scores.tolist(), log_probs.tolist(), strict=True)
+        return [replace(hypothesis, score=score, log_prob=log_prob) for hypothesis, score, log_prob in rows]
+
+
+def _check_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+
+
+def _position_limit(model: PreTrainedModel) -> int | None:
+    """The longest sequence that the model has positions for, or None if it takes any."""
+    if getattr(model.config, "position_embedding", None) == "sinusoidal":
+        return None
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def _buffers(sentences: Iterable[str], buffer_size: int) -> Iterator[list[str]]:
+    """Lists of `buffer_size` sentences, or of fewer where they have very many characters."""
+    buffer: list[str] = []
+    characters = 0
+    for sentence in sentences:
+        buffer.append(sentence)
+        characters += len(sentence)
+        if len(buffer) >= buffer_size or characters >= BUFFERED_CHARACTERS:
+            yield buffer
+            buffer, characters = [], 0
+    if buffer:
+        yield buffer
