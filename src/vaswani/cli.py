@@ -1,8 +1,8 @@
 """The command `vaswani`: parse, call, print.
 
 Heavy imports stand inside the commands. Every failure is one line on standard error: exit status 2 for what
-the user gave, 1 for what happened on the way, 130 for Ctrl-C. With `--debug`, anywhere on the command line, the
-traceback comes before it.
+the user gave, 1 for what happened on the way, 130 for Ctrl-C. With `--debug`, anywhere on the command line,
+the traceback comes before it.
 """
 
 import json
@@ -51,7 +51,7 @@ def train(
     show_help: Annotated[bool, typer.Option("--help", "-h")] = False,
 ) -> None:
     """Train a model: --config FILE gives defaults, any field is a flag."""
-    from vaswani.training.configuration import describe_options, load_config
+    from vaswani.training.config_file import describe_options, load_config
 
     if show_help:
         print(describe_options())

@@ -12,8 +12,8 @@ class BpeDropoutCollator:
     """Splits each training row anew, with merges left out at random, before another collator pads the batch.
 
     The batches are planned with the lengths of the plain split, so one may exceed its token budget somewhat.
-    A row that would grow beyond its limit keeps its plain split. The tokenizers library draws from a generator
-    that takes no seed: a run with BPE-dropout cannot be repeated, or resumed, bit by bit.
+    A row that would grow beyond its limit keeps its plain split. The tokenizers library draws from a
+    generator that takes no seed: a run with BPE-dropout cannot be repeated, or resumed, bit by bit.
 
     Args:
         collator: takes rows of `input_ids` and `labels` and returns a batch.

@@ -26,7 +26,7 @@ from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.training.arguments import ModelArguments
 from vaswani.training.bpe_dropout import BpeDropoutCollator
 from vaswani.training.checkpoints import CONFIG_FILE_NAME, checkpoint_to_resume
-from vaswani.training.configuration import RunConfig
+from vaswani.training.config_file import RunConfig
 from vaswani.training.metrics import METRICS, TranslationMetrics, decode
 from vaswani.training.trainer import Trainer
 

@@ -35,8 +35,8 @@ class Trainer(Seq2SeqTrainer):
     """Trains an encoder-decoder model on a tokenized parallel corpus.
 
     Data sets hold `input_ids` and `labels` (lists of token ids); a batch holds `args.max_tokens_per_batch` of
-    them at most, padding included. Predictions come back in the order of the data set, each row once, whatever
-    the batches and the number of processes.
+    them at most, padding included. Predictions come back in the order of the data set, each row once,
+    whatever the batches and the number of processes.
 
     Args:
         target_processing_class: the target tokenizer, where it is not the source's; saved with checkpoints.
