@@ -10,6 +10,7 @@ N rows of a corpus · B rows of a batch · S its longest source · T its longest
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import secrets
 import shutil
@@ -257,7 +258,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             by halving those with most rows; no row is repeated or lost.
 
     Raises:
-        UserError: a row beyond the budget, no rows, or fewer rows than replicas.
+        UserError: a row beyond the budget, no rows, or too few for `num_replicas` to share.
     """
 
     def __init__(
@@ -271,7 +272,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     ) -> None:
         source = np.asarray(source_lengths, dtype=np.int64)
         target = np.asarray(target_lengths, dtype=np.int64)
-        _check_lengths(source, target, max_tokens, num_replicas)
+        _check_lengths(source, target, max_tokens)
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
@@ -298,7 +299,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             yield rows[self._starts[batch] : self._starts[batch + 1]].tolist()
 
 
-def _check_lengths(source: Integers, target: Integers, max_tokens: int, num_replicas: int) -> None:
+def _check_lengths(source: Integers, target: Integers, max_tokens: int) -> None:
     if source.ndim != 1 or source.shape != target.shape:
         raise ValueError(
             f"lengths of sources {source.shape} and targets {target.shape} must be two equal lists"
@@ -313,8 +314,6 @@ def _check_lengths(source: Integers, target: Integers, max_tokens: int, num_repl
             f"row {longest} has {source[longest]} source and {target[longest]} target tokens, more than a "
             f"batch of {max_tokens} tokens holds; raise max_tokens or lower the length limits"
         )
-    if source.size < num_replicas:
-        raise UserError(f"{source.size} rows cannot be shared by {num_replicas} processes")
 
 
 def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Integers, Integers]:
@@ -371,8 +370,14 @@ def _padded_tokens(source: Integers, target: Integers, starts: Integers) -> int:
 def _divisible(starts: Integers, num_replicas: int) -> Integers:
     """Halve the batches with most rows until the number of batches is divisible."""
     for _ in range(-(len(starts) - 1) % num_replicas):
-        largest = int(np.argmax(np.diff(starts)))
-        starts = np.insert(starts, largest + 1, (starts[largest] + starts[largest + 1]) // 2)
+        rows = np.diff(starts)
+        largest = int(np.argmax(rows))
+        if rows[largest] == 1:
+            raise UserError(
+                f"{rows.sum()} rows in batches of one cannot be shared evenly by {num_replicas} processes; "
+                "raise max_tokens, or use fewer processes"
+            )
+        starts = np.insert(starts, largest + 1, starts[largest] + rows[largest] // 2)
     return starts
 
 
@@ -381,15 +386,12 @@ def token_budget_batches(
     max_tokens: int,
     buffer_size: int = ROWS_IN_BUFFER,
     seed: int = 0,
-    *,
     epoch: int = 0,
-    num_replicas: int = 1,
     report: RowReport | None = None,
 ) -> Iterator[list[Example]]:
-    """Batch a stream: each buffer of rows is bucketed and shuffled as `TokenBudgetBatchSampler` does it.
+    """Batch one pass over a stream: each buffer of rows as `TokenBudgetBatchSampler` does it.
 
-    The batches are a pure function of the rows, `seed` and `epoch`; their number is divisible by
-    `num_replicas`.
+    The batches are a pure function of the rows, `buffer_size`, `seed` and `epoch`.
 
     Args:
         examples: rows with `input_ids` and `labels`.
@@ -397,21 +399,21 @@ def token_budget_batches(
         buffer_size: rows in memory at a time; more pad less and mix better.
         seed: not negative.
         epoch: another epoch, another order.
-        num_replicas: processes that take turns at the batches.
         report: counts as over-long the rows beyond the budget, which are left out.
 
     Raises:
-        UserError: no row is left, or fewer than `num_replicas` are.
+        UserError: no row is left.
     """
-    report = report if report is not None else RowReport()
-    fitting = _within_budget(examples, max_tokens, report)
-    for number, buffer in enumerate(_buffers(fitting, buffer_size, num_replicas)):
+    fitting = _within_budget(examples, max_tokens, report if report is not None else RowReport())
+    for number in itertools.count():
+        buffer = list(islice(fitting, buffer_size))
+        if not buffer and number > 0:
+            return
         sampler = TokenBudgetBatchSampler(
             [len(row["input_ids"]) for row in buffer],
             [len(row["labels"]) for row in buffer],
             max_tokens,
             seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]),
-            num_replicas=num_replicas,
         )
         sampler.set_epoch(epoch)
         for batch in sampler:
@@ -426,24 +428,23 @@ def _within_budget(examples: Iterable[Example], max_tokens: int, report: RowRepo
             report.leave_out("over_long", 1)
 
 
-def _buffers(examples: Iterable[Example], size: int, at_least: int) -> Iterator[list[Example]]:
-    """Consecutive lists of `size` rows; a last one of fewer than `at_least` joins the one before."""
-    rows = iter(examples)
-    head = list(islice(rows, at_least))
-    while True:
-        buffer = head + list(islice(rows, max(size - len(head), 0)))
-        head = list(islice(rows, at_least))
-        if len(head) < at_least:
-            yield buffer + head
-            return
-        yield buffer
-
-
 class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
-    """Batches of a stream for `DataLoader(..., batch_size=None, collate_fn=Seq2SeqCollator(...))`.
+    """Batches of a stream without end, for a `DataLoader` with `batch_size=None` and a `Seq2SeqCollator`.
 
-    Every process reads the whole stream and takes each `num_replicas`-th batch, beginning with number `rank`.
-    See `token_budget_batches` for the other arguments and the errors.
+    Pass follows pass, each in another order. A trainer cannot tell where one ends (it counts `max_steps`), so
+    it finds its place again by skipping the batches that it has seen, after any number of passes.
+
+    With several processes, give each its `rank` and leave the loader out of `Accelerator.prepare`, which
+    would deal the batches out a second time.
+
+    Args:
+        examples: rows with `input_ids` and `labels`, the same in every pass.
+        max_tokens: the budget of a batch, rows · (longest source + longest target).
+        buffer_size: rows in memory at a time; more pad less and mix better.
+        seed: not negative.
+        num_replicas: processes that take turns at the batches; each reads the whole stream.
+        rank: number of this process.
+        report: counts as over-long the rows beyond the budget, which are left out.
     """
 
     def __init__(
@@ -452,28 +453,14 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         max_tokens: int,
         buffer_size: int = ROWS_IN_BUFFER,
         seed: int = 0,
-        *,
         num_replicas: int = 1,
         rank: int = 0,
         report: RowReport | None = None,
     ) -> None:
         self.examples = examples
-        self.rank = rank
         self.num_replicas = num_replicas
-        self.epoch = 0
-        self._batches = partial(
-            token_budget_batches,
-            examples,
-            max_tokens,
-            buffer_size,
-            seed,
-            num_replicas=num_replicas,
-            report=report,
-        )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass."""
-        self.epoch = epoch
+        self.rank = rank
+        self._one_pass = partial(token_budget_batches, examples, max_tokens, buffer_size, seed, report=report)
 
     def __iter__(self) -> Iterator[list[Example]]:
         worker = torch.utils.data.get_worker_info()
@@ -482,7 +469,8 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
                 f"a streamed corpus is read by one process, not by {worker.num_workers} workers; "
                 "set dataloader_num_workers to 0 or 1"
             )
-        return islice(self._batches(epoch=self.epoch), self.rank, None, self.num_replicas)
+        passes = (self._one_pass(epoch=epoch) for epoch in itertools.count())
+        return islice(itertools.chain.from_iterable(passes), self.rank, None, self.num_replicas)
 
 
 @dataclass(frozen=True)

@@ -193,10 +193,14 @@ def _load_dates(spec: CorpusSpec, splits: Sequence[str]) -> Corpus:
     _check_fields(dates["train"].column_names, spec, "the corpus of dates")
     corpus = Corpus({}, {}, {"dataset": BUILT_IN_DATES, **describe_dates(dates)}, available=list(dates))
     for split in (split for split in splits if split in dates):
-        rows = dates[split].select_columns([spec.source_field, spec.target_field])
-        rows = rows.rename_columns({spec.source_field: "source", spec.target_field: "target"})
-        corpus.splits[split] = rows.to_iterable_dataset() if spec.streaming else rows
-        corpus.reports[split] = RowReport(kept=len(rows))
+        if spec.streaming:
+            rows = partial(_dataset_rows, dates[split], spec.source_field, spec.target_field)
+            corpus.splits[split], corpus.reports[split] = _stream(Source(f"dates ({split})", rows, dict))
+        else:
+            columns = dates[split].select_columns([spec.source_field, spec.target_field])
+            names = {spec.source_field: "source", spec.target_field: "target"}
+            corpus.splits[split] = columns.rename_columns(names)
+            corpus.reports[split] = RowReport(kept=len(columns))
     return corpus
 
 
