@@ -242,6 +242,7 @@ class Translator:
             use_cache=True,  # a trained model's configuration may say otherwise, for training needs no cache
             max_new_tokens=None,
             max_length=1 + int(limits.max()),
+            forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
             stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
             **ranking,
         )
