@@ -47,7 +47,7 @@ def toy_tokenizer(vocab_size: int = 304) -> PreTrainedTokenizerBase:
 
 def toy_tokenizers(separate: bool = False) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """One tokenizer for source and target, or two with vocabularies of different sizes."""
-    return toy_tokenizer(), toy_tokenizer(280 if separate else 304)
+    return toy_tokenizer(), toy_tokenizer(280) if separate else toy_tokenizer()
 
 
 def toy_model(separate: bool = False, **fields: Any) -> VaswaniForConditionalGeneration:

@@ -1,0 +1,196 @@
+"""Every way in which a folder can fail to be a model gets one line that names the file and a remedy."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, GPT2Config
+
+from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizer
+from vaswani.errors import UserError
+from vaswani.inference.checkpoint import load_checkpoint
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    return save_toy_checkpoint(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+def message_of(name: str | Path, **options: str) -> str:
+    with pytest.raises(UserError) as error:
+        load_checkpoint(name, **options)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_model_and_tokenizers_come_back_as_they_were_saved(checkpoint: Path) -> None:
+    model, source, target = load_checkpoint(checkpoint)
+    assert not model.training
+    assert source is target
+    assert len(source) == len(toy_tokenizer())
+    for name, weight in toy_model().state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=0, check_device=False)
+
+
+def test_shards_and_pickled_weights_load_too(checkpoint: Path) -> None:
+    expected = toy_model().state_dict()
+    (checkpoint / WEIGHTS).unlink()
+    toy_model().save_pretrained(checkpoint, max_shard_size="20KB")
+    assert len(list(checkpoint.glob("*.safetensors"))) > 1
+    torch.testing.assert_close(dict(load_checkpoint(checkpoint)[0].cpu().state_dict()), dict(expected))
+    for file in checkpoint.glob("*.safetensors*"):
+        file.unlink()
+    torch.save(expected, checkpoint / "pytorch_model.bin")
+    torch.testing.assert_close(dict(load_checkpoint(checkpoint)[0].cpu().state_dict()), dict(expected))
+
+
+def test_device_and_dtype_move_and_cast_the_model(checkpoint: Path) -> None:
+    model, *_ = load_checkpoint(checkpoint, device="cpu", dtype="float16")
+    assert (model.device.type, model.dtype) == ("cpu", torch.float16)
+    assert load_checkpoint(checkpoint, dtype=torch.bfloat16)[0].dtype == torch.bfloat16
+
+
+# A name that is no model.
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "a/b/c", "missing/"])
+def test_a_missing_folder(name: str) -> None:
+    assert message_of(name) == f"model folder {name} does not exist; give the folder that a training wrote"
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "somebody/no-such-model", "not a name"])
+def test_a_name_that_the_hub_does_not_give(name: str) -> None:
+    assert message_of(name).startswith(f"model '{name}' is neither a folder here nor to be had from the Hub")
+
+
+def test_a_folder_without_a_model(checkpoint: Path) -> None:
+    (checkpoint / "config.json").unlink()
+    assert message_of(checkpoint).startswith(
+        f"{checkpoint} holds no model (it has no config.json); give the folder"
+    )
+
+
+def test_a_run_that_has_only_checkpoints_yet(checkpoint: Path) -> None:
+    last = checkpoint.parent / "checkpoint-20"
+    shutil.copytree(checkpoint, last)
+    assert message_of(checkpoint.parent).endswith(f"it has no config.json); give {last}")
+
+
+@pytest.mark.parametrize("config", [BertConfig(), GPT2Config()])
+def test_a_model_that_does_not_translate(checkpoint: Path, config) -> None:
+    config.save_pretrained(checkpoint)
+    assert f"holds a model of type '{config.model_type}', which does not translate" in message_of(checkpoint)
+
+
+def test_a_model_type_that_nobody_knows(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text('{"model_type": "vaswanny"}')
+    message = message_of(checkpoint)
+    assert str(checkpoint / "config.json") in message
+    assert "vaswanny" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"model_type": "vas', "[]", '{"model_type": "vaswani", "d_model": 30}']
+)
+def test_a_configuration_that_makes_no_sense(checkpoint: Path, text: str) -> None:
+    (checkpoint / "config.json").write_text(text)
+    assert message_of(checkpoint).startswith(f"{checkpoint / 'config.json'} cannot be used: ")
+
+
+# A checkpoint that is not whole.
+
+
+def cut(size: Callable[[int], int]) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        content = file.read_bytes()
+        file.write_bytes(content[: size(len(content))])
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut(lambda size: 0), cut(lambda size: 5), cut(lambda size: 100), cut(lambda size: size - 1)],
+    ids=["empty", "in its first bytes", "in its header", "in its weights"],
+)
+def test_weights_that_were_cut_short(checkpoint: Path, damage: Callable[[Path], None]) -> None:
+    damage(checkpoint / WEIGHTS)
+    assert message_of(checkpoint).startswith(f"{checkpoint / WEIGHTS} is damaged or half-written (")
+
+
+def test_weights_that_are_missing(checkpoint: Path) -> None:
+    (checkpoint / WEIGHTS).unlink()
+    assert message_of(checkpoint).startswith(f"{checkpoint} has no weights ({WEIGHTS}); it may be ")
+
+
+def test_a_shard_that_is_missing_or_cut_short_and_an_index_that_is_damaged(checkpoint: Path) -> None:
+    (checkpoint / WEIGHTS).unlink()
+    toy_model().save_pretrained(checkpoint, max_shard_size="20KB")
+    shard = sorted(checkpoint.glob("*.safetensors"))[1]
+    cut(lambda size: size // 2)(shard)
+    assert message_of(checkpoint).startswith(f"{shard} is damaged or half-written (")
+    shard.unlink()
+    assert message_of(checkpoint).startswith(f"{shard} is missing; ")
+    index = checkpoint / f"{WEIGHTS}.index.json"
+    cut(lambda size: size // 2)(index)
+    assert message_of(checkpoint).startswith(f"{index} is damaged or half-written (")
+
+
+def test_pickled_weights_that_were_cut_short(checkpoint: Path) -> None:
+    (checkpoint / WEIGHTS).unlink()
+    torch.save(toy_model().state_dict(), checkpoint / "pytorch_model.bin")
+    cut(lambda size: size // 2)(checkpoint / "pytorch_model.bin")
+    assert message_of(checkpoint).startswith(f"the weights in {checkpoint} cannot be loaded: ")
+
+
+def test_weights_of_which_some_are_missing(checkpoint: Path) -> None:
+    weights = load_file(checkpoint / WEIGHTS)
+    missing = "model.decoder.layers.0.fc1.bias"
+    del weights[missing]
+    save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
+    assert f"the weights in {checkpoint} lack 1 of the model's, {missing} for one" in message_of(checkpoint)
+
+
+def test_weights_of_another_shape(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "encoder_ffn_dim": 48}))
+    assert message_of(checkpoint).startswith(f"the weights in {checkpoint} cannot be loaded: ")
+
+
+# Tokenizers and devices.
+
+
+def test_a_tokenizer_that_is_missing_or_damaged(checkpoint: Path) -> None:
+    cut(lambda size: size // 2)(checkpoint / "tokenizer.json")
+    assert message_of(checkpoint).startswith(f"the tokenizer in {checkpoint} cannot be read (")
+    (checkpoint / "tokenizer_config.json").unlink()
+    assert message_of(checkpoint).startswith(f"{checkpoint} has no tokenizer (")
+
+
+def test_a_tokenizer_of_another_model(checkpoint: Path) -> None:
+    tokenizer = toy_tokenizer()
+    tokenizer_of_another = json.loads((checkpoint / "tokenizer.json").read_text())
+    tokenizer_of_another["model"]["vocab"]["Ġeleven"] = len(tokenizer)
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer_of_another))
+    assert f"has {len(tokenizer) + 1} tokens but the model embeds {len(tokenizer)}" in message_of(checkpoint)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "cpu:x"])
+def test_a_device_that_is_not_here(checkpoint: Path, device: str) -> None:
+    assert message_of(checkpoint, device=device).startswith(f"device '{device}' cannot be used here (")
+
+
+def test_a_dtype_that_does_not_exist(checkpoint: Path) -> None:
+    assert message_of(checkpoint, dtype="fp16").startswith("dtype 'fp16' is unknown; expected 'float32'")
