@@ -170,15 +170,12 @@ class _Parser(HfArgumentParser):
 
     def parse_flags(self, flags: Sequence[str], namespace: Namespace) -> Namespace:
         """Flags override what stands in the namespace."""
+        for flag in (flag.split("=")[0] for flag in flags if flag.startswith("--")):
+            name = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
+            self._check_name(name, f"unknown flag {flag!r}", "--")
         namespace, rest = self.parse_known_args(list(flags), namespace)
-        if rest and not rest[0].startswith("--"):
-            raise UserError(
-                f"unexpected argument {rest[0]!r}; fields are set by flags such as --learning_rate 1e-3"
-            )
-        for flag in [*rest, *flags]:
-            if flag.startswith("--"):
-                name = flag[2:].split("=")[0].replace("-", "_")
-                self._check_name(name.removeprefix("no_"), f"unknown flag {flag.split('=')[0]!r}", "--")
+        if rest:
+            raise UserError(f"unexpected argument {rest[0]!r}; flags are such as --learning_rate 1e-3")
         return namespace
 
     def _check_name(self, name: str, problem: str, prefix: str = "") -> None:

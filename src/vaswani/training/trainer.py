@@ -4,15 +4,14 @@ Everything else (mixed precision, accumulation, compilation, several devices, lo
 transformers'. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import (
     EarlyStoppingCallback,
     EvalPrediction,
@@ -200,7 +199,7 @@ class Trainer(Seq2SeqTrainer):
         )
         # Not prepared by accelerate, which would share out the batches among the processes a second time.
         return DataLoader(
-            _Endless(stream),
+            stream,
             batch_size=None,
             collate_fn=self.train_data_collator,
             num_workers=self.args.dataloader_num_workers,
@@ -264,21 +263,6 @@ class Trainer(Seq2SeqTrainer):
         tied = getattr(self.model, "all_tied_weights_keys", {})
         load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result)
-
-
-class _Endless(IterableDataset):
-    """One pass over a stream after the other, each in another order.
-
-    To the trainer they are one epoch, so that resuming skips as many batches as were trained.
-    """
-
-    def __init__(self, stream: TokenBudgetStream):
-        self.stream = stream
-
-    def __iter__(self) -> Iterator[Any]:
-        for epoch in itertools.count():
-            self.stream.set_epoch(epoch)
-            yield from self.stream
 
 
 class _EpochOrder(TrainerCallback):

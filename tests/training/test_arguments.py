@@ -1,0 +1,89 @@
+"""What a run can be told, and what it refuses before it starts."""
+
+from dataclasses import MISSING, fields
+from importlib.util import find_spec
+
+import pytest
+
+from vaswani import VaswaniConfig
+from vaswani.data.corpus import CorpusSpec
+from vaswani.errors import UserError
+from vaswani.training.arguments import DataArguments, ModelArguments, TrainingArguments
+from vaswani.training.schedule import paper_peak_learning_rate
+
+DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size"}
+OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "pad_token_id", "bos_token_id", "eos_token_id"}
+
+
+def defaults(section) -> dict:
+    return {
+        field.name: field.default if field.default is not MISSING else field.default_factory()
+        for field in fields(section)
+    }
+
+
+def test_model_arguments_are_the_fields_of_the_model_with_its_defaults():
+    own = {name for name in VaswaniConfig.__annotations__ if not name.startswith("_")}
+    own -= DERIVED_FROM_THE_DATA | OF_THE_LIBRARY | {"decoder_start_token_id", "model_type"}
+    arguments = defaults(ModelArguments)
+    del arguments["attn_implementation"]  # changes the speed alone and is not saved
+    theirs = {field.name: field.default for field in fields(VaswaniConfig) if field.name in own}
+    assert arguments == theirs
+
+
+def test_data_arguments_are_those_of_the_loader_with_its_defaults():
+    arguments = defaults(DataArguments)
+    assert {name: arguments[name] for name in defaults(CorpusSpec)} == defaults(CorpusSpec)
+
+
+def test_training_defaults_are_the_papers():
+    args = TrainingArguments()
+    assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (args.warmup_steps, args.label_smoothing_factor) == (4000, 0.1)
+    assert (args.generation_num_beams, args.generation_length_penalty) == (4, 0.6)
+    args.resolve_learning_rate(512)
+    assert args.learning_rate == paper_peak_learning_rate(512, 4000)
+
+
+def test_a_given_learning_rate_is_the_peak():
+    args = TrainingArguments(learning_rate=2e-3)
+    args.resolve_learning_rate(512)
+    assert args.learning_rate == 2e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"early_stopping_patience": 3}, "early_stopping_patience needs an eval_strategy, which is no"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience=0 must be at least 1"),
+        ({"report_to": ["tensorbord"]}, "report_to=tensorbord is unknown; choose among none, .*tensorboard"),
+        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),
+        ({"label_smoothing_factor": 1.0}, "label_smoothing_factor=1.0 must be at least 0 and below 1"),
+        ({"lr_scheduler_kwargs": {"timescale": 3}}, "inverse_sqrt takes no lr_scheduler_kwargs"),
+    ],
+)
+def test_what_cannot_work_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        TrainingArguments(**options)
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "trackio"])
+def test_a_missing_reporting_package_is_named_with_its_remedy(package, monkeypatch):
+    monkeypatch.setattr(
+        "vaswani.training.arguments.importlib.util.find_spec",
+        lambda name: None if name == package else find_spec(name),
+    )
+    with pytest.raises(UserError, match=rf"report_to={package} .*pip install 'vaswani\[{package}\]'"):
+        TrainingArguments(report_to=[package])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type=linear needs a learning_rate"),
+        ({"warmup_steps": 0.1}, "warmup_steps of at least 1, but warmup_steps=0.1"),
+    ],
+)
+def test_a_learning_rate_without_a_formula_is_asked_for(options, message):
+    with pytest.raises(UserError, match=message):
+        TrainingArguments(**options).resolve_learning_rate(512)

@@ -1,0 +1,148 @@
+"""Defaults, then the file, then flags; mistakes are named with their remedy; what was resolved repeats the run."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vaswani.errors import UserError
+from vaswani.training.config_file import FIELDS_WITHOUT_EFFECT, describe_options, load_config
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_yaml(text: str) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_yaml
+
+
+def test_file_gives_defaults_and_flags_override(write):
+    path = write("d_model: 64\ndropout: 0.3\nlearning_rate: 1e-3\nseed: 7\n")
+    config = load_config(path, ["--dropout", "0.2", "--learning_rate=5e-4", "--max-steps", "9"])
+    assert (config.model.d_model, config.model.dropout, config.model.encoder_layers) == (64, 0.2, 6)
+    assert (config.training.learning_rate, config.training.seed, config.training.max_steps) == (5e-4, 7, 9)
+
+
+def test_values_take_the_types_of_their_fields(write):
+    path = write(
+        "learning_rate: 1e-3\n"  # a text, to YAML
+        "eval_strategy: no\n"  # false, to YAML
+        "bf16: false\n"
+        "train_file: corpus.jsonl\n"
+        "test_file: [test.de, test.en]\n"
+        "report_to: tensorboard\n"
+        "early_stopping_patience: null\n"
+        "dataset_config: 7\n"
+        "accelerator_config: {split_batches: false}\n"
+    )
+    config = load_config(path)
+    assert config.training.learning_rate == 1e-3
+    assert config.training.eval_strategy == "no"
+    assert config.data.train_file == ["corpus.jsonl"]
+    assert config.data.test_file == ["test.de", "test.en"]
+    assert config.data.dataset_config == "7"
+    assert config.training.report_to == ["tensorboard"]
+    assert config.training.early_stopping_patience is None
+
+
+def test_boolean_flags_stand_alone_take_a_value_or_are_negated():
+    assert load_config(None, ["--streaming"]).data.streaming
+    assert not load_config(None, ["--ffn_bias", "false"]).model.ffn_bias
+    assert not load_config(None, ["--no_ffn_bias"]).model.ffn_bias
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learing_rate: 1e-3", "unknown key 'learing_rate' in .*run.yaml; did you mean 'learning_rate'?"),
+        ("zzz: 1", "unknown key 'zzz' in .*run.yaml; see vaswani train --help"),
+        ("1: 2", "unknown key '1'"),
+        ("learning_rate: fast", "learning_rate in .*run.yaml: invalid float value: 'fast'"),
+        ("max_steps: 1.5", "max_steps in .*run.yaml: invalid int value: '1.5'"),
+        ("d_model: true", "d_model in .*run.yaml: invalid int value: 'True'"),
+        ("bf16: maybe", "bf16 in .*run.yaml: .* got maybe"),
+        ("norm_order: middle", "norm_order in .*run.yaml: invalid choice: 'middle' .*'post', 'pre'"),
+        ("lr_scheduler_type: sqrt", "lr_scheduler_type in .*: invalid choice: 'sqrt' .*inverse_sqrt"),
+        ("dropout: [0.1, 0.2]", r"dropout in .*run.yaml: expected one value, got \[0.1, 0.2\]"),
+        ("dropout: {p: 0.1}", "dropout in .*run.yaml: expected one value, got {'p': 0.1}"),
+        ("dropout: null", "dropout in .*run.yaml: null is not possible"),
+        ("- dropout", "must hold `key: value` lines, got a list"),
+        ("a: b: c", "run.yaml cannot be read: mapping values are not allowed here"),
+        ("load_best_model_at_end: true", "load_best_model_at_end requires the save and eval strategy to match"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(write, text, message):
+    with pytest.raises(UserError, match=message) as raised:
+        load_config(write(text))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--learing_rate", "1e-3"], "unknown flag '--learing_rate'; did you mean '--learning_rate'?"),
+        (["--learning-rat=1"], "unknown flag '--learning-rat'; did you mean '--learning_rate'?"),
+        (["--learning_rate", "fast"], "learning_rate: invalid float value: 'fast'"),
+        (["--learning_rate"], "learning_rate: expected one argument"),
+        (["--learn", "1e-3"], "unknown flag '--learn'"),
+        (["corpus.jsonl"], "unexpected argument 'corpus.jsonl'"),
+    ],
+)
+def test_mistakes_in_flags_are_named(flags, message):
+    with pytest.raises(UserError, match=message):
+        load_config(None, flags)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(UserError, match="configuration file nowhere.yaml does not exist"):
+        load_config("nowhere.yaml")
+
+
+@pytest.mark.parametrize("name", FIELDS_WITHOUT_EFFECT)
+def test_fields_that_would_be_ignored_are_refused(write, name):
+    with pytest.raises(UserError, match=f"{name} has no effect here: {FIELDS_WITHOUT_EFFECT[name]}"):
+        load_config(write(f"{name}: 1"))
+    with pytest.raises(UserError, match=f"{name} has no effect here"):
+        load_config(None, [f"--{name}", "1"])
+
+
+def comparable(config) -> dict:
+    state = {name: value for name, value in vars(config.training).items() if name != "distributed_state"}
+    return {"model": config.model, "data": config.data, **state}
+
+
+def test_the_saved_configuration_resolves_to_itself(write, tmp_path):
+    path = write(
+        "train_file: [a.de, a.en]\nlearning_rate: 0.1234567890123456789\nadam_epsilon: 1e-9\neval_strategy: steps\n"
+        "eval_steps: 10\nsave_strategy: steps\nsave_steps: 20\nload_best_model_at_end: true\n"
+        "metric_for_best_model: bleu\nearly_stopping_patience: 2\nreport_to: [tensorboard]\nmax_steps: 40\n"
+        "share_encoder_decoder_embeddings: false\nlabel_smoothing_factor: 0\nactivation_checkpointing: true\n"
+        "accelerator_config: {split_batches: true}\nhub_token: secret\n"
+    )
+    config = load_config(path, ["--output_dir", str(tmp_path / "run"), "--run_name", "Grüße"])
+    config.save(tmp_path / "saved.yaml")
+    again = load_config(tmp_path / "saved.yaml")
+    assert again.training.hub_token is None
+    assert comparable(again) | {"hub_token": "secret"} == comparable(config)
+    assert again.to_dict() == config.to_dict()
+
+
+def test_the_saved_configuration_holds_what_was_resolved_and_no_secret(tmp_path):
+    config = load_config(None, ["--hub_token", "secret", "--resume_from_checkpoint", "true", "--seed", "3"])
+    config.save(tmp_path / "saved.yaml")
+    saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())
+    assert saved["d_model"] == 512
+    assert saved["warmup_steps"] == 4000
+    assert saved["seed"] == 3
+    assert "weight_decay" not in saved  # of transformers, and at its default
+    assert not {"hub_token", "resume_from_checkpoint"} & saved.keys()
+
+
+def test_help_names_every_field_of_ours_and_says_where_the_others_are():
+    text = describe_options()
+    for name in ("d_model", "train_file", "max_tokens_per_batch", "learning_rate", "early_stopping_patience"):
+        assert f"--{name} " in text
+    assert "Every training argument of transformers" in text

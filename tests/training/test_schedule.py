@@ -1,0 +1,51 @@
+"""The schedule against equation 3 of the paper, step by step."""
+
+import pytest
+import torch
+from transformers import get_inverse_sqrt_schedule
+
+from vaswani.errors import UserError
+from vaswani.training.schedule import inverse_sqrt_schedule, paper_peak_learning_rate
+
+
+def learning_rates(make_schedule, peak: float, steps: int) -> list[float]:
+    """The learning rate that each update is made with."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    schedule, rates = make_schedule(optimizer), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 16), (16, 1)])
+def test_every_step_equals_the_papers_formula(d_model, warmup):
+    steps = 3 * warmup + 50
+    rates = learning_rates(
+        lambda optimizer: inverse_sqrt_schedule(optimizer, warmup), paper_peak_learning_rate(d_model, warmup), steps
+    )
+    formula = [d_model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, steps + 1)]
+    assert rates == pytest.approx(formula, rel=1e-12)
+
+
+def test_the_first_step_is_not_lost_as_in_transformers():
+    theirs = learning_rates(lambda optimizer: get_inverse_sqrt_schedule(optimizer, 10), 1.0, 12)
+    ours = learning_rates(lambda optimizer: inverse_sqrt_schedule(optimizer, 10), 1.0, 12)
+    assert theirs[0] == 0
+    assert ours[0] == 0.1
+    assert ours[:11] == pytest.approx(theirs[1:])
+
+
+def test_without_warm_up_the_first_step_has_the_peak():
+    rates = learning_rates(lambda optimizer: inverse_sqrt_schedule(optimizer, 0), 2.0, 4)
+    assert rates == pytest.approx([2.0, 2**0.5, 2 / 3**0.5, 1.0])
+
+
+def test_base_models_peak_is_that_of_the_paper():
+    assert paper_peak_learning_rate(512, 4000) == pytest.approx(6.99e-4, rel=1e-3)
+
+
+def test_formula_without_warm_up_is_refused():
+    with pytest.raises(UserError, match="warmup_steps=0"):
+        paper_peak_learning_rate(512, 0)

@@ -1,0 +1,310 @@
+"""The trainer: accumulation, the schedule, evaluation in order and each row once, what is saved."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.data.batching import Seq2SeqCollator
+from vaswani.training.losses import label_smoothed_loss
+
+VOCABULARY = 29
+SHAPE = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+def tiny_model(**fields) -> VaswaniForConditionalGeneration:
+    torch.manual_seed(0)
+    return VaswaniForConditionalGeneration(
+        VaswaniConfig(**{"vocab_size": VOCABULARY, "dropout": 0.0, **SHAPE, **HEADS, **fields})
+    )
+
+
+def tokenized(num_rows: int = 8, shortest: int = 6, longest: int = 10, seed: int = 1) -> Dataset:
+    """Random rows, each ending with </s>, of different lengths on both sides."""
+    generator = np.random.default_rng(seed)
+
+    def sequences():
+        lengths = generator.integers(shortest, longest + 1, num_rows)
+        return [[*generator.integers(3, VOCABULARY, length - 1).tolist(), 2] for length in lengths]
+
+    return Dataset.from_dict({"input_ids": sequences(), "labels": sequences()})
+
+
+def make_trainer(folder: Path, rows: Dataset | None = None, model=None, **options) -> Trainer:
+    arguments = {"learning_rate": 0.1, "warmup_steps": 2, "max_tokens_per_batch": 60, "use_cpu": True}
+    arguments |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+    rows = tokenized() if rows is None else rows
+    return Trainer(
+        model=model or tiny_model(),
+        args=TrainingArguments(output_dir=str(folder), **{**arguments, **options}),
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=Seq2SeqCollator(0, 1),
+    )
+
+
+def weights(model) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+# ------------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, smoothing):
+    """Rows of 12 to 20 tokens: a budget of 20 holds one, a budget of 160 all eight."""
+    options = {"optim": "sgd", "max_steps": 3, "label_smoothing_factor": smoothing, "max_grad_norm": 0.0}
+    whole = make_trainer(tmp_path, max_tokens_per_batch=160, **options)
+    parts = make_trainer(tmp_path, max_tokens_per_batch=20, gradient_accumulation_steps=8, **options)
+    assert (len(whole.get_train_dataloader()), len(parts.get_train_dataloader())) == (1, 8)
+    start = weights(whole.model)
+    whole.train()
+    parts.train()
+    assert (weights(whole.model) - start).abs().max() > 0.01
+    torch.testing.assert_close(weights(parts.model), weights(whole.model), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_accumulation_is_exact_in_a_plain_seq2seq_trainer_too(tmp_path, smoothing):
+    def train(rows_per_batch: int) -> torch.Tensor:
+        args = Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=rows_per_batch,
+            gradient_accumulation_steps=8 // rows_per_batch,
+            label_smoothing_factor=smoothing,
+            max_steps=3,
+            optim="sgd",
+            learning_rate=0.1,
+            max_grad_norm=0.0,
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = Seq2SeqTrainer(tiny_model(), args, Seq2SeqCollator(0, 1), tokenized())
+        trainer.train()
+        return weights(trainer.model)
+
+    whole = train(8)
+    assert (whole - weights(tiny_model())).abs().max() > 0.01
+    torch.testing.assert_close(train(1), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_the_papers_schedule_drives_the_updates(tmp_path):
+    trainer = make_trainer(tmp_path, learning_rate=None, warmup_steps=3, max_steps=7)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates == pytest.approx([16**-0.5 * min(step**-0.5, step * 3**-1.5) for step in range(1, 8)])
+
+
+def test_other_schedules_are_those_of_transformers(tmp_path):
+    trainer = make_trainer(tmp_path, lr_scheduler_type="linear", warmup_steps=0, max_steps=4)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing_factor": 0.0},
+        {"max_tokens_per_batch": 40},
+        {"learning_rate": 0.05},
+        {"warmup_steps": 1},
+        {"adam_beta2": 0.9},
+        {"adam_epsilon": 1e-3},
+        {"data_seed": 5},
+        {"max_grad_norm": 0.1},
+        {"gradient_accumulation_steps": 2},
+        {"bf16": True},
+    ],
+)
+def test_each_option_moves_the_result(tmp_path, options):
+    base, moved = make_trainer(tmp_path, max_steps=4), make_trainer(tmp_path, max_steps=4, **options)
+    base.train()
+    moved.train()
+    assert not torch.equal(weights(moved.model), weights(base.model))
+
+
+def test_the_data_seed_orders_batches_and_nothing_else(tmp_path):
+    rows = tokenized(64)
+    first, second = (make_trainer(tmp_path, rows, seed=3, data_seed=seed) for seed in (3, 4))
+    assert list(first.get_train_dataloader().batch_sampler) != list(second.get_train_dataloader().batch_sampler)
+    same = make_trainer(tmp_path, rows, seed=3)
+    assert list(first.get_train_dataloader().batch_sampler) == list(same.get_train_dataloader().batch_sampler)
+
+
+def test_batches_change_their_order_with_the_epoch(tmp_path):
+    seen: list[list[int]] = []
+    collate = Seq2SeqCollator(0, 1)
+
+    def spy(rows):
+        seen.append([row["labels"] for row in rows])
+        return collate(rows)
+
+    trainer = make_trainer(tmp_path, tokenized(64), num_train_epochs=2)
+    trainer.train_data_collator = spy
+    trainer.train()
+    half = len(seen) // 2
+    assert seen[:half] != seen[half:]
+    assert sorted(sum(seen[:half], [])) == sorted(sum(seen[half:], []))  # every row once an epoch
+
+
+def test_a_stream_trains_pass_after_pass_as_long_as_asked(tmp_path):
+    rows = tokenized(12)
+    trainer = make_trainer(tmp_path, rows.to_iterable_dataset(), max_steps=20, max_tokens_per_batch=60)
+    start = weights(trainer.model)
+    trainer.train()
+    assert trainer.state.global_step == 20  # a pass has five batches
+    assert not torch.equal(weights(trainer.model), start)
+
+
+# ----------------------------------------------------------------------------------------------- evaluation
+
+
+def test_predictions_come_in_the_order_of_the_data_set_whatever_the_batches(tmp_path):
+    rows = tokenized(30, shortest=2, longest=14)
+    options = {"generation_num_beams": 1, "generation_max_length": 8}  # beams of a random model lie close
+    outputs = [
+        make_trainer(tmp_path, rows, max_tokens_per_batch=budget, **options).predict(rows) for budget in (30, 400)
+    ]
+    for output in outputs:
+        for labels, row in zip(output.label_ids, rows, strict=True):
+            assert labels[labels != -100].tolist() == row["labels"]
+    first, second = (output.predictions for output in outputs)
+    assert (first == second).all()
+    assert len(np.unique(first, axis=0)) > 1
+
+
+def test_evaluation_loss_is_per_token_of_the_whole_set(tmp_path):
+    rows = tokenized(30, shortest=2, longest=14)
+    trainer = make_trainer(tmp_path, rows, max_tokens_per_batch=60)
+    assert len(trainer.get_eval_dataloader()) > 5
+    batch = Seq2SeqCollator(0, 1)(list(rows))
+    with torch.no_grad():
+        logits = trainer.model.eval()(**batch).logits
+    expected = label_smoothed_loss(logits, batch["labels"], smoothing=0.1, num_tokens=None)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+class CountingMetrics:
+    def __call__(self, prediction):
+        return {"rows": len(prediction.predictions)}
+
+
+def generate_options(trainer: Trainer, monkeypatch) -> dict:
+    """What evaluation hands to `generate`."""
+    calls: list[dict] = []
+    generate = trainer.model.generate
+    monkeypatch.setattr(trainer.model, "generate", lambda **options: calls.append(options) or generate(**options))
+    trainer.compute_metrics = CountingMetrics()
+    trainer.evaluate()
+    return calls[0]
+
+
+def test_evaluation_decodes_as_the_paper_does(tmp_path, monkeypatch):
+    rows = tokenized(4, shortest=3, longest=9)
+    options = generate_options(make_trainer(tmp_path, rows, max_tokens_per_batch=400), monkeypatch)
+    assert options["num_beams"] == 4
+    assert 11 ** options["length_penalty"] == pytest.approx(((5 + 11) / 6) ** 0.6)
+    assert options["max_length"] == 1 + 9 + 50
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "option"),
+    [
+        ("generation_num_beams", 2, "num_beams"),
+        ("generation_length_penalty", 1.5, "length_penalty"),
+        ("generation_max_length", 12, "max_length"),
+    ],
+)
+def test_generation_options_reach_the_search(tmp_path, monkeypatch, argument, value, option):
+    trainer = make_trainer(tmp_path, **{argument: value})
+    assert float(generate_options(trainer, monkeypatch)[option]) == value
+
+
+def test_metrics_see_every_row_and_loss_only_evaluation_decodes_nothing(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, tokenized(30))
+    trainer.compute_metrics = CountingMetrics()
+    assert trainer.evaluate()["eval_rows"] == 30
+    loss_only = make_trainer(tmp_path, predict_with_generate=False)
+    loss_only.compute_metrics = CountingMetrics()
+    monkeypatch.setattr(loss_only.model, "generate", None)
+    assert {"eval_loss"} == {name for name in loss_only.evaluate() if "runtime" not in name} & {"eval_loss", "eval_rows"}
+
+
+def test_no_speed_is_reported_that_does_not_describe_these_batches(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2)
+    metrics = {**trainer.train().metrics, **trainer.evaluate()}
+    assert "eval_samples_per_second" in metrics
+    assert not {"train_samples_per_second", "train_steps_per_second", "eval_steps_per_second"} & metrics.keys()
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_saved_models_cache_when_decoding_and_know_the_papers_search(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    assert VaswaniConfig.from_pretrained(tmp_path).use_cache is True
+    generation = GenerationConfig.from_pretrained(tmp_path)
+    assert (generation.num_beams, generation.length_penalty, generation.use_cache) == (4, 0.6, True)
+
+
+def test_training_caches_no_keys_and_values(tmp_path):
+    trainer = make_trainer(tmp_path)
+    batch = next(iter(trainer.get_train_dataloader()))
+    _, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
+    assert outputs.past_key_values is None
+
+
+def test_an_old_state_does_not_vouch_for_a_checkpoint_that_fails(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    trainer.train()
+    state = tmp_path / "checkpoint-2" / "trainer_state.json"
+    assert state.is_file()
+    monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", lambda directory: (_ for _ in ()).throw(OSError))
+    with pytest.raises(OSError):  # noqa: PT011 - raised above
+        trainer._save_checkpoint(trainer.model, None)
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_resuming_equals_never_having_stopped(tmp_path, step):
+    """Three updates of two batches: two of a first epoch of three, and one of a second."""
+    rows = tokenized(12, shortest=8, longest=10)
+    options = {"max_steps": 3, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 1}
+
+    def run(folder: str, checkpoint: str | None = None) -> torch.Tensor:
+        trainer = make_trainer(tmp_path / folder, rows, tiny_model(dropout=0.3), max_tokens_per_batch=90, **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert trainer.state.global_step == 3
+        return weights(trainer.model)
+
+    whole = run("whole")
+    resumed = run("resumed", str(tmp_path / "whole" / f"checkpoint-{step}"))
+    assert torch.equal(resumed, whole)
+
+
+def test_resuming_a_stream_equals_never_having_stopped(tmp_path):
+    rows = tokenized(12)
+
+    def run(folder: str, checkpoint: str | None = None) -> torch.Tensor:
+        trainer = make_trainer(
+            tmp_path / folder,
+            rows.to_iterable_dataset(),
+            tiny_model(dropout=0.3),
+            max_steps=12,
+            save_strategy="steps",
+            save_steps=7,  # in the second pass
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return weights(trainer.model)
+
+    assert torch.equal(run("resumed", None), run("whole"))
+    assert torch.equal(run("again", str(tmp_path / "whole" / "checkpoint-7")), run("other"))
