@@ -216,7 +216,7 @@ class TestTokenCache:
     def test_rows_in_memory_stay_there(self, tokenizer, cache):
         tokens = tokenize_corpus(Dataset.from_dict({"source": ["a"], "target": ["b"]}), tokenizer, tokenizer)
         assert not tokens.cache_files
-        assert not [path for path in cache.rglob("*") if path.is_file()]
+        assert not cache.exists()
 
 
 class TestSampler:
@@ -331,6 +331,16 @@ class TestSampler:
             TokenBudgetBatchSampler([1, 2], [1], 16)
         with pytest.raises(ValueError, match="at least one token"):
             TokenBudgetBatchSampler([1, 0], [1, 1], 16)
+
+    def test_the_largest_batches_are_halved_for_the_sake_of_equal_steps(self):
+        def rows_of_batches(num_replicas):
+            lengths = [1] * 12 + [6] * 2  # one batch of twelve rows, one of two
+            sampler = TokenBudgetBatchSampler(lengths, lengths, 24, num_replicas=num_replicas)
+            return sorted(len(batch) for batch in sampler)
+
+        assert rows_of_batches(1) == [2, 12]
+        assert rows_of_batches(3) == [2, 6, 6]
+        assert rows_of_batches(5) == [2, 3, 3, 3, 3]
 
     def test_batches_of_one_row_cannot_be_halved(self):
         with pytest.raises(

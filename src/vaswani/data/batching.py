@@ -191,7 +191,6 @@ def _tokenize_whole(
     keys = [_cache_key(tokenizer) for tokenizer in tokenizers.values()]
     if all(keys):
         folder = Path(datasets.config.HF_DATASETS_CACHE, "vaswani")
-        folder.mkdir(parents=True, exist_ok=True)
         key = hashlib.sha256("".join([dataset._fingerprint, *map(str, keys)]).encode()).hexdigest()
         return _select_fit(_map_tokens(dataset, tokenizers, folder, key), limits, report)
     scratch = tempfile.mkdtemp(prefix="vaswani-tokens-")
@@ -216,6 +215,8 @@ def _map_tokens(
 ) -> Dataset:
     """Tokenize to a file in `folder`, named by its key; rows that are in memory stay there."""
     on_disk = bool(dataset.cache_files)
+    if on_disk:
+        folder.mkdir(parents=True, exist_ok=True)
     return dataset.map(
         _encode,
         batched=True,
