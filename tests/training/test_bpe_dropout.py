@@ -17,7 +17,12 @@ def tokenizer():
 def collate(tokenizer, p, max_length=100):
     rows = [{"input_ids": ids, "labels": ids} for ids in tokenizer(TEXTS)["input_ids"]]
     collator = BpeDropoutCollator(
-        Seq2SeqCollator(0, 1), tokenizer, tokenizer, max_source_length=max_length, max_target_length=max_length, p=p
+        Seq2SeqCollator(0, 1),
+        tokenizer,
+        tokenizer,
+        max_source_length=max_length,
+        max_target_length=max_length,
+        p=p,
     )
     return collator(rows)
 

@@ -1,6 +1,7 @@
 """Half-written checkpoints are recognised, and no run overwrites another."""
 
 import logging
+import re
 
 import pytest
 
@@ -61,7 +62,9 @@ def test_nothing_to_resume_is_an_error_with_its_remedy(tmp_path):
 def test_a_given_checkpoint_must_be_complete(tmp_path):
     whole, half = make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 4, state=None)
     assert checkpoint_to_resume(tmp_path / "other", str(whole)) == whole
-    with pytest.raises(UserError, match=f"is not a complete checkpoint; the last complete one is {whole}"):
+    with pytest.raises(
+        UserError, match=f"complete checkpoint; the last complete one is {re.escape(str(whole))}"
+    ):
         checkpoint_to_resume(tmp_path, str(half))
     with pytest.raises(UserError, match="is not a directory; give true or the path of a checkpoint"):
         checkpoint_to_resume(tmp_path, "yes")
@@ -72,7 +75,9 @@ def test_a_new_run_does_not_mix_with_an_earlier_one(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.touch()
-    with pytest.raises(UserError, match="already holds a run .* --resume_from_checkpoint true, or choose another"):
+    with pytest.raises(
+        UserError, match=r"already holds a run .* --resume_from_checkpoint true, or choose another"
+    ):
         checkpoint_to_resume(tmp_path, None)
 
 

@@ -26,7 +26,9 @@ def caused_by(cause: BaseException, message: str) -> RuntimeError:
 )
 def test_a_full_disk(error, tmp_path):
     message = describe_failure(error, tmp_path)
-    assert message.startswith(f"no space left on the disk of {tmp_path}: free some, or choose another --output_dir; ")
+    assert message.startswith(
+        f"no space left on the disk of {tmp_path}: free some, or choose another --output_dir; "
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,5 +57,6 @@ def test_what_was_saved_is_named(tmp_path):
     (checkpoint / "trainer_state.json").write_text('{"global_step": 7}')
     (tmp_path / "checkpoint-9").mkdir()
     assert describe_failure(KeyboardInterrupt(), tmp_path) == (
-        f"interrupted; the last complete checkpoint is {checkpoint}; continue with --resume_from_checkpoint true"
+        f"interrupted; the last complete checkpoint is {checkpoint}; "
+        "continue with --resume_from_checkpoint true"
     )

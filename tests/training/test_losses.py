@@ -32,7 +32,9 @@ def test_equals_the_cross_entropy_with_the_smoothed_distribution(batch, smoothin
 def test_equals_the_label_smoother_of_transformers(batch, num_tokens):
     logits, labels = batch
     expected = LabelSmoother(epsilon=0.1)({"logits": logits}, labels, num_items_in_batch=num_tokens)
-    torch.testing.assert_close(label_smoothed_loss(logits, labels, smoothing=0.1, num_tokens=num_tokens), expected)
+    torch.testing.assert_close(
+        label_smoothed_loss(logits, labels, smoothing=0.1, num_tokens=num_tokens), expected
+    )
 
 
 def test_micro_batches_add_up_to_the_whole_batch(batch):
@@ -40,7 +42,8 @@ def test_micro_batches_add_up_to_the_whole_batch(batch):
     count = int((labels != -100).sum())
     whole = label_smoothed_loss(logits, labels, smoothing=0.1, num_tokens=None)
     parts = [
-        label_smoothed_loss(logits[i : i + 1], labels[i : i + 1], smoothing=0.1, num_tokens=count) for i in range(3)
+        label_smoothed_loss(logits[i : i + 1], labels[i : i + 1], smoothing=0.1, num_tokens=count)
+        for i in range(3)
     ]
     torch.testing.assert_close(sum(parts), whole)
 

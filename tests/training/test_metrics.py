@@ -105,5 +105,7 @@ def test_trainer_metrics_decode_before_they_score(tokenizer):
     labels = padded(REFERENCES)
     labels[labels == tokenizer.pad_token_id] = -100
     metrics = TranslationMetrics(tokenizer)
-    assert metrics(EvalPrediction(padded(PREDICTIONS), labels)) == score_translations(PREDICTIONS, REFERENCES)[0]
+    assert (
+        metrics(EvalPrediction(padded(PREDICTIONS), labels)) == score_translations(PREDICTIONS, REFERENCES)[0]
+    )
     assert metrics.signatures == score_translations(PREDICTIONS, REFERENCES)[1]

@@ -23,7 +23,9 @@ def learning_rates(make_schedule, peak: float, steps: int) -> list[float]:
 def test_every_step_equals_the_papers_formula(d_model, warmup):
     steps = 3 * warmup + 50
     rates = learning_rates(
-        lambda optimizer: inverse_sqrt_schedule(optimizer, warmup), paper_peak_learning_rate(d_model, warmup), steps
+        lambda optimizer: inverse_sqrt_schedule(optimizer, warmup),
+        paper_peak_learning_rate(d_model, warmup),
+        steps,
     )
     formula = [d_model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, steps + 1)]
     assert rates == pytest.approx(formula, rel=1e-12)

@@ -1,5 +1,6 @@
 """The trainer: accumulation, the schedule, evaluation in order and each row once, what is saved."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,13 @@ from vaswani.data.batching import Seq2SeqCollator
 from vaswani.training.losses import label_smoothed_loss
 
 VOCABULARY = 29
-SHAPE = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+SHAPE = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 
 
@@ -133,7 +140,9 @@ def test_each_option_moves_the_result(tmp_path, options):
 def test_the_data_seed_orders_batches_and_nothing_else(tmp_path):
     rows = tokenized(64)
     first, second = (make_trainer(tmp_path, rows, seed=3, data_seed=seed) for seed in (3, 4))
-    assert list(first.get_train_dataloader().batch_sampler) != list(second.get_train_dataloader().batch_sampler)
+    assert list(first.get_train_dataloader().batch_sampler) != list(
+        second.get_train_dataloader().batch_sampler
+    )
     same = make_trainer(tmp_path, rows, seed=3)
     assert list(first.get_train_dataloader().batch_sampler) == list(same.get_train_dataloader().batch_sampler)
 
@@ -151,7 +160,8 @@ def test_batches_change_their_order_with_the_epoch(tmp_path):
     trainer.train()
     half = len(seen) // 2
     assert seen[:half] != seen[half:]
-    assert sorted(sum(seen[:half], [])) == sorted(sum(seen[half:], []))  # every row once an epoch
+    first, second = (sorted(itertools.chain(*epoch)) for epoch in (seen[:half], seen[half:]))
+    assert first == second  # every row once
 
 
 def test_a_stream_trains_pass_after_pass_as_long_as_asked(tmp_path):
@@ -170,7 +180,8 @@ def test_predictions_come_in_the_order_of_the_data_set_whatever_the_batches(tmp_
     rows = tokenized(30, shortest=2, longest=14)
     options = {"generation_num_beams": 1, "generation_max_length": 8}  # beams of a random model lie close
     outputs = [
-        make_trainer(tmp_path, rows, max_tokens_per_batch=budget, **options).predict(rows) for budget in (30, 400)
+        make_trainer(tmp_path, rows, max_tokens_per_batch=budget, **options).predict(rows)
+        for budget in (30, 400)
     ]
     for output in outputs:
         for labels, row in zip(output.label_ids, rows, strict=True):
@@ -200,7 +211,9 @@ def generate_options(trainer: Trainer, monkeypatch) -> dict:
     """What evaluation hands to `generate`."""
     calls: list[dict] = []
     generate = trainer.model.generate
-    monkeypatch.setattr(trainer.model, "generate", lambda **options: calls.append(options) or generate(**options))
+    monkeypatch.setattr(
+        trainer.model, "generate", lambda **options: calls.append(options) or generate(**options)
+    )
     trainer.compute_metrics = CountingMetrics()
     trainer.evaluate()
     return calls[0]
@@ -234,14 +247,19 @@ def test_metrics_see_every_row_and_loss_only_evaluation_decodes_nothing(tmp_path
     loss_only = make_trainer(tmp_path, predict_with_generate=False)
     loss_only.compute_metrics = CountingMetrics()
     monkeypatch.setattr(loss_only.model, "generate", None)
-    assert {"eval_loss"} == {name for name in loss_only.evaluate() if "runtime" not in name} & {"eval_loss", "eval_rows"}
+    assert {"eval_loss"} == {name for name in loss_only.evaluate() if "runtime" not in name} & {
+        "eval_loss",
+        "eval_rows",
+    }
 
 
 def test_no_speed_is_reported_that_does_not_describe_these_batches(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=2)
     metrics = {**trainer.train().metrics, **trainer.evaluate()}
     assert "eval_samples_per_second" in metrics
-    assert not {"train_samples_per_second", "train_steps_per_second", "eval_steps_per_second"} & metrics.keys()
+    assert (
+        not {"train_samples_per_second", "train_steps_per_second", "eval_steps_per_second"} & metrics.keys()
+    )
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
@@ -268,7 +286,9 @@ def test_an_old_state_does_not_vouch_for_a_checkpoint_that_fails(tmp_path, monke
     trainer.train()
     state = tmp_path / "checkpoint-2" / "trainer_state.json"
     assert state.is_file()
-    monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", lambda directory: (_ for _ in ()).throw(OSError))
+    monkeypatch.setattr(
+        trainer, "_save_optimizer_and_scheduler", lambda directory: (_ for _ in ()).throw(OSError)
+    )
     with pytest.raises(OSError):  # noqa: PT011 - raised above
         trainer._save_checkpoint(trainer.model, None)
     assert not state.exists()
@@ -281,7 +301,9 @@ def test_resuming_equals_never_having_stopped(tmp_path, step):
     options = {"max_steps": 3, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 1}
 
     def run(folder: str, checkpoint: str | None = None) -> torch.Tensor:
-        trainer = make_trainer(tmp_path / folder, rows, tiny_model(dropout=0.3), max_tokens_per_batch=90, **options)
+        trainer = make_trainer(
+            tmp_path / folder, rows, tiny_model(dropout=0.3), max_tokens_per_batch=90, **options
+        )
         trainer.train(resume_from_checkpoint=checkpoint)
         assert trainer.state.global_step == 3
         return weights(trainer.model)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
+from vaswani.data.corpus import SPLITS
 from vaswani.errors import UserError
 from vaswani.training.arguments import DataArguments, ModelArguments, TrainingArguments
 
@@ -92,12 +93,15 @@ class _TransformersDefaults(TrainingArguments):
 def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
+    The corpus is one choice: flags that name files replace the file's data set, and the other way round.
+
     Raises:
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
     parser = _Parser(list(SECTIONS.values()))
     namespace = Namespace() if yaml_path is None else parser.parse_yaml(Path(yaml_path))
+    parser.replace_corpus(overrides, namespace)
     namespace = parser.parse_flags(overrides, namespace)
     try:
         arguments = parser.parse_dict(vars(namespace))
@@ -177,6 +181,18 @@ class _Parser(HfArgumentParser):
         if rest:
             raise UserError(f"unexpected argument {rest[0]!r}; flags are such as --learning_rate 1e-3")
         return namespace
+
+    @staticmethod
+    def replace_corpus(flags: Sequence[str], namespace: Namespace) -> None:
+        """The corpus is one choice: flags that name a data set, or files, replace what the file names."""
+        given = {flag.split("=")[0].removeprefix("--").replace("-", "_") for flag in flags}
+        files = [f"{split}_file" for split in SPLITS]
+        if "dataset" in given:
+            others = [name for name in files if name not in given]
+        else:
+            others = ["dataset", "dataset_config"] if given & set(files) else []
+        for name in others:
+            vars(namespace).pop(name, None)
 
     def _check_name(self, name: str, problem: str, prefix: str = "") -> None:
         if name in FIELDS_WITHOUT_EFFECT:

@@ -57,6 +57,8 @@ def train(config: RunConfig) -> dict[str, float]:
         _check_same_model(model, checkpoint)
     splits = {name: _tokenized(config, corpus, tokenizers, name) for name in corpus.splits}
     trainer = build_trainer(config, splits, tokenizers, model)
+    if trainer.is_world_process_zero():
+        _announce(corpus, splits, model)
     if config.training.should_save:
         output_dir.mkdir(parents=True, exist_ok=True)
         save_tokenizers(*tokenizers, output_dir)
@@ -206,12 +208,26 @@ def _tokenized(
         learned = config.model.position_embedding == "learned"
         limits = (config.model.max_position_embeddings,) * 2 if learned else (None, None)
         rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
-    if split == "validation" and data.max_validation_rows is not None:
-        rows = rows.select(_evenly_spread(len(rows), data.max_validation_rows))
     tokenized = tokenize_corpus(rows, *tokenizers, *limits, report)
-    if isinstance(tokenized, Dataset):
-        _check_budget(tokenized, split, config.training.max_tokens_per_batch)
+    if isinstance(tokenized, IterableDataset):
+        return tokenized
+    _check_budget(tokenized, split, config.training.max_tokens_per_batch)
+    if split == "validation" and data.max_validation_rows is not None:
+        tokenized = tokenized.select(_evenly_spread(len(tokenized), data.max_validation_rows))
     return tokenized
+
+
+def _announce(corpus: Corpus, splits: dict[str, Any], model: PreTrainedModel) -> None:
+    """Say what is trained on what."""
+    for name, rows in splits.items():
+        if isinstance(rows, IterableDataset):
+            print(f"{name}: streamed")
+        else:
+            used = f", of which {len(rows):,} are used" if len(rows) < corpus.reports[name].kept else ""
+            print(f"{name}: {corpus.reports[name]}{used}")
+    sizes = sorted({model.config.vocab_size, model.config.decoder_vocab_size})
+    vocabulary = " and ".join(f"{size:,}" for size in sizes)
+    print(f"model: {model.num_parameters():,} parameters, vocabulary of {vocabulary} tokens", flush=True)
 
 
 def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:

@@ -1,0 +1,114 @@
+"""The command line: statuses, one-line errors, help."""
+
+import errno
+
+import pytest
+from typer import Exit
+
+import vaswani.training.run
+from vaswani.cli import app, run
+from vaswani.errors import RunError, UserError
+
+
+def outcome(arguments: list[str], capsys) -> tuple[int, str, str]:
+    status = run(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def command():
+    """Register a command `fail` that raises what it is told to; the real ones stay."""
+    before = list(app.registered_commands)
+
+    def register(error: BaseException):
+        @app.command()
+        def fail() -> None:
+            raise error
+
+    yield register
+    app.registered_commands[:] = before
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UserError("d_model=7 is odd"), 2, "vaswani: d_model=7 is odd\n"),
+        (RunError("no space left", 1), 1, "vaswani: no space left\n"),
+        (RunError("interrupted", 130), 130, "vaswani: interrupted\n"),
+        (KeyboardInterrupt(), 130, "vaswani: interrupted\n"),
+        (
+            ZeroDivisionError("division\nby zero"),
+            1,
+            "vaswani: ZeroDivisionError: division by zero (--debug shows where)\n",
+        ),
+        (Exit(5), 5, ""),
+    ],
+)
+def test_failures_are_one_line_and_a_status(command, capsys, error, status, message):
+    command(error)
+    assert outcome(["fail"], capsys) == (status, "", message)
+
+
+@pytest.mark.parametrize("arguments", [["fail", "--debug"], ["--debug", "fail"]])
+def test_debug_shows_the_traceback_first(command, capsys, arguments):
+    command(UserError("d_model=7 is odd"))
+    status, _, errors = outcome(arguments, capsys)
+    assert status == 2
+    assert errors.startswith("Traceback (most recent call last)")
+    assert errors.endswith("vaswani: d_model=7 is odd\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "vaswani: No such command 'trian'."),
+        (["train"], "vaswani: nothing to train: give --config FILE"),
+        (["train", "--config", "nowhere.yaml"], "vaswani: configuration file nowhere.yaml does not exist"),
+        (
+            ["train", "--learing_rate", "1"],
+            "vaswani: unknown flag '--learing_rate'; did you mean '--learning_rate'?",
+        ),
+        (["train", "--d_model", "64"], "vaswani: no corpus was given; set dataset, or train_file"),
+        (["train", "--dataset", "dates", "--d_model", "7"], "vaswani: d_model=7 must be divisible by"),
+    ],
+)
+def test_usage_errors_have_status_2_and_one_line(capsys, arguments, message):
+    status, output, errors = outcome(arguments, capsys)
+    assert (status, output) == (2, "")
+    assert errors.startswith(message)
+    assert errors.count("\n") == 1
+
+
+def test_help_of_train_lists_the_fields_of_the_file(capsys):
+    status, output, _ = outcome(["train", "--help"], capsys)
+    assert status == 0
+    assert "--d_model" in output
+    assert "Every training argument of transformers" in output
+
+
+def test_help_lists_the_commands(capsys):
+    status, output, _ = outcome(["--help"], capsys)
+    assert status == 0
+    assert {"train", "evaluate", "translate"} <= set(output.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk of runs/x"),
+        (RuntimeError("CUDA out of memory"), 1, "out of memory: lower max_tokens_per_batch"),
+        (KeyboardInterrupt(), 130, "interrupted; no checkpoint had been saved"),
+    ],
+)
+def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, status, message):
+    def fail(config):
+        raise error
+
+    monkeypatch.setattr(vaswani.training.run, "train", fail)
+    assert outcome(["train", "--dataset", "dates", "--output_dir", "runs/x"], capsys)[0] == status
+    run(["train", "--dataset", "dates", "--output_dir", "runs/x"])
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"vaswani: {message}")
+    assert errors.rstrip().endswith("no checkpoint had been saved")
+    assert errors.count("\n") == 1

@@ -1,0 +1,40 @@
+"""The configurations that come with the project resolve, and describe what they say they do."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vaswani import VaswaniForConditionalGeneration
+from vaswani.training.config_file import load_config
+from vaswani.training.run import model_config
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_resolves(path):
+    config = load_config(path)
+    assert config.output_dir == Path("runs") / path.stem
+    model_config(config.model, config.data.vocab_size, config.data.vocab_size)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("base", 65), ("big", 213), ("multi30k", 2.6)])
+def test_models_have_the_size_of_their_papers(name, millions):
+    """Table 3 of Vaswani et al. (65 and 213 million) counts to within 3 %; Wu et al. say 2.6 million."""
+    config = load_config(CONFIGS / f"{name}.yaml")
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(
+            model_config(config.model, config.data.vocab_size, config.data.vocab_size)
+        )
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+def test_base_and_big_train_with_the_papers_settings():
+    for name, steps, dropout in [("base", 100_000, 0.1), ("big", 300_000, 0.3)]:
+        config = load_config(CONFIGS / f"{name}.yaml")
+        args = config.training
+        assert (args.max_steps, config.model.dropout, args.warmup_steps) == (steps, dropout, 4000)
+        assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.98, 1e-9)
+        assert args.max_tokens_per_batch * args.gradient_accumulation_steps == 50_000
+        assert (args.learning_rate, args.label_smoothing_factor) == (None, 0.1)  # None: equation 3

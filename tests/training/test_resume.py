@@ -1,0 +1,98 @@
+"""Real training processes, killed without warning and resumed: the final weights are the same bit by bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import as_flags
+
+from vaswani.training.checkpoints import last_complete_checkpoint
+
+STEPS = 40  # an epoch has about nine
+
+
+def start(options: dict, cache: Path) -> subprocess.Popen:
+    """`vaswani train` in a process of its own; each update prints a line."""
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "HF_DATASETS_CACHE": str(cache),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "vaswani.cli", "train", *as_flags(options)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def stop_after(process: subprocess.Popen, updates: int, how: signal.Signals) -> None:
+    """Send a signal as soon as so many updates were made."""
+    for line in process.stdout:
+        updates -= "'grad_norm'" in line
+        if updates <= 0:
+            process.send_signal(how)
+            return
+    raise AssertionError(f"the process ended by itself: {process.stderr.read()}")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture
+def options(tiny_run: dict) -> dict:
+    del tiny_run["test_file"]  # the scores of the end are not what is tested here
+    tiny_run |= {"max_steps": STEPS, "save_steps": 4, "dropout": 0.3, "gradient_accumulation_steps": 2}
+    tiny_run |= {
+        "eval_strategy": "steps",
+        "eval_steps": 8,
+        "max_validation_rows": 4,
+        "generation_max_length": 5,
+    }
+    return tiny_run
+
+
+@pytest.mark.slow
+def test_killed_at_three_random_steps_a_run_ends_as_if_it_never_was(options, tmp_path, cache_of_its_own):
+    whole = start({**options, "output_dir": tmp_path / "whole"}, cache_of_its_own)
+    assert whole.wait() == 0, whole.stderr.read()
+
+    killed = {**options, "output_dir": tmp_path / "killed"}
+    kills = sorted(random.SystemRandom().sample(range(1, STEPS), 3))
+    print(f"killed after updates {kills}")  # shown when the test fails
+    done = 0
+    for kill in kills:
+        process = start(killed, cache_of_its_own)
+        stop_after(process, kill - done, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        killed["resume_from_checkpoint"] = "true"
+        last = last_complete_checkpoint(tmp_path / "killed")
+        done = 0 if last is None else int(last.name.split("-")[1])
+    resumed = start(killed, cache_of_its_own)
+    output, errors = resumed.communicate()
+    assert resumed.returncode == 0, errors
+    assert output.count("'grad_norm'") == STEPS - done
+
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert expected.keys() == found.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_one_line_that_names_the_last_checkpoint(options, cache_of_its_own):
+    process = start(options, cache_of_its_own)
+    stop_after(process, 6, signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("vaswani: interrupted; the last complete checkpoint is ")
+    assert "Traceback" not in errors
+    checkpoint = Path(last.split(" is ")[1].split(";")[0])
+    assert (checkpoint / "trainer_state.json").is_file()

@@ -1,0 +1,219 @@
+"""Whole runs of a second: what they write, that they can be repeated, and that each option moves them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_runs import as_flags
+from transformers import AutoTokenizer
+
+from vaswani import VaswaniConfig
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.errors import UserError
+from vaswani.training.config_file import load_config
+from vaswani.training.run import build_model, train
+
+
+def run(options: dict, **more) -> dict[str, float]:
+    return train(load_config(None, as_flags({**options, **more})))
+
+
+def weights(folder: str | Path) -> torch.Tensor:
+    tensors = load_file(Path(folder) / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
+    scores = run(tiny_run, eval_strategy="steps", eval_steps=3)
+    folder = Path(tiny_run["output_dir"])
+    assert {"test_loss", "test_bleu", "test_chrf", "test_exact_match"} <= scores.keys()
+    assert json.loads((folder / "test_results.json").read_text()).keys() >= scores.keys()
+    for directory in (folder, folder / "checkpoint-3", folder / "checkpoint-6"):
+        config = VaswaniConfig.from_pretrained(directory)
+        assert len(AutoTokenizer.from_pretrained(directory)) == config.vocab_size == 300
+        assert config.use_cache is True
+    provenance = json.loads((folder / "corpus.json").read_text())
+    assert provenance["splits"]["train"] == "kept 400 of 400 rows"
+    assert len(provenance["train"]["files"][0]["sha256"]) == 64
+
+    printed = capsys.readouterr().out
+    assert "train: kept 400 of 400 rows" in printed
+    assert "test (40 rows): loss " in printed
+    assert "nrefs:1|case:mixed" in printed
+    assert printed.count("  →  ") == 8
+
+
+def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny_run, tmp_path):
+    run(tiny_run, dropout=0.3, seed=11)
+    saved = Path(tiny_run["output_dir"]) / "training_config.yaml"
+    assert yaml.safe_load(saved.read_text())["seed"] == 11
+    train(load_config(saved, ["--output_dir", str(tmp_path / "again")]))
+    assert torch.equal(weights(tmp_path / "again"), weights(tiny_run["output_dir"]))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"seed": 7},
+        {"vocab_size": 290},
+        {"tokenizer_rows": 20},
+        {"max_source_length": 10},
+        {"bpe_dropout": 0.3},
+        {"streaming": True},
+        {"max_tokens_per_batch": 600},
+        {"label_smoothing_factor": 0.0},
+        {"dropout": 0.0},
+        {"attention_dropout": 0.2},
+        {"activation_dropout": 0.2},
+        {"norm_order": "pre"},
+        {"position_embedding": "learned"},
+        {"sinusoidal_layout": "concatenated"},
+        {"activation_function": "gelu"},
+        {"scale_embedding": False},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_each_option_moves_the_weights(tiny_run, tmp_path, option):
+    del tiny_run["test_file"], tiny_run["validation_file"]
+    run(tiny_run, output_dir=tmp_path / "base", save_strategy="no")
+    run(tiny_run, output_dir=tmp_path / "moved", save_strategy="no", **option)
+    base, moved = weights(tmp_path / "base"), weights(tmp_path / "moved")
+    assert base.shape != moved.shape or not torch.equal(base, moved)
+
+
+def test_every_model_field_reaches_the_model(tiny_run):
+    other: dict = dict.fromkeys(
+        ("attention_bias", "ffn_bias", "scale_embedding", "tie_word_embeddings"), False
+    )
+    other |= {"d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4}
+    other |= {"decoder_attention_heads": 6, "encoder_ffn_dim": 20, "decoder_ffn_dim": 28, "dropout": 0.25}
+    other |= {"attention_dropout": 0.2, "activation_dropout": 0.15, "activation_function": "silu"}
+    other |= {"norm_order": "pre", "position_embedding": "learned", "sinusoidal_layout": "concatenated"}
+    other |= {"max_position_embeddings": 99, "share_encoder_decoder_embeddings": False}
+    config = load_config(None, as_flags({**tiny_run, **other, "attn_implementation": "eager"}))
+    model = build_model(config, (range(50), range(60)))
+    assert {name: getattr(model.config, name) for name in other} == other
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (50, 60)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_separate_vocabularies_are_saved_with_each_checkpoint(tiny_run):
+    run(tiny_run, shared_vocab=False)
+    for name in (".", "checkpoint-3"):
+        source, target = load_tokenizers(Path(tiny_run["output_dir"]) / name)
+        assert source is not target
+        assert target.decode(target("2001-02-03")["input_ids"], skip_special_tokens=True) == "2001-02-03"
+    config = VaswaniConfig.from_pretrained(tiny_run["output_dir"])
+    assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
+
+
+def test_training_leaves_out_long_rows_and_evaluation_does_not(tiny_run, capsys):
+    run(tiny_run, max_source_length=12)
+    printed = capsys.readouterr().out
+    assert "over-long" in next(line for line in printed.splitlines() if line.startswith("train: "))
+    assert "test: kept 40 of 40 rows" in printed
+
+
+def test_validation_rows_can_be_limited(tiny_run, capsys):
+    scores = run(tiny_run, max_validation_rows=10, eval_strategy="steps", eval_steps=6)
+    del scores
+    assert "validation: kept 30 of 30 rows, of which 10 are used" in capsys.readouterr().out
+
+
+def test_the_best_model_is_kept_and_training_stops_early(tiny_run):
+    """A learning rate that destroys the model: the first evaluation is the best."""
+    options = {"learning_rate": 30.0, "lr_scheduler_type": "constant", "max_steps": 40, "save_steps": 2}
+    options |= {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "early_stopping_patience": 2,
+        "max_validation_rows": 5,
+    }
+    run(
+        tiny_run,
+        **options,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        generation_max_length=4,
+    )
+    folder = Path(tiny_run["output_dir"])
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert state["global_step"] < 40
+    best = Path(state["best_model_checkpoint"])
+    assert best != folder / f"checkpoint-{state['global_step']}"
+    assert torch.equal(weights(folder), weights(best))
+
+
+def test_tensorboard_is_written(tiny_run):
+    pytest.importorskip("tensorboard")
+    run(tiny_run, report_to="tensorboard", max_steps=2)
+    assert list(Path(tiny_run["output_dir"]).rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"d_model": 18, "encoder_attention_heads": 4},
+            "d_model=18 must be divisible by encoder_attention_heads=4",
+        ),
+        ({"activation_function": "rellu"}, "activation_function='rellu' is unknown"),
+        ({"streaming": True, "max_steps": -1}, "streaming=true needs max_steps"),
+        ({"attn_implementation": "fast"}, "fast"),
+        ({"vocab_size": 100}, "vocab_size=100 is too small"),
+        ({"source_field": "src"}, "source_field: .* has no field 'src'; it has 'source', 'target'"),
+        ({"train_file": "nowhere.jsonl"}, "no such file: nowhere.jsonl"),
+        ({"max_target_length": 5}, "over-long"),
+        (
+            {"max_tokens_per_batch": 20},
+            "max_tokens_per_batch=20 is too small: train has a row of .* tokens; raise it",
+        ),
+        (
+            {"metric_for_best_model": "rouge"},
+            "metric_for_best_model=rouge is not computed; choose one of loss, bleu",
+        ),
+        (
+            {"metric_for_best_model": "bleu", "predict_with_generate": False},
+            "metric_for_best_model=bleu is not computed; choose one of loss$",
+        ),
+        (
+            {"lr_scheduler_type": "linear", "learning_rate": None},
+            "lr_scheduler_type=linear needs a learning_rate",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(tiny_run, options, message):
+    chosen = {name: value for name, value in {**tiny_run, **options}.items() if value is not None}
+    with pytest.raises(UserError, match=message) as raised:
+        run(chosen)
+    assert "\n" not in str(raised.value)
+    assert not Path(tiny_run["output_dir"]).exists()
+
+
+def test_evaluation_without_a_validation_split_is_refused(tiny_run):
+    del tiny_run["validation_file"]
+    with pytest.raises(UserError, match="needs a validation split; give a validation_file"):
+        run(tiny_run, eval_strategy="epoch")
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tiny_run):
+    run(tiny_run)
+    with pytest.raises(UserError, match="already holds a run"):
+        run(tiny_run)
+
+
+def test_resuming_with_another_model_is_refused(tiny_run):
+    run(tiny_run)
+    with pytest.raises(
+        UserError, match=r"encoder_ffn_dim=64, but .*checkpoint-6 has 32; resume with the config"
+    ):
+        run(tiny_run, encoder_ffn_dim=64, resume_from_checkpoint="true")
+
+
+def test_without_test_and_validation_a_run_trains_and_reports_nothing(tiny_run):
+    del tiny_run["test_file"], tiny_run["validation_file"]
+    assert run(tiny_run) == {}
+    assert (Path(tiny_run["output_dir"]) / "model.safetensors").is_file()
