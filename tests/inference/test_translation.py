@@ -24,7 +24,7 @@ from toy_translation import (
     toy_tokenizer,
     toy_tokenizers,
 )
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError
 from vaswani.inference.translation import Hypothesis, Translation, Translator
 from vaswani.model.decoding import GNMTLengthPenalty
 
@@ -343,7 +343,14 @@ def test_any_encoder_decoder_of_the_auto_classes_will_do(name: str, tmp_path) ->
         assert "the model has positions for 128" in str(long.problem)
 
 
-# What cannot be asked for.
+# What cannot be done.
+
+
+def test_a_batch_that_does_not_fit_into_memory_names_its_size_and_the_remedy() -> None:
+    translator = toy_translator()
+    with patch.object(translator.model, "generate", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
+        with pytest.raises(RunError, match="2 sentences of up to 3 tokens; lower max_tokens_per_batch"):
+            translator(["one", "one two"])
 
 
 @pytest.mark.parametrize(

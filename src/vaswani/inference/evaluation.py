@@ -29,18 +29,24 @@ class Evaluation:
     signatures: dict[str, str]
     seconds: float
 
+    @property
+    def untranslated_rows(self) -> int:
+        """Rows whose source the model cannot take."""
+        return sum(translation.problem is not None for translation in self.translations)
+
     def __str__(self) -> str:
         rows = [
             f"{name:<12}{value:>7.2f}  {self.signatures.get(name, '')}" for name, value in self.scores.items()
         ]
-        speed = len(self.translations) / max(self.seconds, 1e-9)
-        rows.append(f"{len(self.translations):,} rows in {self.seconds:.1f} s ({speed:.1f} a second)")
+        count, speed = len(self.translations), len(self.translations) / max(self.seconds, 1e-9)
+        rows.append(f"{count:,} rows in {self.seconds:.1f} s ({speed:.1f} a second)")
+        if self.untranslated_rows:
+            rows.append(f"{self.untranslated_rows:,} rows are too long for the model and count as empty")
         return "\n".join(row.rstrip() for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the translations, as plain JSON values."""
-        problems = sum(translation.problem is not None for translation in self.translations)
-        rows = {"rows": len(self.translations), "untranslated_rows": problems}
+        rows = {"rows": len(self.translations), "untranslated_rows": self.untranslated_rows}
         return {**rows, **self.scores, "signatures": self.signatures, "seconds": round(self.seconds, 3)}
 
 

@@ -1,7 +1,9 @@
 """Translating with a trained encoder-decoder, as the paper does it (Vaswani et al., 2017, section 6.1).
 
 Beam search ranks hypotheses by log P(Y|X) / lp(Y) with GNMT's length penalty lp(Y) = ((5 + |Y|) / 6)^α,
-α = 0.6, and a translation has at most 50 tokens more than its source. Lengths count the final `</s>`.
+α = 0.6, and a translation has at most 50 tokens more than its source. Lengths count the final `</s>`. The
+search of a sentence ends when it has as many finished hypotheses as beams and none of the others, at its
+present length, scores above the worst of them (transformers' `early_stopping=False`).
 
 A sentence gets the same translation whatever it is batched with. (Padding changes the last bits of sums, so
 scores agree to rounding, and hypotheses whose scores differ by no more than that may change places.)
@@ -22,7 +24,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError
 from vaswani.inference.checkpoint import load_checkpoint
 from vaswani.inference.scoring import sequence_log_probs
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits
@@ -163,6 +165,7 @@ class Translator:
 
         Raises:
             UserError: an argument out of its range, or one text instead of many.
+            RunError: while it is read: a batch does not fit into the device's memory.
         """
         if isinstance(sentences, str):
             raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
@@ -187,7 +190,7 @@ class Translator:
                 translations[row] = Translation(sentences[row], problem=problem)
         done(len(sentences) - len(token_ids))
         for batch in self._batches(token_ids):
-            found = self._search([token_ids[row] for row in batch], n_best, with_scores)
+            found = self._translate_batch([token_ids[row] for row in batch], n_best, with_scores)
             for row, hypotheses in zip(batch, found, strict=True):
                 translations[row] = Translation(sentences[row], hypotheses)
             done(len(batch))
@@ -219,6 +222,15 @@ class Translator:
     def _limit(self, source_length: int) -> int:
         """The most tokens of a translation whose source has so many (section 6.1)."""
         return min(source_length + EXTRA_LENGTH, self.max_length)
+
+    def _translate_batch(
+        self, token_ids: list[list[int]], n_best: int, with_scores: bool
+    ) -> list[tuple[Hypothesis, ...]]:
+        try:
+            return self._search(token_ids, n_best, with_scores)
+        except torch.OutOfMemoryError as error:
+            size = f"{len(token_ids)} sentences of up to {len(token_ids[0])} tokens"
+            raise RunError(f"out of memory with {size}; lower max_tokens_per_batch") from error
 
     @torch.inference_mode()
     def _search(
