@@ -184,7 +184,7 @@ def evaluate(
     from vaswani.data.corpus import CorpusSpec, load_corpus
     from vaswani.data.reading import table_format
     from vaswani.inference.evaluation import evaluate as evaluate_translator
-    from vaswani.inference.files import LineWriter, as_text
+    from vaswani.inference.files import STANDARD_STREAM, LineWriter, as_text
     from vaswani.training.metrics import score_translations
 
     is_file = target_file is not None or Path(data).is_file() or table_format(Path(data)) is not None
@@ -213,9 +213,10 @@ def evaluate(
             evaluation = evaluate_translator(translator, rows, score_translations, bar.update)
         for translation in evaluation.translations:
             writer.write(as_text(translation))
-    print(evaluation)
+    screen = LineWriter(STANDARD_STREAM)
+    screen.write(str(evaluation))
     if as_json:
-        print(json.dumps({"model": model, "data": files, "split": split, **evaluation.to_dict()}))
+        screen.write(json.dumps({"model": model, "data": files, "split": split, **evaluation.to_dict()}))
 
 
 def _load_translator(model: str, **options: Any) -> "Translator":
