@@ -21,6 +21,7 @@ def caused_by(cause: BaseException, message: str) -> RuntimeError:
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         RuntimeError("I/O error: No space left on device (os error 28)"),
         RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"),
+        RuntimeError("basic_ios::clear: iostream error"),
         caused_by(OSError(errno.ENOSPC, "No space left on device"), "while saving"),
     ],
 )

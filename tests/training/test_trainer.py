@@ -115,6 +115,13 @@ def test_other_schedules_are_those_of_transformers(tmp_path):
     assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
 
+@pytest.fixture(scope="module")
+def trained_base(tmp_path_factory) -> torch.Tensor:
+    base = make_trainer(tmp_path_factory.mktemp("base"), max_steps=4)
+    base.train()
+    return weights(base.model)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -130,11 +137,10 @@ def test_other_schedules_are_those_of_transformers(tmp_path):
         {"bf16": True},
     ],
 )
-def test_each_option_moves_the_result(tmp_path, options):
-    base, moved = make_trainer(tmp_path, max_steps=4), make_trainer(tmp_path, max_steps=4, **options)
-    base.train()
+def test_each_option_moves_the_result(tmp_path, trained_base, options):
+    moved = make_trainer(tmp_path, max_steps=4, **options)
     moved.train()
-    assert not torch.equal(weights(moved.model), weights(base.model))
+    assert not torch.equal(weights(moved.model), trained_base)
 
 
 def test_the_data_seed_orders_batches_and_nothing_else(tmp_path):

@@ -143,9 +143,10 @@ def describe_options() -> str:
 
 def _describe_option(field: dataclasses.Field) -> list[str]:
     default = field.default_factory() if callable(field.default_factory) else field.default
-    shown = "" if default is None or default == [] else f" [{_plain(default)}]"
+    default = " ".join(default) if isinstance(default, list) else _plain(default)
+    shown = "" if default in (None, "") else f" [{default}]"
     text = f"{field.metadata['help']}{shown}"
-    return textwrap.wrap(text, 100, initial_indent=f"  --{field.name:<34}", subsequent_indent=" " * 38)
+    return textwrap.wrap(text, 100, initial_indent=f"  --{field.name:<34} ", subsequent_indent=" " * 39)
 
 
 class _Parser(HfArgumentParser):

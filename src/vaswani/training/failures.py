@@ -7,7 +7,7 @@ from pathlib import Path
 from vaswani.training.checkpoints import last_complete_checkpoint
 
 # transformers and safetensors report a full disk as errors of their own, with these words in them.
-_FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed", "inline_container.cc")
+_FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed", "iostream error")
 
 
 def describe_failure(error: BaseException, output_dir: Path) -> str:
