@@ -2,7 +2,7 @@
 
 from itertools import count, islice
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -348,9 +348,9 @@ def test_any_encoder_decoder_of_the_auto_classes_will_do(name: str, tmp_path) ->
 
 def test_a_batch_that_does_not_fit_into_memory_names_its_size_and_the_remedy() -> None:
     translator = toy_translator()
-    with patch.object(translator.model, "generate", side_effect=torch.OutOfMemoryError("CUDA out of memory")):
-        with pytest.raises(RunError, match="2 sentences of up to 3 tokens; lower max_tokens_per_batch"):
-            translator(["one", "one two"])
+    translator.model.generate = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(RunError, match="2 sentences of up to 3 tokens; lower max_tokens_per_batch"):
+        translator(["one", "one two"])
 
 
 @pytest.mark.parametrize(
