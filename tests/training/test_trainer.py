@@ -280,6 +280,13 @@ def test_saved_models_cache_when_decoding_and_know_the_papers_search(tmp_path):
     assert (generation.num_beams, generation.length_penalty, generation.use_cache) == (4, 0.6, True)
 
 
+def test_greedy_evaluation_has_no_length_penalty(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, generation_num_beams=1)
+    assert "length_penalty" not in generate_options(trainer, monkeypatch)
+    trainer.save_model()  # a penalty without beams could not be saved
+    assert GenerationConfig.from_pretrained(tmp_path).length_penalty is None
+
+
 def test_training_caches_no_keys_and_values(tmp_path):
     trainer = make_trainer(tmp_path)
     batch = next(iter(trainer.get_train_dataloader()))

@@ -64,9 +64,10 @@ class Trainer(Seq2SeqTrainer):
             self.compute_loss_func = self._smoothed_loss
         self.args.resolve_learning_rate(self.model.config.d_model)
         # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
-        self.model.generation_config.num_beams = self.args.generation_num_beams
-        self.model.generation_config.length_penalty = self.args.generation_length_penalty
-        self.model.generation_config._from_model_config = False
+        generation = self.model.generation_config
+        generation.num_beams = self.args.generation_num_beams
+        generation.length_penalty = self.args.generation_length_penalty if self._searches else None
+        generation._from_model_config = False
         self.add_callback(_EpochOrder())
 
     # ---------------------------------------------------------------------------------------------- training
@@ -124,8 +125,9 @@ class Trainer(Seq2SeqTrainer):
             loss = self.compute_loss(model, inputs).detach() if "labels" in inputs else None
             if prediction_loss_only or not self.args.predict_with_generate:
                 return loss, None, None
-            penalty = GNMTLengthPenalty(self.args.generation_length_penalty)
-            options: dict[str, Any] = {"length_penalty": penalty, **self._gen_kwargs, **gen_kwargs}
+            options: dict[str, Any] = {**self._gen_kwargs, **gen_kwargs}
+            if self._searches:
+                options.setdefault("length_penalty", GNMTLengthPenalty(self.args.generation_length_penalty))
             if not {"max_length", "max_new_tokens"} & options.keys():
                 limits = inputs["attention_mask"].sum(1) + EXTRA_LENGTH
                 options["max_length"] = 1 + int(limits.max())  # the decoder's start token counts
@@ -133,6 +135,11 @@ class Trainer(Seq2SeqTrainer):
             source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
             generated = self.model.generate(**source, **options)
         return loss, generated, inputs.get("labels")
+
+    @property
+    def _searches(self) -> bool:
+        """Whether evaluation keeps several beams, between which a length penalty decides."""
+        return (self.args.generation_num_beams or 1) > 1
 
     def evaluation_loop(
         self,
