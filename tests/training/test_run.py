@@ -124,32 +124,27 @@ def test_training_leaves_out_long_rows_and_evaluation_does_not(tiny_run, capsys)
 
 
 def test_validation_rows_can_be_limited(tiny_run, capsys):
-    scores = run(tiny_run, max_validation_rows=10, eval_strategy="steps", eval_steps=6)
-    del scores
+    run(tiny_run, max_validation_rows=10, eval_strategy="steps", eval_steps=6)
     assert "validation: kept 30 of 30 rows, of which 10 are used" in capsys.readouterr().out
 
 
 def test_the_best_model_is_kept_and_training_stops_early(tiny_run):
     """A learning rate that destroys the model: the first evaluation is the best."""
-    options = {"learning_rate": 30.0, "lr_scheduler_type": "constant", "max_steps": 40, "save_steps": 2}
-    options |= {
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "early_stopping_patience": 2,
-        "max_validation_rows": 5,
-    }
-    run(
-        tiny_run,
-        **options,
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        generation_max_length=4,
-    )
+    options = {**tiny_run, "learning_rate": 30.0, "lr_scheduler_type": "constant", "max_steps": 40}
+    options |= {"save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "max_validation_rows": 5}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
+    options |= {"early_stopping_patience": 2, "generation_max_length": 4}
+    run(options)
     folder = Path(tiny_run["output_dir"])
     state = json.loads((folder / "trainer_state.json").read_text())
     assert state["global_step"] < 40
     best = Path(state["best_model_checkpoint"])
     assert best != folder / f"checkpoint-{state['global_step']}"
+    assert torch.equal(weights(folder), weights(best))
+
+    # A run that stopped early is finished: resuming it adds nothing.
+    run(options, resume_from_checkpoint="true")
+    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == state["global_step"]
     assert torch.equal(weights(folder), weights(best))
 
 

@@ -249,6 +249,7 @@ def _report(trainer: Trainer, splits: dict[str, Any], tokenizers: Tokenizers) ->
     if split not in splits:
         return {}
     rows = splits[split]
+    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
     scores = trainer.evaluate(rows, metric_key_prefix=split)
     trainer.save_metrics(split, scores)
     sample = rows.select(_evenly_spread(len(rows), NUM_SAMPLES))
