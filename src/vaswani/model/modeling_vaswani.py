@@ -42,6 +42,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .beam_search_cache import BeamSearchCache
 from .configuration_vaswani import VaswaniConfig
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
+from .generation import SharedSourceMixin
+from .linear_cross_entropy import linear_cross_entropy
 
 
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
@@ -538,7 +540,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
 
 @auto_docstring
-class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
+class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin, GenerationMixin):
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.model = VaswaniModel(config)
@@ -592,11 +594,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        label_smoothing: float | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*):
             The target tokens; −100 is ignored. Without `decoder_input_ids`, the labels shifted right serve.
+        label_smoothing (`float`, *optional*):
+            Compute the loss with this ε (section 5.4; 0 is plain cross-entropy) in one pass with the output
+            projection, which takes far less time and memory. `logits` are then `None`.
         """
         if labels is not None:
             use_cache = False
@@ -614,10 +620,13 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
+        loss = logits = None
+        if labels is not None and label_smoothing is not None:
+            loss = self.smoothed_loss(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
+        else:
+            logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+            if labels is not None:
+                loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -630,36 +639,22 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             encoder_attentions=outputs.encoder_attentions,
         )
 
-    # Generation: the rows of one source share its encoder output, and beams share one tree of states.
-
-    def _expand_inputs_for_generation(
-        self, expand_size: int = 1, is_encoder_decoder: bool = False, **model_kwargs
-    ):
-        """Repeat what belongs to the target `expand_size` times, and leave the source alone."""
-        source = {
-            name: model_kwargs.pop(name)
-            for name in ("encoder_outputs", "attention_mask")
-            if name in model_kwargs
-        }
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, **model_kwargs)
-        return input_ids, {**model_kwargs, **source}
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs) -> None:
-        """Give beam search a cache of its own, where the attention implementation takes any mask."""
-        is_default = (
-            model_kwargs.get("past_key_values") is None
-            and generation_config.cache_implementation in (None, "dynamic")
-            and not generation_config.output_attentions  # which would show the tree, not each beam's past
+    def smoothed_loss(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.Tensor,
+        label_smoothing: float,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """Cross-entropy of the decoder's output [B, T, d_model], divided by the items of the whole batch."""
+        if type(self.lm_head) is nn.Linear:
+            loss = linear_cross_entropy(hidden_states, self.lm_head.weight, labels, label_smoothing)
+        else:  # an adapter took its place, and only it knows what it computes
+            logits = self.lm_head(hidden_states).float().flatten(0, -2)
+            loss = nn.functional.cross_entropy(
+                logits, labels.flatten(), reduction="sum", label_smoothing=label_smoothing
+            )
+        return loss / (
+            (labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         )
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
-        takes_any_mask = self.config._attn_implementation in ("eager", "sdpa")
-        if generation_config.num_beams > 1 and cache is not None and is_default and takes_any_mask:
-            cache.self_attention_cache = BeamSearchCache(generation_config.num_beams)
-
-    def _reorder_cache(
-        self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor
-    ) -> EncoderDecoderCache:
-        """Let beams follow their hypotheses. The source's keys and values are common to them and stay."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
