@@ -113,9 +113,9 @@ def translate(
     length_penalty: LengthPenalty = 0.6,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
-    buffer_lines: Annotated[
+    buffer_size: Annotated[
         int | None,
-        typer.Option("--buffer_lines", help="Lines read ahead; default 4096, and 1 from a terminal."),
+        typer.Option("--buffer_size", help="Lines read ahead; default 4096, and 1 from a terminal."),
     ] = None,
     device: Device = None,
     dtype: DType = None,
@@ -134,15 +134,15 @@ def translate(
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
         )
-        if buffer_lines is None:
-            buffer_lines = 1 if lines.isatty() else BUFFERED_SENTENCES
+        if buffer_size is None:
+            buffer_size = 1 if lines.isatty() else BUFFERED_SENTENCES
         with _progress_bar(count_lines(input_name), " lines") as bar:
             report = translate_lines(
                 translator,
                 lines,
                 writer.write,
                 n_best=1 if scores and n_best is None else n_best,
-                buffer_size=buffer_lines,
+                buffer_size=buffer_size,
                 warn=_warn,
                 progress=bar.update,
             )
@@ -197,6 +197,7 @@ def evaluate(
     )
     split = "test" if is_file else split
     corpus = load_corpus(spec, [split])
+    rows = corpus.split(split)
     _warn(f"{split} of {' and '.join(files)}: {corpus.reports[split]}")
     with LineWriter(output_name or os.devnull) as writer:
         translator = _load_translator(
@@ -208,7 +209,6 @@ def evaluate(
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
         )
-        rows = corpus.split(split)
         with _progress_bar(len(rows), " rows") as bar:
             evaluation = evaluate_translator(translator, rows, score_translations, bar.update)
         for translation in evaluation.translations:
@@ -216,7 +216,9 @@ def evaluate(
     screen = LineWriter(STANDARD_STREAM)
     screen.write(str(evaluation))
     if as_json:
-        screen.write(json.dumps({"model": model, "data": files, "split": split, **evaluation.to_dict()}))
+        search = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
+        record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
+        screen.write(json.dumps(record))
 
 
 def _load_translator(model: str, **options: Any) -> "Translator":

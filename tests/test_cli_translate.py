@@ -1,0 +1,316 @@
+"""`vaswani translate` and `vaswani evaluate` as a user runs them: processes, pipes, files, signals."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import BertConfig
+
+from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
+from vaswani.cli import run
+from vaswani.inference.translation import Translator
+
+COMMAND = [sys.executable, "-m", "vaswani.cli"]
+TEXT = "one two three\n\nfour\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_toy_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator(toy_model(), toy_tokenizer())
+
+
+def vaswani(*arguments: str | Path, text: str | bytes = b"", **options: Any) -> subprocess.CompletedProcess:
+    text = text.encode() if isinstance(text, str) else text
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, input=text, capture_output=True, check=False, **options)
+
+
+@contextmanager
+def line_by_line(model: Path) -> Iterator[subprocess.Popen]:
+    """A process that answers each line at once."""
+    command = [*COMMAND, "translate", "--model", str(model), "--buffer_size", "1"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        yield process
+
+
+def in_process(capfd, *arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command in this process, which spares starting one."""
+    status = run(list(map(str, arguments)))
+    captured = capfd.readouterr()
+    return status, captured.out, captured.err
+
+
+# Translating.
+
+
+def test_standard_output_holds_translations_and_nothing_else(model: Path, translator: Translator) -> None:
+    done = vaswani("translate", "--model", model, text=TEXT.encode() + b"t\xffwo\n")
+    assert done.returncode == 0
+    assert done.stdout.decode().split("\n") == [*translator(["one two three", "", "four", "t\ufffdwo"]), ""]
+    counts = "4 lines; 1 empty; 1 not UTF-8 (their bad bytes were read as U+FFFD)\n"
+    assert done.stderr.decode() == f"vaswani: translated {counts}"
+
+
+def test_files_n_best_and_options(model: Path, tmp_path: Path, capfd) -> None:
+    source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text(TEXT)
+    command = ["translate", "--model", model, "--input", source, "--output", output]
+    status, stdout, _ = in_process(
+        capfd, *command, "--n_best", "2", "--num_beams", "3", "--length_penalty", "1.5", "--max_length", "4"
+    )
+    assert (status, stdout) == (0, "")
+    options: dict[str, Any] = {"num_beams": 3, "length_penalty": 1.5, "max_length": 4}
+    expected = Translator(toy_model(), toy_tokenizer(), **options).translate(TEXT.splitlines(), n_best=2)
+    for line, translation in zip(output.read_text().splitlines(), expected, strict=True):
+        record = json.loads(line)
+        assert record["source"] == translation.source
+        assert [h["text"] for h in record["hypotheses"]] == [h.text for h in translation.hypotheses]
+        assert [h["score"] for h in record["hypotheses"]] == pytest.approx(
+            [h.score for h in translation.hypotheses], abs=1e-4
+        )
+
+
+def test_scores_is_n_best_1(model: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "in.txt").write_text(TEXT)
+    command = ["translate", "--model", model, "--input", tmp_path / "in.txt"]
+    outputs = [in_process(capfd, *command, *flags)[1] for flags in (["--scores"], ["--n_best", "1"])]
+    assert outputs[0] == outputs[1]
+    assert [len(json.loads(line)["hypotheses"]) for line in outputs[0].splitlines()] == [1, 0, 1]
+
+
+def test_dtype_device_and_batch_size_reach_the_model(model: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "in.txt").write_text(TEXT)
+    command = ["translate", "--model", model, "--input", tmp_path / "in.txt", "--scores"]
+    exact, rounded, one_by_one = (
+        [json.loads(line)["hypotheses"] for line in in_process(capfd, *command, *flags)[1].splitlines()]
+        for flags in ([], ["--dtype", "bfloat16", "--device", "cpu"], ["--max_tokens_per_batch", "1"])
+    )
+    assert exact[0][0]["score"] != rounded[0][0]["score"]
+    assert exact[0][0]["text"] == one_by_one[0][0]["text"]
+
+
+def test_each_line_is_answered_at_once_if_so_asked(model: Path, translator: Translator) -> None:
+    with line_by_line(model) as process:
+        for sentence in ("one two", "four"):
+            process.stdin.write(f"{sentence}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline().decode() == translator([sentence])[0] + "\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == b"vaswani: interrupted\n"
+
+
+# What cannot go well.
+
+
+def assert_one_line(done: subprocess.CompletedProcess, status: int, *parts: str) -> None:
+    errors = done.stderr.decode()
+    assert errors.startswith("vaswani: ")
+    assert errors.count("\n") == 1
+    for part in parts:
+        assert part in errors
+    assert (done.returncode, done.stdout) == (status, b"")
+
+
+def half_written(model: Path, folder: Path) -> str:
+    shutil.copytree(model, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    return f"{weights} is damaged or half-written"
+
+
+def of_another_type(model: Path, folder: Path) -> str:
+    shutil.copytree(model, folder)
+    BertConfig().save_pretrained(folder)
+    return f"{folder} holds a model of type 'bert', which does not translate"
+
+
+def without_configuration(model: Path, folder: Path) -> str:
+    folder.mkdir()
+    return f"{folder} holds no model (it has no config.json)"
+
+
+def missing(model: Path, folder: Path) -> str:
+    return f"model folder {folder} does not exist"
+
+
+@pytest.mark.parametrize("prepare", [missing, half_written])
+def test_no_whole_model(model: Path, tmp_path: Path, prepare: Callable[[Path, Path], str]) -> None:
+    message = prepare(model, tmp_path / "model")
+    output = tmp_path / "out.txt"
+    done = vaswani("translate", "--model", tmp_path / "model", "--output", output, text=TEXT)
+    assert_one_line(done, 2, message)
+    assert not list(tmp_path.glob("out.txt*"))
+
+
+@pytest.mark.parametrize("prepare", [without_configuration, of_another_type])
+@pytest.mark.parametrize("command", [["translate"], ["evaluate", "--data", "dates"]])
+def test_no_model_that_translates(
+    model: Path, tmp_path: Path, capfd, prepare: Callable[[Path, Path], str], command: list[str]
+) -> None:
+    message = prepare(model, tmp_path / "model")
+    status, output, errors = in_process(capfd, *command, "--model", tmp_path / "model")
+    assert (status, output) == (2, "")
+    assert f"vaswani: {message}" in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--input", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+        (["--output", "/no/such/file"], "cannot write /no/such/file.partial: No such file or directory"),
+        (["--n_best", "5"], "n_best=5 is more than num_beams=4; raise num_beams"),
+        (["--n_best", "0"], "n_best=0 must be at least 1"),
+        (["--num_beams", "0"], "num_beams=0 must be at least 1"),
+        (["--num_beams", "many"], "Invalid value for '--num_beams'"),
+        (["--buffer_size", "0"], "buffer_size=0 must be at least 1"),
+        (["--device", "gpu"], "device 'gpu' cannot be used here"),
+        (["--dtype", "fp16"], "dtype 'fp16' is unknown"),
+        (["--beams", "4"], "No such option"),
+    ],
+)
+def test_wrong_flags_are_one_line_and_status_2(model: Path, capfd, flags: list[str], message: str) -> None:
+    status, output, errors = in_process(capfd, "translate", "--model", model, *flags)
+    assert (status, output) == (2, "")
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(model: Path, capfd) -> None:
+    status, _, errors = in_process(capfd, "translate", "--model", model, "--dtype", "fp16", "--debug")
+    assert status == 2
+    assert errors.startswith("Traceback")
+
+
+def test_a_reader_that_goes_away_ends_the_command_with_one_line(model: Path) -> None:
+    with line_by_line(model) as process:
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdin.write(b"two\nthree\n")
+        process.stdin.close()
+        errors = process.stderr.read()
+    assert process.returncode == 1
+    assert errors == b"vaswani: cannot write standard output: Broken pipe\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, the disk that is always full")
+def test_a_full_disk_behind_standard_output(model: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "translate", "--model", str(model)],
+            input=TEXT.encode(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"vaswani: cannot write standard output: No space left on device\n"
+
+
+def test_a_disk_that_fills_up_costs_neither_the_old_output_nor_the_new(
+    model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.txt"
+    output.write_text("earlier\n")
+    done = vaswani(
+        *("translate", "--model", model, "--output", output),
+        text="one two three\n" * 20,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50)),
+    )
+    assert_one_line(done, 1, f"cannot write {output}.partial: File too large")
+    assert output.read_text() == "earlier\n"
+    assert 0 < (tmp_path / "out.txt.partial").stat().st_size <= 50
+
+
+# Evaluating.
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[Path]:
+    pairs = toy_rows(20, seed=-1, longest=3)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"words": {"en": s}, "digits": t}) + "\n" for s, t in pairs))
+    sides = [tmp_path / "test.en", tmp_path / "test.digits"]
+    for side, texts in zip(sides, zip(*pairs, strict=True), strict=True):
+        side.write_text("".join(f"{text}\n" for text in texts))
+    return [rows, *sides]
+
+
+def test_a_table_and_a_pair_of_text_files_get_the_same_scores(
+    model: Path, corpus: list[Path], translator: Translator, tmp_path: Path, capfd
+) -> None:
+    rows, source, target = corpus
+    kept = tmp_path / "kept.txt"
+    fields = ["--source_field", "words.en", "--target_field", "digits"]
+    from_table = in_process(capfd, "evaluate", "--model", model, "--data", rows, *fields, "--json")
+    from_text = in_process(
+        capfd, "evaluate", "--model", model, "--data", source, target, "--json", "--output", kept
+    )
+    translations = translator(source.read_text().splitlines())
+    right = sum(map(str.__eq__, translations, target.read_text().splitlines()))
+    records = [json.loads(output.splitlines()[-1]) for _, output, _ in (from_table, from_text)]
+    for record, data in zip(records, ([str(rows)], [str(source), str(target)]), strict=True):
+        assert record["data"] == data
+        assert record["rows"] == 20
+        assert record["exact_match"] == pytest.approx(5 * right)
+        assert record["signatures"]["bleu"].startswith("nrefs:1")
+    assert [records[0][name] for name in ("bleu", "chrf")] == [records[1][name] for name in ("bleu", "chrf")]
+    assert kept.read_text().splitlines() == translations
+    status, table, errors = from_table
+    assert status == 0
+    assert f"exact_match {5 * right:>7.2f}" in table
+    assert f"test of {rows}: kept 20 of 20 rows" in errors
+
+
+def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], capfd) -> None:
+    _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
+    assert [line.split()[0] for line in output.splitlines()] == ["bleu", "chrf", "exact_match", "20"]
+
+
+def test_the_built_in_dates(model: Path, capfd) -> None:
+    flags = ["--split", "validation", "--dataset_config", "de", "--max_length", "2", "--num_beams", "1"]
+    status, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", "dates", *flags, "--json")
+    record = json.loads(output.splitlines()[-1])
+    assert status == 0
+    assert (record["data"], record["split"], record["rows"]) == (["dates"], "validation", 2000)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (["nowhere.jsonl"], "no such file: nowhere.jsonl"),
+        (["nowhere.en", "nowhere.digits"], "no such file: nowhere.en"),
+        (["{rows}"], "has no field 'source'; it has"),
+        (["{source}"], "has none of the known endings"),
+        (["./nowhere"], "dataset=./nowhere: no such folder"),
+        (["dates", "--split", "tests"], "the corpus has no split 'tests'; it has "),
+        ([], "Missing option '--data'"),
+    ],
+)
+def test_a_corpus_that_is_not_there(
+    model: Path, corpus: list[Path], capfd, data: list[str], message: str
+) -> None:
+    names = {"rows": corpus[0], "source": corpus[1]}
+    flags = [part.format(**names) for part in data]
+    flags = ["--data", *flags] if flags else []
+    status, output, errors = in_process(capfd, "evaluate", "--model", model, *flags)
+    assert (status, output) == (2, "")
+    assert message in errors
+    assert errors.count("\n") == 1
