@@ -5,6 +5,7 @@ transformers'. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,11 @@ class Trainer(Seq2SeqTrainer):
         super().__init__(**kwargs)
         self.target_processing_class = target_processing_class or self.processing_class
         self.train_data_collator = train_data_collator or self.data_collator
-        if self.compute_loss_func is None:
+        self._model_smooths = (
+            self.compute_loss_func is None and "label_smoothing" in signature(self.model.forward).parameters
+        )
+        self.label_smoother = None
+        if self.compute_loss_func is None and not self._model_smooths:
             self.compute_loss_func = self._smoothed_loss
         self.args.resolve_learning_rate(self.model.config.d_model)
         # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
@@ -83,8 +88,14 @@ class Trainer(Seq2SeqTrainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in `Seq2SeqTrainer`, without caching the keys and values that only decoding needs."""
-        return super().compute_loss(model, {**inputs, "use_cache": False}, *args, **kwargs)
+        """As in `Seq2SeqTrainer`, without caching the keys and values that only decoding needs.
+
+        Our models smooth labels themselves, in one pass with the output projection; others leave it to us.
+        """
+        options: dict[str, Any] = {"use_cache": False}
+        if self._model_smooths:
+            options["label_smoothing"] = self.args.label_smoothing_factor
+        return super().compute_loss(model, {**inputs, **options}, *args, **kwargs)
 
     def _smoothed_loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
