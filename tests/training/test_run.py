@@ -36,7 +36,7 @@ def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
         assert len(AutoTokenizer.from_pretrained(directory)) == config.vocab_size == 300
         assert config.use_cache is True
     provenance = json.loads((folder / "corpus.json").read_text())
-    assert provenance["splits"]["train"] == "kept 400 of 400 rows"
+    assert provenance["rows"]["train"] == "kept 400 of 400 rows"
     assert len(provenance["train"]["files"][0]["sha256"]) == 64
 
     printed = capsys.readouterr().out

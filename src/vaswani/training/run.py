@@ -30,6 +30,7 @@ from vaswani.training.config_file import RunConfig
 from vaswani.training.metrics import METRICS, TranslationMetrics, decode
 from vaswani.training.trainer import Trainer
 
+CORPUS_FILE_NAME = "corpus.json"
 NUM_SAMPLES = 8  # translations shown at the end
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
@@ -47,9 +48,8 @@ def train(config: RunConfig) -> dict[str, float]:
     Raises:
         UserError: for a configuration or a corpus that cannot work.
     """
-    output_dir = config.output_dir
     _check(config)
-    checkpoint = checkpoint_to_resume(output_dir, config.training.resume_from_checkpoint)
+    checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
     corpus = _load(config)
     tokenizers = load_tokenizers(checkpoint) if checkpoint else build_tokenizers(corpus, config)
     model = build_model(config, tokenizers)
@@ -57,19 +57,11 @@ def train(config: RunConfig) -> dict[str, float]:
         _check_same_model(model, checkpoint)
     splits = {name: _tokenized(config, corpus, tokenizers, name) for name in corpus.splits}
     trainer = build_trainer(config, splits, tokenizers, model)
+    counts = _row_counts(corpus, splits)
     if trainer.is_world_process_zero():
-        _announce(corpus, splits, model)
+        _announce(counts, model)
     if config.training.should_save:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        save_tokenizers(*tokenizers, output_dir)
-        config.save(output_dir / CONFIG_FILE_NAME)
-        provenance = {
-            "splits": {name: str(report) for name, report in corpus.reports.items()},
-            **corpus.fingerprint,
-        }
-        (output_dir / "corpus.json").write_text(
-            json.dumps(provenance, indent=2, ensure_ascii=False), encoding="utf-8"
-        )
+        _record(config, corpus, counts, tokenizers)
 
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model()
@@ -217,14 +209,30 @@ def _tokenized(
     return tokenized
 
 
-def _announce(corpus: Corpus, splits: dict[str, Any], model: PreTrainedModel) -> None:
-    """Say what is trained on what."""
+def _row_counts(corpus: Corpus, splits: dict[str, Any]) -> dict[str, str]:
+    """What became of the rows of each split, in words."""
+    counts = {}
     for name, rows in splits.items():
         if isinstance(rows, IterableDataset):
-            print(f"{name}: streamed")
+            counts[name] = "streamed"
         else:
             used = f", of which {len(rows):,} are used" if len(rows) < corpus.reports[name].kept else ""
-            print(f"{name}: {corpus.reports[name]}{used}")
+            counts[name] = f"{corpus.reports[name]}{used}"
+    return counts
+
+
+def _record(config: RunConfig, corpus: Corpus, counts: dict[str, str], tokenizers: Tokenizers) -> None:
+    """Write down what the run is made of, before it begins."""
+    config.output_dir.mkdir(parents=True, exist_ok=True)
+    save_tokenizers(*tokenizers, config.output_dir)
+    config.save(config.output_dir / CONFIG_FILE_NAME)
+    provenance = json.dumps({"rows": counts, **corpus.fingerprint}, indent=2, ensure_ascii=False)
+    (config.output_dir / CORPUS_FILE_NAME).write_text(provenance, encoding="utf-8")
+
+
+def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
+    """Say what is trained on what."""
+    print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
     sizes = sorted({model.config.vocab_size, model.config.decoder_vocab_size})
     vocabulary = " and ".join(f"{size:,}" for size in sizes)
     print(f"model: {model.num_parameters():,} parameters, vocabulary of {vocabulary} tokens", flush=True)
