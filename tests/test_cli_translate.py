@@ -224,9 +224,7 @@ def test_a_full_disk_behind_standard_output(model: Path) -> None:
     assert done.stderr == b"vaswani: cannot write standard output: No space left on device\n"
 
 
-def test_a_disk_that_fills_up_costs_neither_the_old_output_nor_the_new(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_disk_that_fills_up_costs_neither_the_old_output_nor_the_new(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     output.write_text("earlier\n")
     done = vaswani(
