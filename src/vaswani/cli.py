@@ -121,7 +121,7 @@ def translate(
     dtype: DType = None,
 ) -> None:
     """Translate text, line by line: standard input to standard output, or files."""
-    from vaswani.inference.files import LineWriter, count_lines, open_lines, translate_lines
+    from vaswani.inference.files import STANDARD_STREAM, LineWriter, count_lines, open_lines, translate_lines
     from vaswani.inference.translation import BUFFERED_SENTENCES
 
     with open_lines(input_name) as lines, LineWriter(output_name) as writer:
@@ -136,7 +136,8 @@ def translate(
         )
         if buffer_size is None:
             buffer_size = 1 if lines.isatty() else BUFFERED_SENTENCES
-        with _progress_bar(count_lines(input_name), " lines") as bar:
+        shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
+        with _progress_bar(count_lines(input_name), " lines", hidden=shares_terminal) as bar:
             report = translate_lines(
                 translator,
                 lines,
@@ -165,9 +166,14 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="Split of a data set: train, validation or test.")] = "test",
     dataset_config: Annotated[
-        str | None, typer.Option("--dataset_config", help="Configuration of it.")
+        str | None,
+        typer.Option(
+            "--dataset_config", help="Its configuration; of the dates, their locales: de,fr or all."
+        ),
     ] = None,
-    source_field: Annotated[str, typer.Option("--source_field", help="Dots reach into columns.")] = "source",
+    source_field: Annotated[
+        str, typer.Option("--source_field", help="A dot reaches into columns.")
+    ] = "source",
     target_field: Annotated[str, typer.Option("--target_field", help="Likewise.")] = "target",
     output_name: Annotated[
         str | None, typer.Option("--output", metavar="FILE", help="Keep the translations, a line each.")
@@ -230,10 +236,10 @@ def _load_translator(model: str, **options: Any) -> "Translator":
     return Translator.from_pretrained(model, **options)
 
 
-def _progress_bar(total: int | None, unit: str) -> "tqdm":
+def _progress_bar(total: int | None, unit: str, hidden: bool = False) -> "tqdm":
     from tqdm import tqdm
 
-    return tqdm(total=total, unit=unit, file=sys.stderr, disable=None)  # None: where no one watches
+    return tqdm(total=total, unit=unit, file=sys.stderr, disable=hidden or None)  # None: unless on a terminal
 
 
 def _warn(message: str) -> None:

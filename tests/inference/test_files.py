@@ -142,6 +142,14 @@ def test_nothing_is_left_of_a_run_that_wrote_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "out.txt").symlink_to(tmp_path / "elsewhere.txt")
+    with LineWriter(str(tmp_path / "out.txt")) as writer:
+        writer.write("1")
+    assert (tmp_path / "out.txt").is_symlink()
+    assert (tmp_path / "elsewhere.txt").read_text() == "1\n"
+
+
 def test_devices_are_written_in_place() -> None:
     with LineWriter(os.devnull) as writer:
         writer.write("1")

@@ -153,7 +153,8 @@ class LineWriter:
             self._name, self._stream = "standard output", sys.stdout.buffer
             return
         if path.is_file() or not path.exists():  # not so /dev/null or a named pipe
-            self._final, self._name = path, f"{name}.partial"
+            self._final = path.resolve()  # of a link, what it points to
+            self._name = f"{self._final}.partial"
         try:
             self._stream = open(self._name, "wb")  # noqa: SIM115 - closed in __exit__
         except OSError as error:
