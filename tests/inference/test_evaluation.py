@@ -49,7 +49,7 @@ def test_a_source_that_is_too_long_counts_as_wrong_and_is_told_of() -> None:
     evaluation = evaluate(Translator(model, toy_tokenizer()), rows_of(pairs), share_right)
     assert evaluation.scores == {"share_right": 0.5}
     assert evaluation.to_dict()["untranslated_rows"] == 1
-    assert "1 rows are too long for the model and count as empty" in str(evaluation)
+    assert "too long for the model, counted as empty: 1" in str(evaluation)
 
 
 def test_no_rows_are_an_error() -> None:

@@ -41,7 +41,7 @@ class Evaluation:
         count, speed = len(self.translations), len(self.translations) / max(self.seconds, 1e-9)
         rows.append(f"{count:,} rows in {self.seconds:.1f} s ({speed:.1f} a second)")
         if self.untranslated_rows:
-            rows.append(f"{self.untranslated_rows:,} rows are too long for the model and count as empty")
+            rows.append(f"too long for the model, counted as empty: {self.untranslated_rows:,}")
         return "\n".join(row.rstrip() for row in rows)
 
     def to_dict(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class LineReport:
             "cut off at the length limit": self.cut_off,
         }
         problems = "; ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        return f"{self.lines:,} lines" + (f"; {problems}" if problems else "")
+        return f"{self.lines:,} line{'s' * (self.lines != 1)}" + (f"; {problems}" if problems else "")
 
 
 def translate_lines(
