@@ -24,7 +24,7 @@ quickstart: .venv/installed
 	  | $(BIN)/vaswani translate --model $(RUN)
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
