@@ -1,0 +1,51 @@
+"""The examples run as they are, offline, and do what they say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run_example(name: str, *arguments: Path) -> list[str]:
+    """The lines that an example prints."""
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def share_right(lines: list[str]) -> float:
+    shown = [line for line in lines if "  ->  " in line]
+    assert len(shown) == 8
+    return sum("should be" not in line for line in shown) / len(shown)
+
+
+@pytest.fixture(scope="module")
+def first_example(tmp_path_factory) -> tuple[Path, list[str]]:
+    output_dir = tmp_path_factory.mktemp("example")
+    return output_dir, run_example("01_train_and_translate.py", output_dir)
+
+
+@pytest.mark.slow
+def test_a_model_trains_and_translates_from_python(first_example: tuple[Path, list[str]]) -> None:
+    assert share_right(first_example[1]) >= 0.75
+
+
+@pytest.mark.slow
+def test_a_plain_seq2seq_trainer_trains_our_model(tmp_path: Path) -> None:
+    assert share_right(run_example("02_plain_seq2seq_trainer.py", tmp_path)) >= 0.75
+
+
+@pytest.mark.slow
+def test_files_and_n_best_lists(first_example: tuple[Path, list[str]]) -> None:
+    lines = run_example("03_translate_files.py", first_example[0])
+    at = lines.index("27. Januar 1999")
+    scores = [float(line.split()[0]) for line in lines[at + 1 : at + 4]]
+    assert scores == sorted(scores, reverse=True)
+    assert lines[at + 1].endswith("  1999-01-27")
+    assert lines[at + 4] == "(an empty line stays empty)"
+    assert lines[-5].startswith("'1999-01-27' [")
+    assert lines[-4] == "'' []"
