@@ -239,7 +239,8 @@ def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
 
 
 def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:
-    longest = int((np.array(tokenized["source_length"]) + np.array(tokenized["target_length"])).max())
+    lengths = [np.array(tokenized[name][:]) for name in ("source_length", "target_length")]
+    longest = int(np.add(*lengths).max())
     if longest > max_tokens:
         raise UserError(
             f"max_tokens_per_batch={max_tokens} is too small: {split} has a row of {longest} tokens; raise it"

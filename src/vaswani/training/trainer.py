@@ -302,7 +302,7 @@ class _EpochOrder(TrainerCallback):
 def _lengths(dataset: Any, tokens: str, length: str) -> Sequence[int]:
     """Tokens of each row, from their own column where there is one."""
     if length in getattr(dataset, "column_names", ()):
-        return dataset[length]
+        return dataset[length][:]  # at once, for a column by itself is read row by row
     return [len(row[tokens]) for row in dataset]
 
 
