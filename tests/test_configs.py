@@ -20,7 +20,7 @@ def test_every_configuration_resolves(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("base", 65), ("big", 213), ("multi30k", 2.6), ("dates", 1.12)]
+    ("name", "millions"), [("base", 65), ("big", 213), ("multi30k", 2.6), ("dates", 1.05)]
 )
 def test_models_have_the_size_of_their_papers(name, millions):
     """Table 3 of Vaswani et al. (65 and 213 million) counts to within 3 %; Wu et al. say 2.6 million."""
