@@ -18,7 +18,7 @@ quickstart: .venv/installed
 	$(BIN)/vaswani train --config configs/dates.yaml --output_dir $(RUN) \
 	  $$(test -d $(RUN) && echo --resume_from_checkpoint true)
 	@echo "== Its quality on days that it has never seen =="
-	$(BIN)/vaswani evaluate --model $(RUN) --dataset dates
+	$(BIN)/vaswani evaluate --model $(RUN) --data dates
 	@echo "== Using it =="
 	printf '%s\n' '27. Januar 1999' 'March 3, 2024' '8 juillet 1977' '2031年12月9日' \
 	  | $(BIN)/vaswani translate --model $(RUN)

@@ -1,8 +1,8 @@
 """The command `vaswani`: parse, call, print.
 
-Heavy imports stand inside the commands. Every failure is one line on standard error: exit status 2 for what
-the user gave, 1 for what happened on the way, 130 for Ctrl-C. With `--debug`, anywhere on the command line,
-the traceback comes before it.
+Heavy imports stand inside the commands. Every failure is one line on standard error: exit status 2 for what the
+user gave, 1 for what happened on the way, Ctrl-C included. With `--debug`, anywhere on the command line, the
+traceback comes before it.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vaswani.inference.translation import Translator
 
-INTERRUPTED = 130  # the shell's status for a program that Ctrl-C ended
+TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     help="The original Transformer: train it, evaluate it, translate with it.",
@@ -73,8 +73,7 @@ def train(
     except UserError:
         raise
     except (KeyboardInterrupt, Exception) as error:
-        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-        raise RunError(describe_failure(error, resolved.output_dir), status) from error
+        raise RunError(describe_failure(error, resolved.output_dir)) from error
 
 
 ModelName = Annotated[
@@ -262,8 +261,9 @@ def run(arguments: Sequence[str]) -> int:
         if message:
             print(f"vaswani: {message}", file=sys.stderr)
         return status
-    if status == INTERRUPTED:  # typer makes Ctrl-C a status
+    if status == TYPER_INTERRUPTED:
         print("vaswani: interrupted", file=sys.stderr)
+        return 1
     return status or 0
 
 
@@ -271,7 +271,7 @@ def _status_and_message(error: Exception) -> tuple[int, str]:
     if isinstance(error, UserError):
         return 2, str(error)
     if isinstance(error, RunError):
-        return error.exit_status, str(error)
+        return 1, str(error)
     if hasattr(error, "format_message"):  # typer's own, about usage
         return getattr(error, "exit_code", 2), error.format_message()
     return 1, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)"
