@@ -1,8 +1,8 @@
 """The command `vaswani`: parse, call, print.
 
-Heavy imports stand inside the commands. Every failure is one line on standard error: exit status 2 for what the
-user gave, 1 for what happened on the way, Ctrl-C included. With `--debug`, anywhere on the command line, the
-traceback comes before it.
+Heavy imports stand inside the commands. Every failure is one line on standard error: exit status 2 for what
+the user gave, 1 for what happened on the way, Ctrl-C included. With `--debug`, anywhere on the command line,
+the traceback comes before it.
 """
 
 import json

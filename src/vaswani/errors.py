@@ -6,4 +6,4 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """What stopped a run that was given nothing wrong, and what was saved, in one line; the exit status is 1."""
+    """What stopped a run that was given nothing wrong, and what is saved, in one line; exit status 1."""
