@@ -1,6 +1,7 @@
-"""What all tests share: no network, quiet progress bars, the same numbers in every run."""
+"""What all tests share: no network, Ctrl-C as users know it, the same numbers in every run."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -8,6 +9,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+# A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
