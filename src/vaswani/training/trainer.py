@@ -221,7 +221,7 @@ class Trainer(Seq2SeqTrainer):
             batch_size=None,
             collate_fn=self.train_data_collator,
             num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
@@ -251,7 +251,7 @@ class Trainer(Seq2SeqTrainer):
             batch_sampler=sampler,
             collate_fn=collator,
             num_workers=workers,
-            pin_memory=self.args.dataloader_pin_memory,
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
             persistent_workers=self.args.dataloader_persistent_workers and workers > 0,
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
