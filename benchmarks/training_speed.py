@@ -1,0 +1,255 @@
+"""Training speed: our model and trainer beside MarianMT of the same shape under the stock `Seq2SeqTrainer`.
+
+    python benchmarks/training_speed.py [--data FILE|FOLDER] [--shape small base] [--quick] [--json]
+
+Three trainings run side by side, each in a process of its own: MarianMT with the stock settings (random
+batches of a fixed number of rows), MarianMT with length-grouped batches, and ours with token-budget batches.
+They take turns on the machine, a few steps each, and only one runs at a time. All have the same corpus, the
+same average number of real tokens per batch, dropout 0.1, label smoothing 0.1 and AdamW. Counted are real
+source and target tokens, without padding; loading, tokenizing and the first steps are not timed.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import load_from_disk
+from transformers import (
+    DataCollatorForSeq2Seq,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+from transformers.trainer_callback import PrinterCallback
+
+import side_by_side
+from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, token_lengths
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+
+OURS, STOCK, GROUPED = "vaswani, token budget", "MarianMT, stock (random)", "MarianMT, length-grouped"
+SIDES = (STOCK, GROUPED, OURS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each process trains, and on how much at a time."""
+
+    folder: str
+    shape: str
+    threads: int
+    max_tokens: int
+    rows_per_batch: int
+    steps: int
+
+
+@dataclass
+class Measurement:
+    """Seconds, real tokens and padded tokens of each turn of one training."""
+
+    turns: list[tuple[float, int, int]] = field(default_factory=list)
+    peak_memory: float = 0.0  # GB, of the whole process
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the turns."""
+        return statistics.median(real / seconds for seconds, real, _ in self.turns)
+
+    @property
+    def real_share(self) -> float:
+        """Real tokens of all tokens, padding included."""
+        return sum(real for _, real, _ in self.turns) / sum(padded for *_, padded in self.turns)
+
+
+def measure(plan: Plan, rounds: int) -> dict[str, Measurement]:
+    """Let the trainings take turns; the first turn of each is warm-up."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = {}, []
+    for side in SIDES:
+        pipes[side], far_end = context.Pipe()
+        processes.append(context.Process(target=work, args=(side, plan, far_end), daemon=True))
+        processes[-1].start()
+        far_end.close()
+    measurements = {side: Measurement() for side in SIDES}
+    for side in SIDES:
+        pipes[side].recv()  # it is ready
+    for turn in range(rounds + 1):
+        for side in SIDES:
+            pipes[side].send(turn < rounds)  # whether there will be another turn
+            result = pipes[side].recv()
+            if turn:
+                measurements[side].turns.append(result)
+            print(".", end="", file=sys.stderr, flush=True)
+    for side in SIDES:
+        measurements[side].peak_memory = pipes[side].recv()
+    for process in processes:
+        process.join()
+    print(file=sys.stderr)
+    return measurements
+
+
+def work(side: str, plan: Plan, pipe: Connection) -> None:
+    """One process: build the trainer of one side and train when told to."""
+    side_by_side.quiet()
+    torch.set_num_threads(plan.threads)
+    trainer = build_trainer(side, plan)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(TakeTurns(trainer, plan.steps, pipe))
+    trainer.train()
+    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+
+
+class TakeTurns(TrainerCallback):
+    """Pauses the training after every few steps, reports them, and waits for the next turn."""
+
+    def __init__(self, trainer: Seq2SeqTrainer, steps: int, pipe: Connection):
+        self.steps, self.pipe = steps, pipe
+        self.real = self.padded = 0
+        self.count_tokens(trainer)
+
+    def count_tokens(self, trainer: Any) -> None:
+        """Let the trainer's step count the tokens of its batch."""
+        training_step = trainer.training_step
+
+        def counting(model: torch.nn.Module, inputs: dict[str, torch.Tensor], *args: Any) -> torch.Tensor:
+            source, labels = inputs["attention_mask"], inputs["labels"]
+            self.real += int(source.sum() + (labels != IGNORED_LABEL).sum())
+            self.padded += source.numel() + labels.numel()
+            return training_step(model, inputs, *args)
+
+        trainer.training_step = counting
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for the first turn."""
+        self.pipe.send("ready")
+        self._wait()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """At the end of a turn: report it, and train on only when told to."""
+        if state.global_step % self.steps == 0:
+            self.pipe.send((time.perf_counter() - self.start, self.real, self.padded))
+            if self.more_to_come:
+                self._wait()
+            else:
+                control.should_training_stop = True
+
+    def _wait(self) -> None:
+        self.more_to_come = self.pipe.recv()
+        self.real = self.padded = 0
+        self.start = time.perf_counter()
+
+
+def build_trainer(side: str, plan: Plan) -> Seq2SeqTrainer:
+    """The trainer of one side; what is not named here stays at each trainer's default."""
+    tokenizer, _ = load_tokenizers(plan.folder)
+    rows = load_from_disk(plan.folder)
+    arguments: dict[str, Any] = {
+        "output_dir": plan.folder,
+        "max_steps": 10**6,
+        "learning_rate": 1e-4,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-9,
+        "label_smoothing_factor": 0.1,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    if side == OURS:
+        arguments["max_tokens_per_batch"] = plan.max_tokens
+        return side_by_side.our_trainer(plan.shape, tokenizer, rows, arguments)
+    arguments["per_device_train_batch_size"] = plan.rows_per_batch
+    arguments["train_sampling_strategy"] = "group_by_length" if side == GROUPED else "random"
+    model = MarianMTModel(side_by_side.marian_config(side_by_side.our_config(plan.shape, len(tokenizer))))
+    return Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(**arguments),
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        processing_class=tokenizer,
+    )
+
+
+def rows_per_batch(source: np.ndarray, target: np.ndarray, max_tokens: int) -> int:
+    """The batch size with as many real tokens as the average batch of the token budget."""
+    batches = len(TokenBudgetBatchSampler(source, target, max_tokens))
+    return max(1, round(len(source) / batches))
+
+
+def table_rows(shape: str, results: dict[str, Measurement]) -> list[tuple[str, ...]]:
+    """One row per training."""
+    ours = results[OURS].tokens_per_second
+    return [
+        (
+            side_by_side.describe_shape(side_by_side.our_config(shape)),
+            side,
+            f"{result.tokens_per_second:,.0f}",
+            f"{ours / result.tokens_per_second:.2f}",
+            f"{1 - result.real_share:.0%}",
+            f"{result.peak_memory:.1f}",
+        )
+        for side, result in results.items()
+    ]
+
+
+def smallest_ratio(results: dict[str, dict[str, Measurement]], side: str) -> float:
+    """How many times faster ours is than `side`, at the shape where that is least."""
+    ratios = (r[OURS].tokens_per_second / r[side].tokens_per_second for r in results.values())
+    return round(min(ratios), 3)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    side_by_side.corpus_arguments(parser)
+    parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--max-tokens", type=int, default=4096, help="token budget of our batches")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each training that are timed")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and two rounds: does it run?")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args()
+    if args.quick:
+        args.shape, args.max_tokens, args.rounds = ["tiny"], 512, 2
+    return args
+
+
+def main() -> None:
+    """Measure and print."""
+    args = parse_arguments()
+    side_by_side.quiet()
+    corpus = side_by_side.load_tokens(args)
+    rows = rows_per_batch(*token_lengths(corpus.train), args.max_tokens)
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        corpus.train.save_to_disk(folder)
+        save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)
+        for shape in args.shape:
+            steps = 1 if shape == "base" else 4
+            plan = Plan(folder, shape, args.threads, args.max_tokens, rows, steps)
+            results[shape] = measure(plan, args.rounds)
+
+    print(side_by_side.describe_setting(corpus.name, [args.threads]))
+    print(f"batches of {args.max_tokens} tokens, padding included (vaswani), or {rows} rows (MarianMT)\n")
+    side_by_side.print_table(
+        ("shape", "training", "real tokens/s", "vaswani: × faster", "padding", "peak memory, GB"),
+        [row for shape in args.shape for row in table_rows(shape, results[shape])],
+    )
+    if args.json:
+        ratios = {"ratio_vs_stock": STOCK, "ratio_vs_length_grouped": GROUPED}
+        print(json.dumps({name: smallest_ratio(results, side) for name, side in ratios.items()}))
+
+
+if __name__ == "__main__":
+    main()

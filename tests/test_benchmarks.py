@@ -1,0 +1,80 @@
+"""The comparisons run, compare like with like, and end with the JSON that they promise."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from vaswani import VaswaniForConditionalGeneration
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def side_by_side(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("side_by_side")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Rows with fields of their own names, in which each side has its own length."""
+    words = ["one", "two", "three", "four", "five", "six", "seven"]
+    rows = [
+        {"en": " ".join(words[: 1 + i % 7]), "de": " ".join(words[i % 5 :]) + f" {i}"} for i in range(400)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(script: str, *arguments: object) -> tuple[list[list[str]], dict[str, float]]:
+    """The cells of the table, head and rule left out, and the object on the last line."""
+    command = [sys.executable, BENCHMARKS / script, "--quick", "--json", *arguments]
+    lines = subprocess.run(
+        list(map(str, command)), check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return rows[2:], json.loads(lines[-1])
+
+
+def test_both_sides_compute_the_same_function(side_by_side: ModuleType):
+    ours = VaswaniForConditionalGeneration(side_by_side.our_config("tiny", vocab_size=50)).eval()
+    marian = side_by_side.marian_twin(ours)
+    assert sum(p.numel() for p in marian.parameters() if p.requires_grad) == ours.num_parameters()
+    ids = torch.randint(3, 50, (2, 9))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids[:, :5]}
+    torch.testing.assert_close(marian(**batch).logits, ours(**batch).logits)
+
+
+def test_the_table_has_aligned_columns(side_by_side: ModuleType, capsys: pytest.CaptureFixture[str]):
+    side_by_side.print_table(("what", "with", "number"), [("a", "long name", "1"), ("bb", "c", "12,345")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].endswith("-: |")
+
+
+@pytest.mark.slow
+def test_training_speed(corpus: Path):
+    rows, result = run("training_speed.py", "--data", corpus)
+    assert result.keys() == {"ratio_vs_stock", "ratio_vs_length_grouped"}
+    assert all(ratio > 0 for ratio in result.values())
+    padding = {row[1]: int(row[4].rstrip("%")) for row in rows}
+    assert padding["vaswani, token budget"] < padding["MarianMT, stock (random)"]
+    assert len(padding) == 3
+
+
+@pytest.mark.slow
+def test_decoding_speed(corpus: Path):
+    rows, result = run("decoding_speed.py", "--data", corpus)
+    assert result.keys() == {"ratio_vs_marian"}
+    assert result["ratio_vs_marian"] > 0
+    assert rows[0][0] == "beam 4, batch 32, 1 thread"
+    for row in rows:
+        identical, _, sentences = row[1].partition(" of ")
+        assert identical == sentences
