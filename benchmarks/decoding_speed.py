@@ -129,8 +129,14 @@ def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> Vaswa
 def load(directory: str) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
     """A trained model, and its tokenizer."""
     model = VaswaniForConditionalGeneration.from_pretrained(directory)
-    if model.config.norm_order != "post" or model.config.position_embedding != "sinusoidal":
-        raise SystemExit(f"{directory} is not of Marian's kind (post-norm, sinusoidal positions)")
+    of_marians_kind = {
+        "norm_order": "post",
+        "position_embedding": "sinusoidal",
+        "sinusoidal_layout": "concatenated",
+    }
+    for name, value in of_marians_kind.items():
+        if getattr(model.config, name) != value:
+            raise SystemExit(f"{directory} has {name}={getattr(model.config, name)}; MarianMT has {value}")
     return model, load_tokenizers(directory)[0]
 
 
