@@ -1,14 +1,18 @@
 """Generation: every cache equals no cache, and beam search equals the library's on the same weights."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from marian import marian_like
 from tiny import batch, tiny_model, tokens
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteriaList
 
 from vaswani.model.beam_search_cache import BeamSearchCache
+from vaswani.model.decoding import LengthLimits
 
 KERNELS = ["eager", "sdpa"]
 
@@ -78,6 +82,75 @@ def test_beam_search_keeps_one_row_of_keys_per_source_and_never_moves_them() -> 
     cache.self_attention_cache.reorder_cache(torch.tensor([3, 0, 0, 1, 7, 7, 4, 5]))
     assert layer.keys is buffer
     assert torch.equal(buffer[:, :, : layer.get_seq_length()], written)
+
+
+END = {"sequence_bias": {(2,): 4.0}}  # so that hypotheses of a random model end, here and there
+
+
+def decoded_rows(model: Any, **arguments: Any) -> tuple[list[list[int]], list[int]]:
+    """What `generate` returns, and how many rows the decoder computed in each step."""
+    rows: list[int] = []
+    hook = model.model.decoder.layers[0].register_forward_pre_hook(
+        lambda module, inputs: rows.append(inputs[0].shape[0])
+    )
+    output = model.generate(**arguments)
+    hook.remove()
+    return output.tolist(), rows
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 1000),
+    rows=st.integers(1, 9),
+    kernel=st.sampled_from(KERNELS),
+    search=st.sampled_from(
+        [
+            {"num_beams": 1},
+            {"num_beams": 4},
+            {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.6},
+            {"num_beams": 4, "early_stopping": True},
+            {"num_beams": 2, "early_stopping": "never", "length_penalty": 2.0},
+            {"num_beams": 3, "do_sample": True, "temperature": 0.8},
+            {"num_beams": 1, "do_sample": True, "num_return_sequences": 3},
+            {"num_beams": 2, "no_repeat_ngram_size": 2},
+        ]
+    ),
+)
+def test_finished_sources_leave_the_batch_and_nothing_changes(
+    seed: int, rows: int, kernel: str, search: dict[str, Any]
+) -> None:
+    torch.manual_seed(seed)
+    model, data = tiny_model(kernel), batch(rows=rows, source=rows + 3)
+    data.pop("labels")
+    arguments = {**data, "do_sample": False, **search, **END, "max_new_tokens": 25}
+    torch.manual_seed(seed)
+    expected = model.generate(**arguments, use_cache=False)
+    torch.manual_seed(seed)
+    actual = model.generate(**arguments)
+    assert actual.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_only_open_sources_are_computed(num_beams: int) -> None:
+    model, data = tiny_model(), sources(3)
+    limits = torch.tensor([4, 12, 8])
+    arguments = {**data, "num_beams": num_beams, "max_new_tokens": 20, "do_sample": False}
+    arguments["stopping_criteria"] = StoppingCriteriaList([LengthLimits(limits)])
+    expected, all_rows = decoded_rows(model, **arguments, use_cache=False)
+    actual, rows = decoded_rows(model, **arguments)
+    assert actual == expected
+    assert set(all_rows) == {3 * num_beams}
+    assert rows == [3] + [3 * num_beams] * 3 + [2 * num_beams] * 4 + [num_beams] * 4
+
+
+def test_searches_in_several_threads_do_not_meet() -> None:
+    model = tiny_model()
+    inputs = [sources(rows) for rows in (2, 5, 3, 6)]
+    options = {"num_beams": 3, "max_new_tokens": 25, "do_sample": False, **END}
+    expected = [model.generate(**data, **options).tolist() for data in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        actual = list(pool.map(lambda data: model.generate(**data, **options).tolist(), inputs))
+    assert actual == expected
 
 
 @pytest.mark.parametrize("attentions", [False, True])

@@ -8,7 +8,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tiny_runs import TINY_RUN, as_flags
-from transformers import AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani import VaswaniConfig
 from vaswani.data.tokenization import load_tokenizers
@@ -44,6 +44,17 @@ def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
     assert "test (40 rows): loss " in printed
     assert "nrefs:1|case:mixed" in printed
     assert printed.count("  →  ") == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [({}, 31), ({"position_embedding": "learned", "max_position_embeddings": 24}, 24)],
+)
+def test_a_plain_generate_goes_as_far_as_training_did(tiny_run, options, longest):
+    run(tiny_run, max_target_length=30, max_source_length=24, max_steps=1, **options)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_run["output_dir"])
+    model.generation_config.eos_token_id = None  # a model that never ends by itself
+    assert model.generate(torch.tensor([[5, 6, 2]])).shape[1] == longest
 
 
 def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny_run, tmp_path):

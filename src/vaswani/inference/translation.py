@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from vaswani.errors import RunError, UserError
 from vaswani.inference.checkpoint import load_checkpoint
 from vaswani.inference.scoring import sequence_log_probs
-from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits
+from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 
 BUFFERED_SENTENCES = 4096
 BUFFERED_CHARACTERS = 1 << 20
@@ -108,7 +108,7 @@ class Translator:
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self.num_beams = num_beams
         self.length_penalty = GNMTLengthPenalty(length_penalty)
-        self.positions = _position_limit(model)
+        self.positions = position_limit(model)
         self.max_length = max_length if self.positions is None else min(max_length, self.positions)
         self.max_tokens_per_batch = max_tokens_per_batch
 
@@ -298,13 +298,6 @@ def _check_positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise UserError(f"{name}={value} must be at least 1")
-
-
-def _position_limit(model: PreTrainedModel) -> int | None:
-    """The longest sequence that the model has positions for, or None if it takes any."""
-    if getattr(model.config, "position_embedding", None) == "sinusoidal":
-        return None
-    return getattr(model.config, "max_position_embeddings", None)
 
 
 def _buffers(sentences: Iterable[str], buffer_size: int) -> Iterator[list[str]]:

@@ -19,9 +19,16 @@ most 50 tokens more than the source has. Both rules are made for transformers' `
 from typing import Any, cast
 
 import torch
-from transformers import StoppingCriteria
+from transformers import PreTrainedModel, StoppingCriteria
 
 EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to input length + 50"
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """The longest sequence that the model has positions for, or None if it takes any."""
+    if getattr(model.config, "position_embedding", None) == "sinusoidal":
+        return None
+    return getattr(model.config, "max_position_embeddings", None)
 
 
 class GNMTLengthPenalty(float):

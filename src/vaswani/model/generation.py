@@ -1,19 +1,127 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""What `generate` does differently for our models: nothing of the source is ever repeated or moved.
+"""What `generate` does differently for our models: no source costs more than it must.
 
-The rows of one source (beams, samples) share one row of the encoder's output and of its keys and values, and
-the beams of one source share one tree of self-attention states.
+- The rows of one source (beams, samples) share one row of the encoder's output and of its keys and values,
+  which are never repeated or moved, and its beams share one tree of self-attention states.
+- The prompt, which is the same for all beams of a source, is computed once.
+- A source whose result can no longer change leaves the batch, while the others go on.
+
+The results are those of transformers' own search: only the rows that it would ignore are not computed.
+
+S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
 import torch
-from transformers import EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StoppingCriteriaList
+from transformers.modeling_outputs import BaseModelOutput
 
 from .beam_search_cache import BeamSearchCache
 
 
-class SharedSourceMixin:
-    """Stands before `GenerationMixin` among the bases of an encoder-decoder model."""
+class Search:
+    """The rows of one running search that still need computing, and their cache."""
+
+    def __init__(self, cache: EncoderDecoderCache, rows: int, num_beams: int):
+        cache.self_attention_cache = BeamSearchCache(num_beams)
+        self.cache = cache
+        self.num_rows = rows  # S·R
+        self.rows_per_source = 0  # R, known when the sources are seen
+        self.sources: torch.Tensor | None = None  # places of those still open, int64; None means all
+        self.rows: torch.Tensor | None = None  # theirs
+
+    def narrow(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Reduce the model's inputs for all rows to those that need computing."""
+        encoded = inputs["encoder_outputs"][0]
+        self.rows_per_source = self.num_rows // encoded.shape[0]
+        is_prompt = self.cache.get_seq_length() == 0
+        if is_prompt:
+            rows = slice(None, None, self.cache.self_attention_cache.num_beams)
+        elif self.rows is not None:
+            rows = self.rows
+        else:
+            return inputs
+        of_target = {name: inputs.get(name) for name in ("decoder_input_ids", "decoder_attention_mask")}
+        narrowed = {name: value[rows] for name, value in of_target.items() if value is not None}
+        if self.sources is not None:
+            narrowed["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded[self.sources])
+            if inputs.get("attention_mask") is not None:
+                narrowed["attention_mask"] = inputs["attention_mask"][self.sources]
+        return {**inputs, **narrowed}
+
+    def widen(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [rows computed, T, V] -> [S·R, T, V], of zeros for sources that are done."""
+        if self.rows is not None:
+            return logits.new_zeros(self.num_rows, *logits.shape[1:]).index_copy_(0, self.rows, logits)
+        return logits.repeat_interleave(self.num_rows // logits.shape[0], dim=0)  # all beams of a prompt
+
+    def reorder(self, beam_idx: torch.Tensor) -> None:
+        """Let beams follow their hypotheses: row r continues row `beam_idx[r]`, [S·R]."""
+        if self.rows is not None:
+            first = torch.arange(0, len(self.rows), self.rows_per_source, device=beam_idx.device)
+            within = beam_idx[self.rows] % self.rows_per_source
+            beam_idx = within + first.repeat_interleave(self.rows_per_source)
+        self.cache.self_attention_cache.reorder_cache(beam_idx)
+
+    def drop(self, is_done: torch.Tensor) -> None:
+        """Compute sources no further that are done, bool [S].
+
+        The cache is copied for it, so wait until that saves an eighth of the rows.
+        """
+        if self.sources is not None:
+            is_done = is_done[self.sources]
+        kept = (~is_done).nonzero()[:, 0]
+        if len(kept) == 0 or 8 * len(kept) > 7 * len(is_done):
+            return
+        self.sources = kept if self.sources is None else self.sources[kept]
+        self.rows = self._rows_of(self.sources, self.rows_per_source)
+        for layer in self.cache.cross_attention_cache.layers:
+            layer.keys, layer.values = layer.keys[kept], layer.values[kept]
+        tree = self.cache.self_attention_cache
+        tree.keep_sources(self._rows_of(kept, self.rows_per_source // tree.num_beams))
+
+    @staticmethod
+    def _rows_of(sources: torch.Tensor, rows_per_source: int) -> torch.Tensor:
+        within = torch.arange(rows_per_source, device=sources.device)
+        return (sources[:, None] * rows_per_source + within).flatten()
+
+
+# transformers' search keeps what it knows of finished sources in local variables, and shows it to a function
+# that knows nothing of the cache. This is where the two meet: one search per thread.
+_running_search: ContextVar[Search | None] = ContextVar("running_search", default=None)
+
+
+@contextmanager
+def _running(search: Search | None) -> Iterator[None]:
+    token = _running_search.set(search)
+    try:
+        yield
+    finally:
+        _running_search.reset(token)
+
+
+class _DropFinished(StoppingCriteriaList):
+    """The stopping criteria of a greedy search or of sampling, which also tell it which sources are done."""
+
+    def __init__(self, criteria: StoppingCriteriaList, search: Search):
+        super().__init__(criteria)
+        self.search = search
+        self.is_finished: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        stops = super().__call__(input_ids, scores, **kwargs)
+        self.is_finished = stops if self.is_finished is None else self.is_finished | stops
+        self.search.drop(self.is_finished.view(-1, self.search.rows_per_source).all(dim=1))
+        return stops
+
+
+class SharedSourceMixin(GenerationMixin):
+    """`GenerationMixin` for an encoder-decoder model whose decoder takes several rows to each source."""
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, is_encoder_decoder: bool = False, **model_kwargs
@@ -27,22 +135,83 @@ class SharedSourceMixin:
         input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, **model_kwargs)
         return input_ids, {**model_kwargs, **source}
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs) -> None:
-        """Give beam search a cache of its own, where the attention implementation takes any mask."""
-        is_default = (
-            model_kwargs.get("past_key_values") is None
-            and generation_config.cache_implementation in (None, "dynamic")
-            and not generation_config.output_attentions  # which would show the tree, not each beam's past
-        )
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+    def _start_search(self, input_ids: torch.Tensor, generation_config, model_kwargs) -> Search | None:
+        """A search that computes as little as it can, where neither caller nor kernel needs every row."""
         cache = model_kwargs.get("past_key_values")
+        is_ours_to_choose = (
+            isinstance(cache, EncoderDecoderCache)
+            and type(cache.self_attention_cache) is DynamicCache
+            and not getattr(cache, "_is_user_defined", False)
+            and generation_config.cache_implementation in (None, "dynamic")
+            and generation_config.prefill_chunk_size is None
+        )
+        shows_every_row = generation_config.return_dict_in_generate and (
+            generation_config.output_attentions
+            or generation_config.output_hidden_states
+            or generation_config.num_beams == 1  # a cache that a caller may want to go on from
+        )
         takes_any_mask = self.config._attn_implementation in ("eager", "sdpa")
-        if generation_config.num_beams > 1 and cache is not None and is_default and takes_any_mask:
-            cache.self_attention_cache = BeamSearchCache(generation_config.num_beams)
+        if not is_ours_to_choose or shows_every_row or not takes_any_mask:
+            return None
+        return Search(cache, input_ids.shape[0], generation_config.num_beams)
+
+    def _beam_search(
+        self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
+    ):
+        search = self._start_search(input_ids, generation_config, model_kwargs)
+        with _running(search):
+            return super()._beam_search(
+                input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
+            )
+
+    def _sample(
+        self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
+    ):
+        search = self._start_search(input_ids, generation_config, model_kwargs)
+        # Finished rows are padded only where there is an end of sequence. On a GPU asking would cost a wait.
+        pads_finished_rows = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+        if search is not None and pads_finished_rows and input_ids.device.type == "cpu":
+            stopping_criteria = _DropFinished(stopping_criteria, search)
+        with _running(search):
+            return super()._sample(
+                input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
+            )
+
+    def prepare_inputs_for_generation(self, *args, **kwargs) -> dict[str, Any]:
+        """The model's inputs for one step, reduced to the rows that need computing."""
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        search = _running_search.get()
+        return inputs if search is None else search.narrow(inputs)
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs) -> dict[str, Any]:
+        """Give transformers' search the rows of logits that it expects."""
+        search = _running_search.get()
+        if search is not None:
+            outputs.logits = search.widen(outputs.logits)
+        return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
     def _reorder_cache(
         self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor
     ) -> EncoderDecoderCache:
         """Let beams follow their hypotheses. The source's keys and values are common to them and stay."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        search = _running_search.get()
+        if search is None:
+            past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        else:
+            search.reorder(beam_idx)
         return past_key_values
+
+    @staticmethod
+    def _beam_search_has_unfinished_sequences(
+        can_improve: torch.Tensor, is_finished: torch.Tensor, hits_stop: torch.Tensor, early_stopping: Any
+    ) -> torch.Tensor:
+        """Whether to go on; drop the sources whose best hypotheses [S, R] can no longer change."""
+        search = _running_search.get()
+        if search is not None:
+            is_done = ~can_improve[:, 0]
+            if early_stopping is True:
+                is_done = is_done | is_finished.all(dim=1)
+            search.drop(is_done)
+        return GenerationMixin._beam_search_has_unfinished_sequences(
+            can_improve, is_finished, hits_stop, early_stopping
+        )

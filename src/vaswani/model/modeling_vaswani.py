@@ -56,6 +56,12 @@ def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_to
     return shifted.masked_fill(shifted == -100, pad_token_id)
 
 
+def score_dtype(states: torch.Tensor) -> torch.dtype:
+    """The dtype in which projections of these states are compared: theirs, or autocast's."""
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+
+
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -424,10 +430,9 @@ class VaswaniDecoder(VaswaniStack):
         if isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = past_key_values.self_attention_cache
         if isinstance(past_key_values, BeamSearchCache):
-            rows, length = inputs_embeds.shape[:2]
-            mask = past_key_values.step_mask(rows, length, attention_mask, inputs_embeds.device)
-            if mask is not None:
-                return mask
+            if past_key_values.get_seq_length():
+                return past_key_values.step_mask(attention_mask, score_dtype(inputs_embeds))
+            past_key_values.start(inputs_embeds)
         return create_causal_mask(self.config, inputs_embeds, attention_mask, past_key_values)
 
     def encoder_attention_mask(

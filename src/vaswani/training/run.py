@@ -90,12 +90,19 @@ def build_model(config: RunConfig, tokenizers: Tokenizers) -> PreTrainedModel:
     enable_full_determinism(seed) if config.training.full_determinism else set_seed(seed)
     kernel = config.model.attn_implementation
     try:
-        return AutoModelForSeq2SeqLM.from_config(
+        model = AutoModelForSeq2SeqLM.from_config(
             model_config(config.model, len(source), len(target)),
             **({"attn_implementation": kernel} if kernel else {}),
         )
     except (ValueError, ImportError) as error:
         raise UserError(" ".join(str(error).split())) from error
+    # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
+    longest = 1 + config.data.max_target_length
+    learned = config.model.position_embedding == "learned"
+    model.generation_config.max_length = (
+        min(longest, config.model.max_position_embeddings) if learned else longest
+    )
+    return model
 
 
 def build_tokenizers(corpus: Corpus, config: RunConfig) -> Tokenizers:

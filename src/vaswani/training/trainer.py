@@ -25,7 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, Sc
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.tokenization import save_tokenizers
-from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits
+from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.training.arguments import TrainingArguments
 from vaswani.training.losses import label_smoothed_loss
 from vaswani.training.schedule import inverse_sqrt_schedule
@@ -141,6 +141,7 @@ class Trainer(Seq2SeqTrainer):
                 options.setdefault("length_penalty", GNMTLengthPenalty(self.args.generation_length_penalty))
             if not {"max_length", "max_new_tokens"} & options.keys():
                 limits = inputs["attention_mask"].sum(1) + EXTRA_LENGTH
+                limits = limits.clamp(min=1, max=position_limit(self.model))
                 options["max_length"] = 1 + int(limits.max())  # the decoder's start token counts
                 options["stopping_criteria"] = [LengthLimits(limits)]
             source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
