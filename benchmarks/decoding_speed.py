@@ -1,11 +1,14 @@
 """Decoding speed: our `generate` beside MarianMT's, with the same weights, sentences and outputs.
 
-    python benchmarks/decoding_speed.py [--model DIR] [--data FILE|FOLDER] [--quick] [--json]
+    python benchmarks/decoding_speed.py [--model DIR] [--data FILE|FOLDER] [--reference-lengths] [--json]
 
-Without `--model`, a model is first trained on the corpus for a few minutes, so that outputs end where
-sentences end. Both sides call transformers' `generate` with the same arguments and take turns: each batch is
-decoded by one, then by the other. The ratio is that of the medians of their times for all sentences, which is
-a ratio of tokens per second, for the tokens are the same: they are compared one by one.
+Without `--model`, a model is first trained on the corpus for a few minutes: enough for the dates, too little
+for translation. `--reference-lengths` lets no output end before or after its reference, so that an unfinished
+model works as much as a finished one.
+
+Both sides call transformers' `generate` with the same arguments and take turns: each batch is decoded by
+one, then by the other. The ratio is that of the medians of their times for all sentences, which is a ratio of
+tokens per second, for the tokens are the same: they are compared one by one.
 """
 
 import argparse
@@ -19,15 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.trainer_callback import PrinterCallback
 
 import side_by_side
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.model.decoding import EXTRA_LENGTH
-
-Batch = dict[str, torch.Tensor]
+from vaswani.model.decoding import EXTRA_LENGTH, LengthLimits
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,15 @@ class Setting:
     def __str__(self) -> str:
         search = f"beam {self.num_beams}" if self.num_beams > 1 else "greedy"
         return f"{search}, batch {self.batch_size}, {self.threads} thread{'s' * (self.threads > 1)}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sources [rows, length], their mask, and the lengths of the references [rows]."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    reference_lengths: torch.Tensor
 
 
 @dataclass
@@ -60,10 +71,13 @@ class Comparison:
         return self.ours / self.marian
 
 
-def compare(ours: Any, marian: Any, sources: list[list[int]], setting: Setting, rounds: int) -> Comparison:
+def compare(
+    ours: Any, marian: Any, sentences: Dataset, setting: Setting, rounds: int, reference_lengths: bool
+) -> Comparison:
     """Decode all sentences `rounds` times with both, after a round of warm-up, taking turns at each batch."""
     torch.set_num_threads(setting.threads)
-    batches = list(make_batches(sources[: setting.sentences], setting.batch_size, ours.config.pad_token_id))
+    rows = sentences.select(range(setting.sentences))
+    batches = list(make_batches(rows, setting.batch_size, ours.config.pad_token_id))
     seconds: dict[str, list[float]] = {"ours": [], "marian": []}
     for _ in range(rounds + 1):
         outputs: dict[str, list[list[int]]] = {"ours": [], "marian": []}
@@ -71,9 +85,11 @@ def compare(ours: Any, marian: Any, sources: list[list[int]], setting: Setting, 
         for batch in batches:
             for name, model in (("ours", ours), ("marian", marian)):
                 start = time.perf_counter()
-                generated = generate(model, batch, setting.num_beams)
+                generated = generate(model, batch, setting.num_beams, reference_lengths)
                 spent[name] += time.perf_counter() - start
-                outputs[name] += without_padding(generated, ours.config.pad_token_id)
+                outputs[name] += without_padding(
+                    generated, batch, ours.config.eos_token_id, reference_lengths
+                )
             print(".", end="", file=sys.stderr, flush=True)
         for name in seconds:
             seconds[name].append(spent[name])
@@ -83,27 +99,38 @@ def compare(ours: Any, marian: Any, sources: list[list[int]], setting: Setting, 
     return Comparison(tokens / ours_seconds, tokens / marian_seconds, tokens, same, len(outputs["ours"]))
 
 
-def generate(model: Any, batch: Batch, num_beams: int) -> torch.Tensor:
+def generate(model: Any, batch: Batch, num_beams: int, reference_lengths: bool) -> torch.Tensor:
     """Token ids [rows, length], without the start token."""
-    length_penalty = {"length_penalty": 0.6} if num_beams > 1 else {}
-    longest = batch["input_ids"].shape[1]
-    generated = model.generate(
-        **batch, num_beams=num_beams, do_sample=False, max_new_tokens=longest + EXTRA_LENGTH, **length_penalty
-    )
+    options: dict[str, Any] = {"num_beams": num_beams, "do_sample": False}
+    if num_beams > 1:
+        options["length_penalty"] = 0.6
+    if reference_lengths:
+        options["max_length"] = 1 + int(batch.reference_lengths.max())
+        options["stopping_criteria"] = StoppingCriteriaList([LengthLimits(batch.reference_lengths)])
+        options["suppress_tokens"] = [model.config.eos_token_id, model.config.pad_token_id]
+    else:
+        options["max_length"] = 1 + batch.input_ids.shape[1] + EXTRA_LENGTH
+    generated = model.generate(batch.input_ids, attention_mask=batch.attention_mask, **options)
     return generated[:, 1:]
 
 
-def make_batches(sources: list[list[int]], size: int, pad_token_id: int) -> Iterator[Batch]:
+def make_batches(sentences: Dataset, size: int, pad_token_id: int) -> Iterator[Batch]:
     """Batches of sentences in the order of the corpus."""
-    for start in range(0, len(sources), size):
-        rows = [torch.tensor(source) for source in sources[start : start + size]]
-        input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
-        yield {"input_ids": input_ids, "attention_mask": (input_ids != pad_token_id).long()}
+    for rows in sentences.iter(size):
+        sources = [torch.tensor(source) for source in rows["input_ids"]]
+        input_ids = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=pad_token_id)
+        lengths = torch.tensor([len(reference) for reference in rows["labels"]])
+        yield Batch(input_ids, (input_ids != pad_token_id).long(), lengths)
 
 
-def without_padding(generated: torch.Tensor, pad_token_id: int) -> list[list[int]]:
-    """Each row's tokens as far as its end-of-sequence token."""
-    return [[token for token in row if token != pad_token_id] for row in generated.tolist()]
+def without_padding(
+    generated: torch.Tensor, batch: Batch, end_token_id: int, reference_lengths: bool
+) -> list[list[int]]:
+    """The tokens of each row, its end-of-sequence token included."""
+    rows = generated.tolist()
+    if reference_lengths:
+        return [row[:length] for row, length in zip(rows, batch.reference_lengths.tolist(), strict=True)]
+    return [row[: row.index(end_token_id) + 1] if end_token_id in row else row for row in rows]
 
 
 def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> VaswaniForConditionalGeneration:
@@ -170,6 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--train-steps", type=int, default=100)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--sentences", type=int, default=128)
+    parser.add_argument("--reference-lengths", action="store_true", help="end outputs where references end")
     parser.add_argument("--rounds", type=int, default=3, help="times that all sentences are decoded")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few sentences: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
@@ -189,11 +217,10 @@ def main() -> None:
         model = train(corpus, args.shape, args.train_steps)
     model.eval()
     model.generation_config.num_beams = 1  # the arguments of each call decide
-    model.generation_config.length_penalty = None
+    model.generation_config.length_penalty = model.generation_config.max_length = None
     marian = side_by_side.marian_twin(model)
-    sources = corpus.test["input_ids"][: args.sentences]
     results = {
-        setting: compare(model, marian, sources, setting, args.rounds)
+        setting: compare(model, marian, corpus.test, setting, args.rounds, args.reference_lengths)
         for setting in settings(args.threads, args.sentences)
     }
     print(file=sys.stderr)
