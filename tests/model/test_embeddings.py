@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import tiny_config, tiny_model, tokens
 
-from vaswani.model.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
+from vaswani.model.embeddings import TABLE_LENGTH, LearnedPositions, SinusoidalPositions, TokenEmbeddings
 
 
 def paper_formula(position: int, d_model: int) -> list[float]:
@@ -39,6 +39,21 @@ def test_a_batch_of_positions_reads_the_same_values_as_a_row() -> None:
     positions = torch.tensor([[0, 1, 2], [0, 0, 1]])
     by_row = torch.cat([module(row[None], None, torch.float32) for row in positions])
     torch.testing.assert_close(module(positions, 3, torch.float32), by_row, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [9, TABLE_LENGTH, TABLE_LENGTH + 1])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_kept_and_computed_sinusoids_are_the_same(length: int, rows: int) -> None:
+    module = SinusoidalPositions(tiny_config())
+    positions = torch.arange(length).repeat(rows, 1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float32):
+        with torch.inference_mode():
+            actual = module(positions, length, dtype)
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, module.encode(positions, dtype), rtol=0, atol=0)
+    weight = torch.ones(1, requires_grad=True)
+    (weight * module(positions, length, torch.float32)).sum().backward()
+    assert not module.state_dict()
 
 
 def test_learned_positions_say_what_is_too_long() -> None:

@@ -54,16 +54,22 @@ class BeamSearchLayer(CacheLayerMixin):
         start, self.length = self.length, self.length + key_states.shape[2]
         if start == 0:
             self.lazy_initialization(key_states, value_states)
-            for nodes, states in ((self.keys, key_states), (self.values, value_states)):
-                nodes[:, :, : self.length, 0] = states
-                nodes[:, :, : self.length, 1:] = 0.0  # never seen, but what is hidden must be finite too
-            return key_states, value_states
-        if self.length > self.keys.shape[2]:
+        elif self.length > self.keys.shape[2]:
             self.keys, self.values = self._grow(self.keys), self._grow(self.values)
-        for nodes, states in ((self.keys, key_states), (self.values, value_states)):
-            by_source = states.unflatten(0, (-1, self.num_beams))  # [S, K, H, 1, D]
-            nodes[:, :, start : self.length] = by_source.permute(0, 2, 3, 1, 4)
+        self._write(self.keys[:, :, start : self.length], key_states)
+        self._write(self.values[:, :, start : self.length], value_states)
+        if start == 0:
+            return key_states, value_states
         return self.keys[:, :, : self.length].flatten(2, 3), self.values[:, :, : self.length].flatten(2, 3)
+
+    def _write(self, nodes: torch.Tensor, states: torch.Tensor) -> None:
+        """Fill nodes [S, H, T, K, D] with states: of a step [S·K, H, T, D], or of a prompt [S, H, T, D]."""
+        if states.shape[0] == nodes.shape[0]:
+            nodes[:, :, :, 0] = states
+            if self.num_beams > 1:
+                nodes[:, :, :, 1:] = 0.0  # never seen, but what is hidden must be finite too
+        else:
+            nodes.copy_(states.unflatten(0, (-1, self.num_beams)).permute(0, 2, 3, 1, 4))
 
     @staticmethod
     def _grow(buffer: torch.Tensor) -> torch.Tensor:
@@ -119,11 +125,11 @@ class BeamSearchCache(Cache):
             all may be seen.
         """
         assert self.ancestors is not None, "a search starts from a prompt"
+        if self.num_beams == 1 and padding_mask is None:
+            return None
         own = torch.arange(self.num_beams, device=self.ancestors.device)
         new = own.repeat(self.ancestors.shape[0] // self.num_beams)[:, None]
         self.ancestors = torch.cat([self.ancestors, new], dim=1)
-        if self.num_beams == 1 and padding_mask is None:
-            return None
         hidden = self.ancestors[:, :, None] != own
         if padding_mask is not None:
             hidden = hidden | ~padding_mask[:, :, None].bool()

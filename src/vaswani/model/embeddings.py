@@ -11,6 +11,8 @@ from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_vaswani import VaswaniConfig
 
+TABLE_LENGTH = 1024  # positions whose sinusoids are kept; those beyond are computed each time
+
 
 class SinusoidalPositions(nn.Module):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
@@ -22,14 +24,25 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.d_model = config.d_model
         self.interleaved = config.sinusoidal_layout == "interleaved"
+        self._table: torch.Tensor | None = None  # no buffer: it is nobody's weight
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
         """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
-        if length is not None and positions.shape[0] > 1:
-            return nn.functional.embedding(
-                positions, self.encode(torch.arange(length, device=positions.device), dtype)
-            )
+        if length is None:
+            return self.encode(positions, dtype)
+        if length <= TABLE_LENGTH and not is_torchdynamo_compiling():
+            return nn.functional.embedding(positions, self.table(positions.device, dtype))
+        if positions.shape[0] > 1:
+            table = self.encode(torch.arange(length, device=positions.device), dtype)
+            return nn.functional.embedding(positions, table)
         return self.encode(positions, dtype)
+
+    def table(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """The first positions, [TABLE_LENGTH, d_model]; computed again only for another device or dtype."""
+        if self._table is None or self._table.device != device or self._table.dtype != dtype:
+            with torch.inference_mode(False):  # training may need it after inference made it
+                self._table = self.encode(torch.arange(TABLE_LENGTH, device=device), dtype)
+        return self._table
 
     def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[...] -> [..., d_model]; in float64 where it exists, since float32 angles lose digits far out."""

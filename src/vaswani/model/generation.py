@@ -27,18 +27,17 @@ from .beam_search_cache import BeamSearchCache
 class Search:
     """The rows of one running search that still need computing, and their cache."""
 
-    def __init__(self, cache: EncoderDecoderCache, rows: int, num_beams: int):
+    def __init__(self, cache: EncoderDecoderCache, num_sources: int, num_rows: int, num_beams: int):
         cache.self_attention_cache = BeamSearchCache(num_beams)
         self.cache = cache
-        self.num_rows = rows  # S·R
-        self.rows_per_source = 0  # R, known when the sources are seen
+        self.num_sources = num_sources  # S
+        self.num_rows = num_rows  # S·R
+        self.rows_per_source = num_rows // num_sources
         self.sources: torch.Tensor | None = None  # places of those still open, int64; None means all
         self.rows: torch.Tensor | None = None  # theirs
 
     def narrow(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Reduce the model's inputs for all rows to those that need computing."""
-        encoded = inputs["encoder_outputs"][0]
-        self.rows_per_source = self.num_rows // encoded.shape[0]
         is_prompt = self.cache.get_seq_length() == 0
         if is_prompt:
             rows = slice(None, None, self.cache.self_attention_cache.num_beams)
@@ -49,7 +48,8 @@ class Search:
         of_target = {name: inputs.get(name) for name in ("decoder_input_ids", "decoder_attention_mask")}
         narrowed = {name: value[rows] for name, value in of_target.items() if value is not None}
         if self.sources is not None:
-            narrowed["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded[self.sources])
+            encoded = inputs["encoder_outputs"][0][self.sources]
+            narrowed["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded)
             if inputs.get("attention_mask") is not None:
                 narrowed["attention_mask"] = inputs["attention_mask"][self.sources]
         return {**inputs, **narrowed}
@@ -58,7 +58,9 @@ class Search:
         """Logits [rows computed, T, V] -> [S·R, T, V], of zeros for sources that are done."""
         if self.rows is not None:
             return logits.new_zeros(self.num_rows, *logits.shape[1:]).index_copy_(0, self.rows, logits)
-        return logits.repeat_interleave(self.num_rows // logits.shape[0], dim=0)  # all beams of a prompt
+        if logits.shape[0] < self.num_rows:  # of a prompt, which is that of all beams
+            return logits.repeat_interleave(self.num_rows // logits.shape[0], dim=0)
+        return logits
 
     def reorder(self, beam_idx: torch.Tensor) -> None:
         """Let beams follow their hypotheses: row r continues row `beam_idx[r]`, [S·R]."""
@@ -153,7 +155,8 @@ class SharedSourceMixin(GenerationMixin):
         takes_any_mask = self.config._attn_implementation in ("eager", "sdpa")
         if not is_ours_to_choose or shows_every_row or not takes_any_mask:
             return None
-        return Search(cache, input_ids.shape[0], generation_config.num_beams)
+        num_sources = model_kwargs["encoder_outputs"][0].shape[0]
+        return Search(cache, num_sources, input_ids.shape[0], generation_config.num_beams)
 
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
@@ -170,7 +173,8 @@ class SharedSourceMixin(GenerationMixin):
         search = self._start_search(input_ids, generation_config, model_kwargs)
         # Finished rows are padded only where there is an end of sequence. On a GPU asking would cost a wait.
         pads_finished_rows = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-        if search is not None and pads_finished_rows and input_ids.device.type == "cpu":
+        is_on_cpu = input_ids.device.type == "cpu"
+        if search is not None and search.num_sources > 1 and pads_finished_rows and is_on_cpu:
             stopping_criteria = _DropFinished(stopping_criteria, search)
         with _running(search):
             return super()._sample(

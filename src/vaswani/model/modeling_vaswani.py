@@ -187,7 +187,9 @@ class VaswaniLayer(GradientCheckpointingLayer):
     def residual(self, hidden_states: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
         output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
-        hidden_states = hidden_states + nn.functional.dropout(output, self.dropout, self.training)
+        if self.training:
+            output = nn.functional.dropout(output, self.dropout)
+        hidden_states = hidden_states + output
         if (
             hidden_states.dtype == torch.float16
         ):  # the sum can pass float16's largest number, and inf turns into NaN
@@ -198,7 +200,9 @@ class VaswaniLayer(GradientCheckpointingLayer):
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2) with the configured activation."""
         inner = self.activation_fn(self.fc1(hidden_states))
-        return self.fc2(nn.functional.dropout(inner, self.activation_dropout, self.training))
+        if self.training:
+            inner = nn.functional.dropout(inner, self.activation_dropout)
+        return self.fc2(inner)
 
 
 class VaswaniEncoderLayer(VaswaniLayer):
@@ -337,7 +341,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
             positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]  # [1, T]
             bound = length + past_length if isinstance(past_length, int) else None
         hidden_states = inputs_embeds + self.embed_positions(positions, bound, inputs_embeds.dtype)
-        return nn.functional.dropout(hidden_states, self.dropout, self.training)
+        return nn.functional.dropout(hidden_states, self.dropout) if self.training else hidden_states
 
 
 @auto_docstring
