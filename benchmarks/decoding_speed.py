@@ -1,10 +1,9 @@
 """Decoding speed: our `generate` beside MarianMT's, with the same weights, sentences and outputs.
 
-    python benchmarks/decoding_speed.py [--model DIR] [--data FILE|FOLDER] [--reference-lengths] [--json]
+    python benchmarks/decoding_speed.py [--model DIR] [--data FILE|FOLDER] [--quick] [--json]
 
-Without `--model`, a model is first trained on the corpus for a few minutes: enough for the dates, too little
-for translation. `--reference-lengths` lets no output end before or after its reference, so that an unfinished
-model works as much as a finished one.
+Without `--model`, a model is first trained on the corpus for two minutes. Such a model does not know yet
+where to end, so each of its outputs is made to end where the reference does: the work is a finished model's.
 
 Both sides call transformers' `generate` with the same arguments and take turns: each batch is decoded by
 one, then by the other. The ratio is that of the medians of their times for all sentences, which is a ratio of
@@ -134,7 +133,7 @@ def without_padding(
 
 
 def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> VaswaniForConditionalGeneration:
-    """A model that has seen some of the corpus: enough to write sentences that end."""
+    """A model that has seen some of the corpus, so that beams part as they do in a trained one."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = {
             "output_dir": folder,
@@ -192,12 +191,11 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     side_by_side.corpus_arguments(parser)
-    parser.add_argument("--model", help="folder of a trained model and its tokenizer")
+    parser.add_argument("--model", help="folder of a trained model, which ends its outputs by itself")
     parser.add_argument("--shape", choices=side_by_side.SHAPES, default="base", help="of the model to train")
     parser.add_argument("--train-steps", type=int, default=100)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--sentences", type=int, default=128)
-    parser.add_argument("--reference-lengths", action="store_true", help="end outputs where references end")
     parser.add_argument("--rounds", type=int, default=3, help="times that all sentences are decoded")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few sentences: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
@@ -220,7 +218,7 @@ def main() -> None:
     model.generation_config.length_penalty = model.generation_config.max_length = None
     marian = side_by_side.marian_twin(model)
     results = {
-        setting: compare(model, marian, corpus.test, setting, args.rounds, args.reference_lengths)
+        setting: compare(model, marian, corpus.test, setting, args.rounds, args.model is None)
         for setting in settings(args.threads, args.sentences)
     }
     print(file=sys.stderr)
