@@ -1,5 +1,7 @@
 """A MarianMT model of the library, and the model of ours with the same weights."""
 
+from typing import Any
+
 from transformers import MarianConfig, MarianMTModel
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
@@ -23,10 +25,12 @@ SHAPE = {
 }
 
 
-def marian_like(shared: bool) -> tuple[MarianMTModel, VaswaniForConditionalGeneration]:
-    fields = {**SHAPE, "share_encoder_decoder_embeddings": shared, "tie_word_embeddings": shared}
+def marian_like(
+    shared: bool = True, init_std: float = 0.3, **fields: Any
+) -> tuple[MarianMTModel, VaswaniForConditionalGeneration]:
+    fields = {**SHAPE, "share_encoder_decoder_embeddings": shared, "tie_word_embeddings": shared, **fields}
     theirs = MarianMTModel(
-        MarianConfig(**fields, init_std=0.3, max_position_embeddings=64, forced_eos_token_id=None)
+        MarianConfig(**fields, init_std=init_std, max_position_embeddings=64, forced_eos_token_id=None)
     ).eval()
     ours = VaswaniForConditionalGeneration(VaswaniConfig(**fields, sinusoidal_layout="concatenated")).eval()
     ours.load_state_dict(

@@ -6,6 +6,7 @@
   which are never repeated or moved, and its beams share one tree of self-attention states.
 - The prompt, which is the same for all beams of a source, is computed once.
 - A source whose result can no longer change leaves the batch, while the others go on.
+- On the CPU, the decoder's weights are laid out once for the kernel that reads them in every step.
 
 The results are those of transformers' own search: only the rows that it would ignore are not computed.
 
@@ -13,7 +14,7 @@ S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, Sto
 from transformers.modeling_outputs import BaseModelOutput
 
 from .beam_search_cache import BeamSearchCache
+from .packed_linear import packed_linear_layers
 
 
 class Search:
@@ -158,11 +160,20 @@ class SharedSourceMixin(GenerationMixin):
         num_sources = model_kwargs["encoder_outputs"][0].shape[0]
         return Search(cache, num_sources, input_ids.shape[0], generation_config.num_beams)
 
+    def _packed_decoder(self, num_rows: int) -> AbstractContextManager[None]:
+        """Pack the weights that every step multiplies by; a source's keys and values are computed once."""
+        is_compiled = self._compiled_call_impl is not None or "forward" in vars(self)
+        modules = (
+            [] if is_compiled else [*self.get_decoder().named_modules(), ("", self.get_output_embeddings())]
+        )
+        once = ("encoder_attn.k_proj", "encoder_attn.v_proj")
+        return packed_linear_layers((module for name, module in modules if not name.endswith(once)), num_rows)
+
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
     ):
         search = self._start_search(input_ids, generation_config, model_kwargs)
-        with _running(search):
+        with _running(search), self._packed_decoder(input_ids.shape[0]):
             return super()._beam_search(
                 input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
             )
@@ -176,7 +187,7 @@ class SharedSourceMixin(GenerationMixin):
         is_on_cpu = input_ids.device.type == "cpu"
         if search is not None and search.num_sources > 1 and pads_finished_rows and is_on_cpu:
             stopping_criteria = _DropFinished(stopping_criteria, search)
-        with _running(search):
+        with _running(search), self._packed_decoder(input_ids.shape[0]):
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
             )
