@@ -41,6 +41,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .beam_search_cache import BeamSearchCache
 from .configuration_vaswani import VaswaniConfig
+from .dropout import dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from .generation import SharedSourceMixin
 from .linear_cross_entropy import linear_cross_entropy
@@ -228,7 +229,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
         output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
         if self.training:
-            output = nn.functional.dropout(output, self.dropout)
+            output = dropout(output, self.dropout)
         hidden_states = hidden_states + output
         if (
             hidden_states.dtype == torch.float16
@@ -241,7 +242,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2) with the configured activation."""
         inner = self.activation_fn(self.fc1(hidden_states))
         if self.training:
-            inner = nn.functional.dropout(inner, self.activation_dropout)
+            inner = dropout(inner, self.activation_dropout)
         return self.fc2(inner)
 
 
@@ -381,7 +382,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
             positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]  # [1, T]
             bound = length + past_length if isinstance(past_length, int) else None
         hidden_states = inputs_embeds + self.embed_positions(positions, bound, inputs_embeds.dtype)
-        return nn.functional.dropout(hidden_states, self.dropout) if self.training else hidden_states
+        return dropout(hidden_states, self.dropout) if self.training else hidden_states
 
 
 @auto_docstring

@@ -1,0 +1,54 @@
+"""Our dropout drops what it says, keeps the mean, and passes gradients where it passed values."""
+
+import pytest
+import torch
+
+from vaswani.model.dropout import dropout
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_share_and_mean(p: float) -> None:
+    dropped = dropout(torch.ones(1001, 999), p)
+    standard_error = (p * (1 - p) / dropped.numel()) ** 0.5
+    assert abs((dropped == 0).double().mean() - p) < 5 * standard_error + 2**-17
+    assert abs(dropped.double().mean() - 1) < 5 * standard_error / (1 - p)
+    assert dropped.unique().numel() == 2
+
+
+def test_elements_are_dropped_independently() -> None:
+    """Four neighbours share a random number; none of its parts may tell of another."""
+    kept = (dropout(torch.ones(400_000, 4), 0.5) != 0).double()
+    correlation = torch.corrcoef(torch.cat([kept[:-1], kept[1:]], dim=1).T) - torch.eye(8)
+    assert correlation.abs().max() < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5, 7), (0, 4)])
+def test_gradients_go_where_values_went(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    states = torch.ones(shape, dtype=dtype, requires_grad=True)
+    output = dropout(states, 0.4)
+    output.backward(torch.ones_like(output))
+    assert output.dtype == dtype
+    assert torch.equal(states.grad, output)
+
+
+def test_columns_of_a_transposed_tensor_stay_in_place() -> None:
+    states = torch.arange(1.0, 13.0).view(3, 4).T
+    output = dropout(states, 0.5)
+    kept = output != 0
+    torch.testing.assert_close(output[kept], 2 * states[kept])
+
+
+def test_the_extremes() -> None:
+    states = torch.randn(50)
+    assert dropout(states, 0.0) is states
+    assert not dropout(states, 1.0).any()
+
+
+def test_the_seed_decides() -> None:
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(dropout(torch.ones(100), 0.5))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
