@@ -1,0 +1,191 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Which block of a sequence attends to which: window, global and random (BigBird, arXiv:2007.14062).
+
+This is the truth that every kernel is tested against. With blocks of b tokens, window w, g global and r
+random blocks, query block i sees key block j when one of these holds; a block that several name is seen once.
+
+    two directions                             causal (a decoder)
+    window: |i − j| ≤ (w − 1) / 2              0 ≤ i − j < w, and the diagonal block is a triangle
+    global: j < g or i < g                     j < g, as far as j ≤ i
+    random: j is one of r in R(i)              the same, of the blocks before i
+
+R(i) are the r blocks with the smallest `block_hash(seed, layer, head, i, j)` among those that nothing else
+lets i see, or all of them where they are fewer. It depends on these numbers alone: not on the length (in a
+decoder), the device, the process, training or evaluation, or a library's random state.
+
+n tokens · N = ceil(n / b) blocks · H heads
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+MAX_BLOCKS = 2**20
+_CHUNK = 2**21  # hashes computed at a time, so that memory does not grow with the square of the length
+
+
+def _signed(number: int) -> int:
+    """A 64-bit pattern as the signed integer that torch knows."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+_MULTIPLIERS = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))  # of SplitMix64's finalizer
+_STEP = _signed(0x9E3779B97F4A7C15)
+
+
+def _mix(numbers: torch.Tensor) -> torch.Tensor:
+    """SplitMix64 (Steele et al., 2014) of int64 numbers, which stand for unsigned ones and wrap around."""
+    numbers = numbers + _STEP
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        numbers = (numbers ^ _shift_right(numbers, shift)) * multiplier
+    return numbers ^ _shift_right(numbers, 31)
+
+
+def _shift_right(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """A logical shift: zeros come in from the left, whatever the sign."""
+    return (numbers >> bits) & (2 ** (64 - bits) - 1)
+
+
+def block_hash(
+    seed: int, layer: int, heads: torch.Tensor, query_blocks: torch.Tensor, key_blocks: torch.Tensor
+) -> torch.Tensor:
+    """A number of 63 bits for each head, query block and key block (int64 tensors that broadcast).
+
+    Mixes one number after the other into the state; the lowest 20 bits are those of the key block, so that no
+    two key blocks of a query block are equal.
+    """
+    state = torch.full((), seed, dtype=torch.int64, device=key_blocks.device)
+    for numbers in (torch.full_like(state, layer), heads, query_blocks, key_blocks):
+        state = _mix(state ^ numbers)
+    return _shift_right(state, 1) & -MAX_BLOCKS | key_blocks
+
+
+@dataclass(frozen=True)
+class SparsePattern:
+    """The pattern of one layer.
+
+    Args:
+        num_heads: H; each head has random blocks of its own.
+        block_size: b, in tokens.
+        window_blocks: w, the query's own block among them; odd, unless causal.
+        global_blocks: g, counted from the start of the sequence.
+        random_blocks: r, for each query block.
+        seed, layer: which random blocks.
+        causal: whether a token sees only itself and those before.
+
+    Raises:
+        ValueError: for a number out of its range, naming it.
+    """
+
+    num_heads: int
+    block_size: int = 64
+    window_blocks: int = 3
+    global_blocks: int = 2
+    random_blocks: int = 3
+    seed: int = 0
+    layer: int = 0
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("num_heads", 1),
+            ("block_size", 1),
+            ("window_blocks", 1),
+            ("global_blocks", 0),
+            ("random_blocks", 0),
+            ("layer", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
+        if not self.causal and self.window_blocks % 2 == 0:
+            raise ValueError(
+                f"window_blocks={self.window_blocks} must be odd, as many blocks on either side; "
+                f"try {self.window_blocks + 1}."
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must fit into 64 bits.")
+
+    def num_blocks(self, length: int) -> int:
+        """N, the last block perhaps in part.
+
+        Raises:
+            ValueError: for a length of more blocks than the hash tells apart.
+        """
+        blocks = -(-length // self.block_size)
+        if blocks > MAX_BLOCKS:
+            raise ValueError(
+                f"length={length} makes {blocks} blocks of {self.block_size}, more than {MAX_BLOCKS}; "
+                "raise block_size."
+            )
+        return blocks
+
+    def num_global_rows(self, num_blocks: int) -> int:
+        """How many query blocks, from the start, see every block."""
+        return 0 if self.causal else min(self.global_blocks, num_blocks)
+
+    def key_blocks(self, num_blocks: int, first: int = 0, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The key blocks that query blocks `first` to N − 1 see, without the rows that see everything.
+
+        Returns:
+            int64 [H, N − first', g + w + r], first' = max(first, `num_global_rows`): for each query block
+            global blocks, then its window, then its random blocks in ascending order; −1 where there is none.
+        """
+        first = max(first, self.num_global_rows(num_blocks))
+        query = torch.arange(first, num_blocks, device=device)
+        fixed = self._fixed_key_blocks(query, num_blocks).expand(self.num_heads, -1, -1)
+        return torch.cat([fixed, self._random_key_blocks(query, num_blocks)], dim=-1)
+
+    def _fixed_key_blocks(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
+        """Global and window blocks of these query blocks, [queries, g + w], −1 where there is none."""
+        from_global = torch.arange(self.global_blocks, device=query.device).expand(len(query), -1)
+        back = self.window_blocks - 1 if self.causal else self.window_blocks // 2
+        window = query[:, None] + torch.arange(-back, self.window_blocks - back, device=query.device)
+        is_global = window < self.global_blocks  # counted there
+        blocks = torch.cat([from_global, window.masked_fill(is_global, -1)], dim=1)
+        last = query[:, None] if self.causal else num_blocks - 1
+        return blocks.masked_fill((blocks > last) | (blocks < 0), -1)
+
+    def _random_key_blocks(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
+        """Random blocks of these query blocks, [H, queries, r] in ascending order, −1 where there is none."""
+        chunks = [self._draw(part, num_blocks) for part in self._chunks(query, num_blocks)]
+        empty = query.new_empty(self.num_heads, 0, self.random_blocks)
+        return torch.cat([empty, *chunks], dim=1)
+
+    def _chunks(self, query: torch.Tensor, num_blocks: int) -> Iterator[torch.Tensor]:
+        if len(query):
+            yield from query.split(max(1, _CHUNK // (self.num_heads * num_blocks)))
+
+    def _draw(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
+        key = torch.arange(num_blocks, device=query.device)
+        head = torch.arange(self.num_heads, device=query.device)
+        hashes = block_hash(self.seed, self.layer, head[:, None, None], query[:, None], key)
+        none = torch.iinfo(torch.int64).max
+        fixed = self._fixed_key_blocks(query, num_blocks)
+        taken = torch.zeros(len(query), num_blocks + 1, dtype=torch.bool, device=query.device)
+        taken.scatter_(1, torch.where(fixed < 0, num_blocks, fixed), True)
+        taken = taken[:, :num_blocks]
+        if self.causal:
+            taken = taken | (key >= query[:, None])
+        hashes = hashes.masked_fill(taken, none)
+        smallest = hashes.topk(min(self.random_blocks, num_blocks), dim=-1, largest=False).values
+        blocks = torch.where(smallest == none, num_blocks, smallest & (MAX_BLOCKS - 1)).sort(dim=-1).values
+        blocks = torch.nn.functional.pad(blocks, (0, self.random_blocks - blocks.shape[-1]), value=num_blocks)
+        return blocks.masked_fill(blocks == num_blocks, -1)
+
+    def block_mask(self, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Who sees whom: bool [H, N, N], query block by key block."""
+        rows = self.num_global_rows(num_blocks)
+        mask = torch.ones(self.num_heads, num_blocks, num_blocks + 1, dtype=torch.bool, device=device)
+        mask[:, rows:] = False
+        blocks = self.key_blocks(num_blocks, device=device)
+        mask[:, rows:].scatter_(2, torch.where(blocks < 0, num_blocks, blocks), True)
+        return mask[..., :num_blocks]
+
+    def to_dense(self, length: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The reference: bool [H, n, n], whether token i may attend to token j."""
+        mask = self.block_mask(self.num_blocks(length), device)
+        mask = mask.repeat_interleave(self.block_size, 1).repeat_interleave(self.block_size, 2)
+        mask = mask[:, :length, :length]
+        return mask.tril() if self.causal else mask
