@@ -1,0 +1,173 @@
+"""Sparse attention equals dense attention under the pattern's mask, outputs and gradients."""
+
+from dataclasses import astuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vaswani.model.sparse_attention import dense_reference, sparse_attention
+from vaswani.model.sparse_pattern import SparsePattern
+
+
+def states(batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float64):
+    """Query, key, value [B, H, n, D] as a projection leaves them (the heads behind the tokens in memory)."""
+    return tuple(
+        torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in "qkv"
+    )
+
+
+def paddings(length: int, kind: str) -> torch.Tensor | None:
+    """[3, n]: sequences of different lengths, padded where `kind` says."""
+    if kind == "none":
+        return None
+    mask = torch.ones(3, length, dtype=torch.long)
+    for row in range(3):
+        hidden = row * length // 4
+        if kind == "right":
+            mask[row, length - hidden :] = 0
+        elif kind == "left":
+            mask[row, :hidden] = 0
+        elif kind == "holes":
+            mask[row, torch.randperm(length)[:hidden]] = 0
+        elif row == 1:  # "empty"
+            mask[row] = 0
+    return mask
+
+
+def assert_equal_to_dense(
+    pattern: SparsePattern, length: int, padding: str = "none", tolerance: float = 1e-12
+) -> None:
+    inputs = states(3, pattern.num_heads, length, 8)
+    mask = paddings(length, padding)
+    upstream = torch.randn_like(inputs[0])
+    expected, actual = (
+        attention(*inputs, pattern, mask) for attention in (dense_reference, sparse_attention)
+    )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (actual, expected)]
+    for of_ours, of_reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(of_ours, of_reference, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "empty"])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33, 100, 703, 704, 705])
+def test_equal_to_dense_at_any_length_and_padding(length: int, padding: str, causal: bool) -> None:
+    assert_equal_to_dense(SparsePattern(num_heads=2, block_size=16, causal=causal), length, padding)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    pattern=st.builds(
+        SparsePattern,
+        num_heads=st.integers(1, 3),
+        block_size=st.integers(1, 9),
+        window_blocks=st.sampled_from([1, 3, 5]),
+        global_blocks=st.integers(0, 3),
+        random_blocks=st.integers(0, 3),
+        seed=st.integers(0, 99),
+        causal=st.booleans(),
+    ),
+    length=st.integers(1, 90),
+    padding=st.sampled_from(["none", "left", "right", "holes", "empty"]),
+)
+def test_equal_to_dense_for_any_pattern(pattern: SparsePattern, length: int, padding: str) -> None:
+    assert_equal_to_dense(pattern, length, padding)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1000, 4097])
+def test_blocks_of_64_in_float32(length: int, causal: bool) -> None:
+    pattern = SparsePattern(num_heads=2, causal=causal)
+    inputs = states(1, 2, length, 16, torch.float32)
+    upstream = torch.randn_like(inputs[0])
+    expected, actual = (attention(*inputs, pattern) for attention in (dense_reference, sparse_attention))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    for ours, reference in zip(
+        torch.autograd.grad(actual, inputs, upstream),
+        torch.autograd.grad(expected, inputs, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_exact_as_dense_attention(dtype: torch.dtype) -> None:
+    pattern = SparsePattern(num_heads=2, block_size=16)
+    exact = [tensor.detach() for tensor in states(2, 2, 200, 16)]
+    rounded = [tensor.to(dtype) for tensor in exact]
+    truth = dense_reference(*(tensor.double() for tensor in rounded), pattern)
+    mask = pattern.to_dense(200)[None]
+    dense = torch.nn.functional.scaled_dot_product_attention(*rounded, attn_mask=mask)
+    sparse = sparse_attention(*rounded, pattern)
+    assert sparse.dtype == dtype
+    assert (sparse - truth).abs().max() <= 2 * (dense - truth).abs().max()
+
+
+def test_large_scores_overflow_nowhere() -> None:
+    pattern = SparsePattern(num_heads=1, block_size=4)
+    inputs = [1e4 * tensor.detach() for tensor in states(1, 1, 50, 8, torch.float32)]
+    output = sparse_attention(*inputs, pattern, torch.ones(1, 50))
+    torch.testing.assert_close(output, dense_reference(*inputs, pattern))
+
+
+def test_an_empty_row_is_zero_and_moves_nothing() -> None:
+    pattern = SparsePattern(num_heads=2, block_size=4)
+    inputs = states(2, 2, 30, 8)
+    mask = torch.ones(2, 30)
+    mask[1] = 0
+    output = sparse_attention(*inputs, pattern, mask)
+    assert not output[1].any()
+    gradients = torch.autograd.grad(output, inputs, torch.randn_like(output))
+    assert all(gradient.isfinite().all() and not gradient[1].any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_operator_is_well_made(causal: bool) -> None:
+    """PyTorch's own checks of a custom operator: schema, fake kernel, autograd, dynamic shapes."""
+    pattern = SparsePattern(num_heads=2, block_size=4, causal=causal)
+    inputs = states(2, 2, 21, 4)
+    numbers = [int(number) for number in astuple(pattern)]
+    arguments = (*inputs, torch.ones(2, 21, dtype=torch.bool), numbers, 0.5)
+    torch.library.opcheck(torch.ops.vaswani.sparse_attention, arguments)
+    torch.autograd.gradcheck(lambda *tensors: sparse_attention(*tensors, pattern), inputs)
+
+
+@pytest.mark.slow
+def test_it_compiles_whole() -> None:
+    pattern = SparsePattern(num_heads=2, block_size=8)
+    inputs = states(1, 2, 100, 8, torch.float32)
+    compiled = torch.compile(lambda *tensors: sparse_attention(*tensors, pattern) * 2, fullgraph=True)
+    expected, actual = 2 * sparse_attention(*inputs, pattern), compiled(*inputs)
+    torch.testing.assert_close(actual, expected)
+    for ours, eager in zip(
+        torch.autograd.grad(actual.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_an_earlier_batch_changes_nothing() -> None:
+    pattern = SparsePattern(num_heads=2, block_size=8)
+    long, short = (states(1, 2, length, 8) for length in (200, 9))
+    expected = sparse_attention(*long, pattern)
+    sparse_attention(*short, pattern)
+    assert torch.equal(sparse_attention(*long, pattern), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": (1, 2, 9, 4)}, r"must have one shape \[B, H, n, D\]; got \[1, 2, 8, 4\], \[1, 2, 9, 4\]"),
+        ({"heads": 3}, "the query has 2 heads and the pattern num_heads=3"),
+        ({"mask": (1, 9)}, r"padding_mask must be \[1, 8\]; got \[1, 9\]"),
+    ],
+)
+def test_shapes_that_do_not_fit(change: dict, message: str) -> None:
+    query = torch.randn(1, 2, 8, 4)
+    key = torch.randn(change.get("key", query.shape))
+    pattern = SparsePattern(num_heads=change.get("heads", 2))
+    mask = torch.ones(change["mask"]) if "mask" in change else None
+    with pytest.raises(ValueError, match=message):
+        sparse_attention(query, key, query, pattern, mask)
