@@ -111,6 +111,7 @@ class _Blocks:
         query: [N, b, D].
         key, value: [N + 1, b, D]; the last block is one that nobody sees.
         bias: [N + 1, b], 0 or the lowest number, added to the scores of each key.
+        is_padded: whether the bias hides any key of the sequence.
         key_blocks: [N − G, L], G the number of query blocks that see everything; N where there is none.
     """
 
@@ -118,6 +119,7 @@ class _Blocks:
     key: torch.Tensor
     value: torch.Tensor
     bias: torch.Tensor
+    is_padded: bool
     key_blocks: torch.Tensor
     causal: bool
     scaling: float
@@ -140,11 +142,14 @@ class _Blocks:
     def weights(self, rows: slice, blocks: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
         count = keys.shape[0]
-        bias = self.bias[blocks].view(count, 1, -1)
-        scores = torch.baddbmm(bias, self.query[rows], keys.transpose(1, 2), alpha=self.scaling)
+        hides = self.is_padded or bool((blocks == self.num_blocks).any())
+        bias = self.bias[blocks].view(count, 1, -1) if hides else self.bias.new_zeros(())
+        scores = torch.baddbmm(
+            bias, self.query[rows], keys.transpose(1, 2), beta=int(hides), alpha=self.scaling
+        )
         if self.causal:
             self._hide_future(scores, rows, blocks.view(count, -1))
-        return _softmax(scores)
+        return _softmax(scores, may_be_empty=self.is_padded)
 
     def _hide_future(self, scores: torch.Tensor, rows: slice, blocks: torch.Tensor) -> None:
         """Make the diagonal block of each query block a triangle."""
@@ -157,19 +162,22 @@ class _Blocks:
         diagonal = by_block[chunk, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
         by_block[chunk, :, place] = diagonal
 
-    def global_weights(self, block: int) -> torch.Tensor:
-        """Attention weights [b, N · b] of a query block that sees everything."""
-        keys = self.key[:-1].flatten(0, 1)
-        return _softmax(
-            torch.addmm(self.bias[:-1].view(1, -1), self.query[block], keys.T, alpha=self.scaling)
-        )
+    def global_weights(self) -> torch.Tensor:
+        """Attention weights [G · b, N · b] of the rows that see everything."""
+        rows, keys = self.query[: self.num_global_rows].flatten(0, 1), self.key[:-1].flatten(0, 1)
+        hides = self.is_padded
+        bias = self.bias[:-1].view(1, -1) if hides else self.bias.new_zeros(())
+        scores = torch.addmm(bias, rows, keys.T, beta=int(hides), alpha=self.scaling)
+        return _softmax(scores, may_be_empty=hides)
 
 
-def _softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Over the last dimension, in place; rows in which everything is hidden are zero."""
-    is_empty = scores.amax(dim=-1, keepdim=True) <= torch.finfo(scores.dtype).min / 2
-    torch.softmax(scores, dim=-1, out=scores)
-    return scores.masked_fill_(is_empty, 0.0) if is_empty.any() else scores
+def _softmax(scores: torch.Tensor, may_be_empty: bool) -> torch.Tensor:
+    """Over the last dimension; rows in which everything is hidden become zero."""
+    weights = scores.softmax(dim=-1)
+    if may_be_empty:
+        is_empty = scores.amax(dim=-1, keepdim=True) <= torch.finfo(scores.dtype).min / 2
+        weights.masked_fill_(is_empty, 0.0)
+    return weights
 
 
 def _by_head(
@@ -189,13 +197,14 @@ def _by_head(
     def blocks_of(states: torch.Tensor, extra: int) -> torch.Tensor:
         if states.shape[0] == num_blocks * block_size and not extra and states.dtype == dtype:
             return states.reshape(num_blocks, block_size, width)
-        padded = states.new_zeros((num_blocks + extra) * block_size, width, dtype=dtype)
-        padded[:length] = states
+        padded = states.new_empty((num_blocks + extra) * block_size, width, dtype=dtype)
+        padded[:length], padded[length:] = states, 0.0
         return padded.view(-1, block_size, width)
 
     for row in range(batch):
         hidden = torch.ones((num_blocks + 1) * block_size, dtype=torch.bool, device=query.device)
         hidden[:length] = False if padding_mask is None else ~padding_mask[row]
+        is_padded = bool(hidden[:-block_size].any())
         bias = torch.zeros(hidden.shape, dtype=dtype, device=query.device)
         bias = bias.masked_fill_(hidden, torch.finfo(dtype).min).view(-1, block_size)
         for head in range(heads):
@@ -206,6 +215,7 @@ def _by_head(
                     blocks_of(key[row, head], 1),
                     blocks_of(value[row, head], 1),
                     bias,
+                    is_padded,
                     key_blocks[head],
                     pattern.causal,
                     scaling,
@@ -227,8 +237,9 @@ def _forward(
     heads = _by_head(query, key, value, padding_mask, _pattern_of(pattern), scaling)
     for place, blocks in heads:
         result = torch.empty_like(blocks.query)
-        for block in range(blocks.num_global_rows):
-            torch.mm(blocks.global_weights(block), blocks.value[:-1].flatten(0, 1), out=result[block])
+        if blocks.num_global_rows:
+            rows_seeing_all = result[: blocks.num_global_rows].flatten(0, 1)
+            torch.mm(blocks.global_weights(), blocks.value[:-1].flatten(0, 1), out=rows_seeing_all)
         for rows, key_block in blocks.chunks():
             count = rows.stop - rows.start
             keys = blocks.key.index_select(0, key_block).view(count, -1, query.shape[-1])
@@ -266,13 +277,16 @@ def _backward(
         grad_query = torch.empty_like(blocks.query)
         grad_key, grad_value = torch.zeros_like(blocks.key), torch.zeros_like(blocks.value)
 
-        all_keys, all_values = (states[:-1].flatten(0, 1) for states in (blocks.key, blocks.value))
-        for block in range(blocks.num_global_rows):
-            weights = blocks.global_weights(block)
-            grad_value[:-1].flatten(0, 1).addmm_(weights.T, upstream[block])
-            scores = (upstream[block] @ all_values.T).sub_(row_sums[block]).mul_(weights)
-            grad_query[block] = torch.mm(scores, all_keys).mul_(scaling)
-            grad_key[:-1].flatten(0, 1).addmm_(scores.T, blocks.query[block], alpha=scaling)
+        if blocks.num_global_rows:
+            rows_seeing_all = slice(0, blocks.num_global_rows * block_size)
+            all_keys, all_values = (states[:-1].flatten(0, 1) for states in (blocks.key, blocks.value))
+            from_above = upstream.flatten(0, 1)[rows_seeing_all]
+            weights = blocks.global_weights()
+            torch.mm(weights.T, from_above, out=grad_value[:-1].flatten(0, 1))
+            scores = (from_above @ all_values.T).sub_(row_sums.flatten(0, 1)[rows_seeing_all]).mul_(weights)
+            grad_query.flatten(0, 1)[rows_seeing_all] = torch.mm(scores, all_keys).mul_(scaling)
+            queries = blocks.query.flatten(0, 1)[rows_seeing_all]
+            torch.mm(scores.T, queries, out=grad_key[:-1].flatten(0, 1)).mul_(scaling)
         for rows, key_block in blocks.chunks():
             count = rows.stop - rows.start
             keys = blocks.key.index_select(0, key_block).view(count, -1, width)
