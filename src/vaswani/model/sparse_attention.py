@@ -14,13 +14,14 @@ L = g + w + r key blocks at most for each query block
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
 
 from .sparse_pattern import SparsePattern
 
-CHUNK = 16  # query blocks at a time
+CHUNK = 8  # query blocks at a time: what they gather should fit into the second-level cache
 
 
 def sparse_attention(
@@ -103,6 +104,24 @@ def _key_blocks(pattern: SparsePattern, num_blocks: int, device: torch.device) -
         return torch.where(blocks < 0, num_blocks, blocks)
 
 
+class _Workspace:
+    """Buffers that each chunk and head writes into anew: they are in the cache, and new memory is slow.
+
+    On the CPU a fresh buffer of some megabytes costs a page fault every 4 KiB, a fifth of all the time.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.empty = torch.empty(0, dtype=dtype, device=device)
+        self.buffers: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        """A tensor of this shape whose values are anything; what was last taken under the name is lost."""
+        size = prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = self.empty.new_empty(size)
+        return self.buffers[name][:size].view(shape)
+
+
 @dataclass
 class _Blocks:
     """One sequence of one head, in blocks and in the dtype to compute in.
@@ -123,6 +142,7 @@ class _Blocks:
     key_blocks: torch.Tensor
     causal: bool
     scaling: float
+    workspace: _Workspace
 
     @property
     def num_blocks(self) -> int:
@@ -139,17 +159,27 @@ class _Blocks:
             first = self.num_global_rows + start
             yield slice(first, first + blocks.shape[0]), blocks.flatten()
 
+    def gather(self, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values [C, L · b, D] of C query blocks' key blocks [C · L]."""
+        size, width = self.key.shape[1:]
+        gathered = []
+        for name, states in (("keys", self.key), ("values", self.value)):
+            buffer = self.workspace(name, len(blocks), size, width)
+            torch.index_select(states, 0, blocks, out=buffer)
+            gathered.append(buffer.view(count, -1, width))
+        return gathered[0], gathered[1]
+
     def weights(self, rows: slice, blocks: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
-        count = keys.shape[0]
+        count, num_keys, _ = keys.shape
         hides = self.is_padded or bool((blocks == self.num_blocks).any())
         bias = self.bias[blocks].view(count, 1, -1) if hides else self.bias.new_zeros(())
-        scores = torch.baddbmm(
-            bias, self.query[rows], keys.transpose(1, 2), beta=int(hides), alpha=self.scaling
-        )
+        scores = self.workspace("scores", count, self.query.shape[1], num_keys)
+        queries = self.query[rows]
+        torch.baddbmm(bias, queries, keys.transpose(1, 2), beta=int(hides), alpha=self.scaling, out=scores)
         if self.causal:
             self._hide_future(scores, rows, blocks.view(count, -1))
-        return _softmax(scores, may_be_empty=self.is_padded)
+        return self._softmax(scores)
 
     def _hide_future(self, scores: torch.Tensor, rows: slice, blocks: torch.Tensor) -> None:
         """Make the diagonal block of each query block a triangle."""
@@ -165,19 +195,18 @@ class _Blocks:
     def global_weights(self) -> torch.Tensor:
         """Attention weights [G · b, N · b] of the rows that see everything."""
         rows, keys = self.query[: self.num_global_rows].flatten(0, 1), self.key[:-1].flatten(0, 1)
-        hides = self.is_padded
-        bias = self.bias[:-1].view(1, -1) if hides else self.bias.new_zeros(())
-        scores = torch.addmm(bias, rows, keys.T, beta=int(hides), alpha=self.scaling)
-        return _softmax(scores, may_be_empty=hides)
+        bias = self.bias[:-1].view(1, -1) if self.is_padded else self.bias.new_zeros(())
+        scores = self.workspace("scores", len(rows), len(keys))
+        torch.addmm(bias, rows, keys.T, beta=int(self.is_padded), alpha=self.scaling, out=scores)
+        return self._softmax(scores)
 
-
-def _softmax(scores: torch.Tensor, may_be_empty: bool) -> torch.Tensor:
-    """Over the last dimension; rows in which everything is hidden become zero."""
-    weights = scores.softmax(dim=-1)
-    if may_be_empty:
-        is_empty = scores.amax(dim=-1, keepdim=True) <= torch.finfo(scores.dtype).min / 2
-        weights.masked_fill_(is_empty, 0.0)
-    return weights
+    def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
+        """Over the last dimension; rows in which everything is hidden become zero."""
+        weights = torch.softmax(scores, dim=-1, out=self.workspace("weights", *scores.shape))
+        if self.is_padded:
+            is_empty = scores.amax(dim=-1, keepdim=True) <= torch.finfo(scores.dtype).min / 2
+            weights.masked_fill_(is_empty, 0.0)
+        return weights
 
 
 def _by_head(
@@ -193,11 +222,10 @@ def _by_head(
     dtype = torch.promote_types(query.dtype, torch.float32)
     block_size, num_blocks = pattern.block_size, pattern.num_blocks(length)
     key_blocks = _key_blocks(pattern, num_blocks, query.device)
+    workspace = _Workspace(dtype, query.device)
 
-    def blocks_of(states: torch.Tensor, extra: int) -> torch.Tensor:
-        if states.shape[0] == num_blocks * block_size and not extra and states.dtype == dtype:
-            return states.reshape(num_blocks, block_size, width)
-        padded = states.new_empty((num_blocks + extra) * block_size, width, dtype=dtype)
+    def blocks_of(name: str, states: torch.Tensor, extra: int) -> torch.Tensor:
+        padded = workspace(name, (num_blocks + extra) * block_size, width)
         padded[:length], padded[length:] = states, 0.0
         return padded.view(-1, block_size, width)
 
@@ -211,14 +239,15 @@ def _by_head(
             yield (
                 (row, head),
                 _Blocks(
-                    blocks_of(query[row, head], 0),
-                    blocks_of(key[row, head], 1),
-                    blocks_of(value[row, head], 1),
+                    blocks_of("query", query[row, head], 0),
+                    blocks_of("key", key[row, head], 1),
+                    blocks_of("value", value[row, head], 1),
                     bias,
                     is_padded,
                     key_blocks[head],
                     pattern.causal,
                     scaling,
+                    workspace,
                 ),
             )
 
@@ -236,14 +265,12 @@ def _forward(
     length = query.shape[-2]
     heads = _by_head(query, key, value, padding_mask, _pattern_of(pattern), scaling)
     for place, blocks in heads:
-        result = torch.empty_like(blocks.query)
+        result = blocks.workspace("result", *blocks.query.shape)
         if blocks.num_global_rows:
             rows_seeing_all = result[: blocks.num_global_rows].flatten(0, 1)
             torch.mm(blocks.global_weights(), blocks.value[:-1].flatten(0, 1), out=rows_seeing_all)
         for rows, key_block in blocks.chunks():
-            count = rows.stop - rows.start
-            keys = blocks.key.index_select(0, key_block).view(count, -1, query.shape[-1])
-            values = blocks.value.index_select(0, key_block).view(keys.shape)
+            keys, values = blocks.gather(key_block, rows.stop - rows.start)
             torch.bmm(blocks.weights(rows, key_block, keys), values, out=result[rows])
         output[place] = result.flatten(0, 1)[:length]
     return output
@@ -267,37 +294,41 @@ def _backward(
     block_size = _pattern_of(pattern).block_size
     heads = _by_head(query, key, value, padding_mask, _pattern_of(pattern), scaling)
     for place, blocks in heads:
-        upstream = blocks.query.new_zeros(blocks.num_blocks * block_size, width)
-        upstream[:length] = grad[place]
+        workspace = blocks.workspace
+        upstream = workspace("upstream", blocks.num_blocks * block_size, width)
+        upstream[:length], upstream[length:] = grad[place], 0.0
         # The sum of each row of weights times their gradients is that of its output times its gradient.
-        row_sums = upstream.new_zeros(len(upstream), 1)
+        row_sums = workspace("row_sums", len(upstream), 1)
+        row_sums[length:] = 0.0
         row_sums[:length] = (upstream[:length] * output[place]).sum(-1, keepdim=True)
-        upstream = upstream.view(blocks.query.shape)
-        row_sums = row_sums.view(-1, block_size, 1)
-        grad_query = torch.empty_like(blocks.query)
-        grad_key, grad_value = torch.zeros_like(blocks.key), torch.zeros_like(blocks.value)
+        grad_query = workspace("grad_query", *blocks.query.shape)
+        grad_key = workspace("grad_key", *blocks.key.shape).zero_()
+        grad_value = workspace("grad_value", *blocks.value.shape).zero_()
 
-        if blocks.num_global_rows:
-            rows_seeing_all = slice(0, blocks.num_global_rows * block_size)
+        num_rows = blocks.num_global_rows * block_size
+        if num_rows:
             all_keys, all_values = (states[:-1].flatten(0, 1) for states in (blocks.key, blocks.value))
-            from_above = upstream.flatten(0, 1)[rows_seeing_all]
             weights = blocks.global_weights()
-            torch.mm(weights.T, from_above, out=grad_value[:-1].flatten(0, 1))
-            scores = (from_above @ all_values.T).sub_(row_sums.flatten(0, 1)[rows_seeing_all]).mul_(weights)
-            grad_query.flatten(0, 1)[rows_seeing_all] = torch.mm(scores, all_keys).mul_(scaling)
-            queries = blocks.query.flatten(0, 1)[rows_seeing_all]
-            torch.mm(scores.T, queries, out=grad_key[:-1].flatten(0, 1)).mul_(scaling)
+            torch.mm(weights.T, upstream[:num_rows], out=grad_value[:-1].flatten(0, 1))
+            scores = workspace("scores", *weights.shape)
+            torch.mm(upstream[:num_rows], all_values.T, out=scores).sub_(row_sums[:num_rows]).mul_(weights)
+            torch.mm(scores, all_keys, out=grad_query.flatten(0, 1)[:num_rows])
+            queries = blocks.query.flatten(0, 1)[:num_rows]
+            torch.mm(scores.T, queries, out=grad_key[:-1].flatten(0, 1))
+        upstream, row_sums = upstream.view(blocks.query.shape), row_sums.view(-1, block_size, 1)
         for rows, key_block in blocks.chunks():
-            count = rows.stop - rows.start
-            keys = blocks.key.index_select(0, key_block).view(count, -1, width)
-            values = blocks.value.index_select(0, key_block).view(keys.shape)
+            keys, values = blocks.gather(key_block, rows.stop - rows.start)
             weights = blocks.weights(rows, key_block, keys)
-            by_block = (len(key_block), block_size, width)
-            grad_value.index_add_(0, key_block, (weights.transpose(1, 2) @ upstream[rows]).view(by_block))
-            scores = (upstream[rows] @ values.transpose(1, 2)).sub_(row_sums[rows]).mul_(weights)
-            grad_query[rows] = torch.bmm(scores, keys).mul_(scaling)
-            grad_keys = (scores.transpose(1, 2) @ blocks.query[rows]).view(by_block)
-            grad_key.index_add_(0, key_block, grad_keys, alpha=scaling)
+            by_key = workspace("by_key", len(key_block), block_size, width)
+            torch.bmm(weights.transpose(1, 2), upstream[rows], out=by_key.view(keys.shape))
+            grad_value.index_add_(0, key_block, by_key)
+            scores = workspace("scores", *weights.shape)
+            torch.bmm(upstream[rows], values.transpose(1, 2), out=scores).sub_(row_sums[rows]).mul_(weights)
+            torch.bmm(scores, keys, out=grad_query[rows])
+            torch.bmm(scores.transpose(1, 2), blocks.query[rows], out=by_key.view(keys.shape))
+            grad_key.index_add_(0, key_block, by_key)
+        grad_query.mul_(scaling)
+        grad_key.mul_(scaling)
         for result, of_head in zip(gradients, (grad_query, grad_key, grad_value), strict=True):
             result[place] = of_head.flatten(0, 1)[:length]
     return gradients[0], gradients[1], gradients[2]
