@@ -47,11 +47,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sources [rows, length], their mask, and the lengths of the references [rows]."""
+    """Sources [rows, length], their mask, and the outputs' lengths [rows] unless the model decides."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
-    reference_lengths: torch.Tensor
+    lengths: torch.Tensor | None
 
 
 @dataclass
@@ -76,7 +76,7 @@ def compare(
     """Decode all sentences `rounds` times with both, after a round of warm-up, taking turns at each batch."""
     torch.set_num_threads(setting.threads)
     rows = sentences.select(range(setting.sentences))
-    batches = list(make_batches(rows, setting.batch_size, ours.config.pad_token_id))
+    batches = list(make_batches(rows, setting.batch_size, ours.config.pad_token_id, reference_lengths))
     seconds: dict[str, list[float]] = {"ours": [], "marian": []}
     for _ in range(rounds + 1):
         outputs: dict[str, list[list[int]]] = {"ours": [], "marian": []}
@@ -84,11 +84,9 @@ def compare(
         for batch in batches:
             for name, model in (("ours", ours), ("marian", marian)):
                 start = time.perf_counter()
-                generated = generate(model, batch, setting.num_beams, reference_lengths)
+                generated = generate(model, batch, setting.num_beams)
                 spent[name] += time.perf_counter() - start
-                outputs[name] += without_padding(
-                    generated, batch, ours.config.eos_token_id, reference_lengths
-                )
+                outputs[name] += without_padding(generated, batch.lengths, ours.config.eos_token_id)
             print(".", end="", file=sys.stderr, flush=True)
         for name in seconds:
             seconds[name].append(spent[name])
@@ -98,14 +96,14 @@ def compare(
     return Comparison(tokens / ours_seconds, tokens / marian_seconds, tokens, same, len(outputs["ours"]))
 
 
-def generate(model: Any, batch: Batch, num_beams: int, reference_lengths: bool) -> torch.Tensor:
+def generate(model: Any, batch: Batch, num_beams: int) -> torch.Tensor:
     """Token ids [rows, length], without the start token."""
     options: dict[str, Any] = {"num_beams": num_beams, "do_sample": False}
     if num_beams > 1:
         options["length_penalty"] = 0.6
-    if reference_lengths:
-        options["max_length"] = 1 + int(batch.reference_lengths.max())
-        options["stopping_criteria"] = StoppingCriteriaList([LengthLimits(batch.reference_lengths)])
+    if batch.lengths is not None:
+        options["max_length"] = 1 + int(batch.lengths.max())
+        options["stopping_criteria"] = StoppingCriteriaList([LengthLimits(batch.lengths)])
         options["suppress_tokens"] = [model.config.eos_token_id, model.config.pad_token_id]
     else:
         options["max_length"] = 1 + batch.input_ids.shape[1] + EXTRA_LENGTH
@@ -113,22 +111,25 @@ def generate(model: Any, batch: Batch, num_beams: int, reference_lengths: bool) 
     return generated[:, 1:]
 
 
-def make_batches(sentences: Dataset, size: int, pad_token_id: int) -> Iterator[Batch]:
+def make_batches(
+    sentences: Dataset, size: int, pad_token_id: int, reference_lengths: bool
+) -> Iterator[Batch]:
     """Batches of sentences in the order of the corpus."""
     for rows in sentences.iter(size):
         sources = [torch.tensor(source) for source in rows["input_ids"]]
         input_ids = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=pad_token_id)
         lengths = torch.tensor([len(reference) for reference in rows["labels"]])
-        yield Batch(input_ids, (input_ids != pad_token_id).long(), lengths)
+        attention_mask = (input_ids != pad_token_id).long()
+        yield Batch(input_ids, attention_mask, lengths if reference_lengths else None)
 
 
 def without_padding(
-    generated: torch.Tensor, batch: Batch, end_token_id: int, reference_lengths: bool
+    generated: torch.Tensor, lengths: torch.Tensor | None, end_token_id: int
 ) -> list[list[int]]:
     """The tokens of each row, its end-of-sequence token included."""
     rows = generated.tolist()
-    if reference_lengths:
-        return [row[:length] for row, length in zip(rows, batch.reference_lengths.tolist(), strict=True)]
+    if lengths is not None:
+        return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
     return [row[: row.index(end_token_id) + 1] if end_token_id in row else row for row in rows]
 
 

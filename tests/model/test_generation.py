@@ -143,6 +143,20 @@ def test_only_open_sources_are_computed(num_beams: int) -> None:
     assert rows == [3] + [3 * num_beams] * 3 + [2 * num_beams] * 4 + [num_beams] * 4
 
 
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_the_steps_of_beams_see_nothing_of_a_source_of_padding(implementation: str) -> None:
+    """Its attention is zero, in every kernel: whatever its hidden tokens are changes nothing."""
+    model, data = tiny_model(implementation), sources(3)
+    data["attention_mask"][1] = 0
+    options = {"num_beams": 4, "max_new_tokens": 9, "return_dict_in_generate": True, "output_scores": True}
+    first = model.generate(**data, **options)
+    uncached = model.generate(**data, **options, use_cache=False)
+    assert first.sequences.tolist() == uncached.sequences.tolist()
+    torch.testing.assert_close(first.sequences_scores, uncached.sequences_scores)
+    data["input_ids"][1] = tokens(1, 7)
+    assert model.generate(**data, **options).sequences.tolist() == first.sequences.tolist()
+
+
 def test_searches_in_several_threads_do_not_meet() -> None:
     model = tiny_model()
     inputs = [sources(rows) for rows in (2, 5, 3, 6)]

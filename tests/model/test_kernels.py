@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
-from vaswani.model.modeling_vaswani import eager_attention_forward, few_queries_attention_forward
+from vaswani.model.modeling_vaswani import eager_attention_forward
 
 
 @pytest.mark.parametrize("norm_order", ["post", "pre"])
@@ -25,38 +25,22 @@ def test_sdpa_equals_eager_in_outputs_and_gradients(norm_order: str) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("mask", ["none", "bool", "additive"])
-def test_few_queries_equal_eager(mask: str) -> None:
-    query, key, value = torch.randn(3, 2, 4, 8), torch.randn(3, 2, 11, 8), torch.randn(3, 2, 11, 8)
-    visible = torch.rand(3, 1, 4, 11) > 0.4
-    visible[..., 0] = True
-    lowest = torch.finfo(torch.float32).min
-    masks = {
-        "none": None,
-        "bool": visible,
-        "additive": torch.zeros(visible.shape).masked_fill(~visible, lowest),
-    }
-    module = tiny_model().model.decoder.layers[0].self_attn
-    arguments = (module, query, key, value, masks[mask], 8**-0.5)
-    actual, expected = few_queries_attention_forward(*arguments), eager_attention_forward(*arguments)
-    torch.testing.assert_close(actual[0], expected[0])
-
-
 @pytest.mark.parametrize("num_beams", [1, 4, 9])
-def test_only_the_beams_of_a_step_are_few_queries(num_beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beams_of_a_step_leave_the_fused_kernel(
+    num_beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shapes: list[tuple[int, ...]] = []
 
     def record(module: nn.Module, query: torch.Tensor, *arguments, **options):
         shapes.append(tuple(query.shape))
-        return few_queries_attention_forward(module, query, *arguments, **options)
+        return eager_attention_forward(module, query, *arguments, **options)
 
-    monkeypatch.setattr("vaswani.model.modeling_vaswani.few_queries_attention_forward", record)
+    monkeypatch.setattr("vaswani.model.modeling_vaswani.eager_attention_forward", record)
     model, data = tiny_model("sdpa"), batch()
     model(**data)
     assert not shapes
-    model.generate(
-        data["input_ids"], attention_mask=data["attention_mask"], num_beams=num_beams, max_new_tokens=3
-    )
+    source = {name: data[name] for name in ("input_ids", "attention_mask")}
+    model.generate(**source, num_beams=num_beams, max_new_tokens=3)
     layers_times_steps = 2 * 2 * 2  # self-attention and the source's, two layers, two steps after the prompt
     assert shapes == ([(3, 2, 4, 16)] * layers_times_steps if num_beams == 4 else [])
 

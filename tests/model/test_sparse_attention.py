@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from vaswani.model.sparse_attention import dense_reference, sparse_attention
+from vaswani.model.modeling_vaswani import eager_attention_forward
+from vaswani.model.sparse_attention import sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
 
 
@@ -16,6 +18,21 @@ def states(batch: int, heads: int, length: int, width: int, dtype: torch.dtype =
     return tuple(
         torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in "qkv"
     )
+
+
+def dense_reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The model's reference for every kernel, under the pattern's dense mask."""
+    visible = pattern.to_dense(query.shape[-2])[None]
+    if padding_mask is not None:
+        visible = visible & padding_mask[:, None, None].bool()
+    output, _ = eager_attention_forward(nn.Module(), query, key, value, visible, query.shape[-1] ** -0.5)
+    return output.transpose(1, 2)
 
 
 def paddings(length: int, kind: str) -> torch.Tensor | None:

@@ -76,9 +76,9 @@ class BeamSearchLayer(CacheLayerMixin):
         """Double the capacity, so that growing costs a constant number of copies per step."""
         return torch.cat([buffer, torch.empty_like(buffer)], dim=2)
 
-    def keep_sources(self, kept: torch.Tensor) -> None:
-        """Forget all sources but those at these places."""
-        self.keys, self.values = self.keys[kept], self.values[kept]
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Forget all sources but those at these places, int64 [sources to keep]."""
+        self.keys, self.values = self.keys[indices], self.values[indices]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys that a prompt sees."""
@@ -101,8 +101,6 @@ class BeamSearchLayer(CacheLayerMixin):
 class BeamSearchCache(Cache):
     """All layers' keys and values, and the ancestors of each beam: [S·K, T], the beam slot at each step."""
 
-    layers: list[BeamSearchLayer]  # type: ignore[assignment]
-
     def __init__(self, num_beams: int):
         super().__init__(layer_class_to_replicate=partial(BeamSearchLayer, num_beams))  # type: ignore[arg-type]
         self.num_beams = num_beams
@@ -113,16 +111,14 @@ class BeamSearchCache(Cache):
         rows = prompt.shape[0] * self.num_beams
         self.ancestors = torch.zeros(rows, prompt.shape[1], dtype=torch.long, device=prompt.device)
 
-    def step_mask(self, padding_mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    def step_mask(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
         """Record the nodes of one more step, about to be written, and return who sees what in it.
 
         Args:
             padding_mask: [S·K, T] of 0 and 1 with the new step's, or None.
-            dtype: that of the scores, to which the mask will be added.
 
         Returns:
-            [S, 1, K, T·K], 0 where beam k may attend to node (t, j) and else the lowest number; or None where
-            all may be seen.
+            bool [S, 1, K, T·K]: beam k may attend to node (t, j); or None where all may be seen.
         """
         assert self.ancestors is not None, "a search starts from a prompt"
         if self.num_beams == 1 and padding_mask is None:
@@ -130,24 +126,21 @@ class BeamSearchCache(Cache):
         own = torch.arange(self.num_beams, device=self.ancestors.device)
         new = own.repeat(self.ancestors.shape[0] // self.num_beams)[:, None]
         self.ancestors = torch.cat([self.ancestors, new], dim=1)
-        hidden = self.ancestors[:, :, None] != own
+        visible = self.ancestors[:, :, None] == own
         if padding_mask is not None:
-            hidden = hidden | ~padding_mask[:, :, None].bool()
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        mask = mask.masked_fill(hidden, torch.finfo(dtype).min)
-        return mask.flatten(1).unflatten(0, (-1, self.num_beams))[:, None]
+            visible = visible & padding_mask[:, :, None].bool()
+        return visible.flatten(1).unflatten(0, (-1, self.num_beams))[:, None]
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Beam r continues the hypothesis of row `beam_idx[r]`: [S·K]. Only the table of ancestors moves."""
         assert self.ancestors is not None, "a cache is reordered only after a first step"
         self.ancestors = self.ancestors.index_select(0, beam_idx.to(self.ancestors.device))
 
-    def keep_sources(self, kept: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Forget all sources but those at these places, int64 [sources to keep]."""
         assert self.ancestors is not None, "sources are dropped only after a first step"
-        self.ancestors = self.ancestors.unflatten(0, (-1, self.num_beams))[kept].flatten(0, 1)
-        for layer in self.layers:
-            layer.keep_sources(kept)
+        super().batch_select_indices(indices)
+        self.ancestors = self.ancestors.unflatten(0, (-1, self.num_beams))[indices].flatten(0, 1)
 
     def reset(self) -> None:
         """Forget all hypotheses."""

@@ -31,9 +31,9 @@ class _Dropout(torch.autograd.Function):
         return grad * ctx.scale * kept, None
 
 
-def dropout(states: torch.Tensor, p: float) -> torch.Tensor:
+def dropout(states: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
     """Zero each element with probability p (on the CPU: the nearest 1/65536), and scale up the others."""
-    if p == 0.0:
+    if p == 0.0 or not training:
         return states
     dropped = round(p * _LEVELS)
     if states.device.type != "cpu" or is_torchdynamo_compiling() or not 0 < dropped < _LEVELS:

@@ -17,7 +17,8 @@ TABLE_LENGTH = 1024  # positions whose sinusoids are kept; those beyond are comp
 class SinusoidalPositions(nn.Module):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
 
-    Computed when needed: there is no table to outgrow, to lose on the meta device or to round to bfloat16.
+    Computed when needed, the first ones once: there is no buffer to outgrow, to lose on the meta device or to
+    round to bfloat16.
     """
 
     def __init__(self, config: VaswaniConfig):
@@ -28,13 +29,12 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
         """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
-        if length is None:
-            return self.encode(positions, dtype)
-        if length <= TABLE_LENGTH and not is_torchdynamo_compiling():
+        if length is not None and length <= TABLE_LENGTH and not is_torchdynamo_compiling():
             return nn.functional.embedding(positions, self.table(positions.device, dtype))
-        if positions.shape[0] > 1:
-            table = self.encode(torch.arange(length, device=positions.device), dtype)
-            return nn.functional.embedding(positions, table)
+        if length is not None and positions.shape[0] > 1:
+            return nn.functional.embedding(
+                positions, self.encode(torch.arange(length, device=positions.device), dtype)
+            )
         return self.encode(positions, dtype)
 
     def table(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

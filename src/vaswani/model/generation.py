@@ -14,7 +14,7 @@ S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -84,10 +84,9 @@ class Search:
             return
         self.sources = kept if self.sources is None else self.sources[kept]
         self.rows = self._rows_of(self.sources, self.rows_per_source)
-        for layer in self.cache.cross_attention_cache.layers:
-            layer.keys, layer.values = layer.keys[kept], layer.values[kept]
+        self.cache.cross_attention_cache.batch_select_indices(kept)
         tree = self.cache.self_attention_cache
-        tree.keep_sources(self._rows_of(kept, self.rows_per_source // tree.num_beams))
+        tree.batch_select_indices(self._rows_of(kept, self.rows_per_source // tree.num_beams))
 
     @staticmethod
     def _rows_of(sources: torch.Tensor, rows_per_source: int) -> torch.Tensor:
@@ -98,15 +97,6 @@ class Search:
 # transformers' search keeps what it knows of finished sources in local variables, and shows it to a function
 # that knows nothing of the cache. This is where the two meet: one search per thread.
 _running_search: ContextVar[Search | None] = ContextVar("running_search", default=None)
-
-
-@contextmanager
-def _running(search: Search | None) -> Iterator[None]:
-    token = _running_search.set(search)
-    try:
-        yield
-    finally:
-        _running_search.reset(token)
 
 
 class _DropFinished(StoppingCriteriaList):
@@ -162,18 +152,27 @@ class SharedSourceMixin(GenerationMixin):
 
     def _packed_decoder(self, num_rows: int) -> AbstractContextManager[None]:
         """Pack the weights that every step multiplies by; a source's keys and values are computed once."""
-        is_compiled = self._compiled_call_impl is not None or "forward" in vars(self)
-        modules = (
-            [] if is_compiled else [*self.get_decoder().named_modules(), ("", self.get_output_embeddings())]
-        )
+        if self._compiled_call_impl is not None or "forward" in vars(self):
+            return nullcontext()  # a compiled model would be compiled again for each search
         once = ("encoder_attn.k_proj", "encoder_attn.v_proj")
-        return packed_linear_layers((module for name, module in modules if not name.endswith(once)), num_rows)
+        layers = [module for name, module in self.get_decoder().named_modules() if not name.endswith(once)]
+        return packed_linear_layers([*layers, self.get_output_embeddings()], num_rows)
+
+    @contextmanager
+    def _searching(self, input_ids, generation_config, model_kwargs) -> Iterator[Search | None]:
+        """Run one search, on no more than it needs where that can be had."""
+        search = self._start_search(input_ids, generation_config, model_kwargs)
+        token = _running_search.set(search)
+        try:
+            with self._packed_decoder(input_ids.shape[0]):
+                yield search
+        finally:
+            _running_search.reset(token)
 
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
     ):
-        search = self._start_search(input_ids, generation_config, model_kwargs)
-        with _running(search), self._packed_decoder(input_ids.shape[0]):
+        with self._searching(input_ids, generation_config, model_kwargs):
             return super()._beam_search(
                 input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
             )
@@ -181,13 +180,12 @@ class SharedSourceMixin(GenerationMixin):
     def _sample(
         self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
     ):
-        search = self._start_search(input_ids, generation_config, model_kwargs)
         # Finished rows are padded only where there is an end of sequence. On a GPU asking would cost a wait.
         pads_finished_rows = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-        is_on_cpu = input_ids.device.type == "cpu"
-        if search is not None and search.num_sources > 1 and pads_finished_rows and is_on_cpu:
-            stopping_criteria = _DropFinished(stopping_criteria, search)
-        with _running(search), self._packed_decoder(input_ids.shape[0]):
+        may_drop = pads_finished_rows and input_ids.device.type == "cpu"
+        with self._searching(input_ids, generation_config, model_kwargs) as search:
+            if search is not None and search.num_sources > 1 and may_drop:
+                stopping_criteria = _DropFinished(stopping_criteria, search)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
             )

@@ -57,12 +57,6 @@ def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_to
     return shifted.masked_fill(shifted == -100, pad_token_id)
 
 
-def score_dtype(states: torch.Tensor) -> torch.dtype:
-    """The dtype in which projections of these states are compared: theirs, or autocast's."""
-    device = states.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-
-
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -95,29 +89,7 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights
 
 
-FEW_QUERIES = 8
-
-
-def few_queries_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    **kwargs: Unpack[TransformersKwargs],
-) -> tuple[torch.Tensor, None]:
-    """Equation 1 in plain products, for the beams of a step on the CPU.
-
-    The fused kernel is made for long sequences: for 4 beams, 32 sources and 44 keys it takes twice as long on
-    two threads. Arguments and output are those of `eager_attention_forward`, without dropout and weights.
-    """
-    scores = (query * scaling) @ key.transpose(-2, -1)
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
-    return (scores.softmax(-1) @ value).transpose(1, 2), None
+FEW_QUERIES = 8  # so many or fewer are attended to faster without a fused kernel, on the CPU
 
 
 class VaswaniAttention(nn.Module):
@@ -153,18 +125,7 @@ class VaswaniAttention(nn.Module):
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
 
-        implementation = self.config._attn_implementation
-        if "flash" in implementation and attention_mask is not None and attention_mask.ndim == 4:
-            implementation = (
-                "sdpa"  # flash kernels unpad queries by the mask of the keys: wrong across stacks
-            )
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if (
-            implementation == "sdpa"
-            and past_key_values is not None
-            and self._are_beams(query, attention_mask)
-        ):
-            attention = few_queries_attention_forward
+        attention = self._kernel(query, attention_mask, past_key_values)
         output, weights = attention(
             self,
             query,
@@ -179,14 +140,21 @@ class VaswaniAttention(nn.Module):
             weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
         return self.out_proj(output.reshape(rows, length, width)), weights
 
-    def _are_beams(self, query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool:
-        """Whether these are a few queries on the CPU with no order among them but what the mask says."""
-        return (
-            1 < query.shape[-2] <= FEW_QUERIES
-            and query.device.type == "cpu"
-            and not self.training
-            and (attention_mask is not None or not self.is_causal)
-        )
+    def _kernel(
+        self, query: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+    ) -> Callable:
+        """The configured kernel, or the one that does its work better for these queries."""
+        implementation = self.config._attn_implementation
+        if "flash" in implementation and attention_mask is not None and attention_mask.ndim == 4:
+            implementation = (
+                "sdpa"  # flash kernels unpad queries by the mask of the keys: wrong across stacks
+            )
+        is_order_in_mask = attention_mask is not None or not self.is_causal
+        are_beams = past_key_values is not None and 1 < query.shape[-2] <= FEW_QUERIES and is_order_in_mask
+        if implementation == "sdpa" and are_beams and query.device.type == "cpu" and not self.training:
+            # Made for long sequences, the fused kernel takes twice as long for 4 beams on two threads.
+            return eager_attention_forward
+        return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
 
     def _keys_and_values(
         self,
@@ -228,9 +196,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
     def residual(self, hidden_states: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
         output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
-        if self.training:
-            output = dropout(output, self.dropout)
-        hidden_states = hidden_states + output
+        hidden_states = hidden_states + dropout(output, self.dropout, self.training)
         if (
             hidden_states.dtype == torch.float16
         ):  # the sum can pass float16's largest number, and inf turns into NaN
@@ -241,9 +207,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2) with the configured activation."""
         inner = self.activation_fn(self.fc1(hidden_states))
-        if self.training:
-            inner = dropout(inner, self.activation_dropout)
-        return self.fc2(inner)
+        return self.fc2(dropout(inner, self.activation_dropout, self.training))
 
 
 class VaswaniEncoderLayer(VaswaniLayer):
@@ -382,7 +346,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
             positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]  # [1, T]
             bound = length + past_length if isinstance(past_length, int) else None
         hidden_states = inputs_embeds + self.embed_positions(positions, bound, inputs_embeds.dtype)
-        return dropout(hidden_states, self.dropout) if self.training else hidden_states
+        return dropout(hidden_states, self.dropout, self.training)
 
 
 @auto_docstring
@@ -476,7 +440,7 @@ class VaswaniDecoder(VaswaniStack):
             past_key_values = past_key_values.self_attention_cache
         if isinstance(past_key_values, BeamSearchCache):
             if past_key_values.get_seq_length():
-                return past_key_values.step_mask(attention_mask, score_dtype(inputs_embeds))
+                return past_key_values.step_mask(attention_mask)
             past_key_values.start(inputs_embeds)
         return create_causal_mask(self.config, inputs_embeds, attention_mask, past_key_values)
 

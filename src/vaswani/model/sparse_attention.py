@@ -57,23 +57,6 @@ def sparse_attention(
     )
 
 
-def dense_reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    padding_mask: torch.Tensor | None = None,
-    scaling: float | None = None,
-) -> torch.Tensor:
-    """What `sparse_attention` computes, by way of the dense mask: [B, H, n, D]."""
-    visible = pattern.to_dense(query.shape[-2], query.device)[None]
-    if padding_mask is not None:
-        visible = visible & padding_mask[:, None, None].bool()
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
-    return weights.masked_fill(~visible, 0.0) @ value
-
-
 def _check_shapes(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -23,6 +23,7 @@ from vaswani.data.corpus import Corpus, CorpusSpec, load_corpus
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
 from vaswani.training.bpe_dropout import BpeDropoutCollator
 from vaswani.training.checkpoints import CONFIG_FILE_NAME, checkpoint_to_resume
@@ -98,10 +99,7 @@ def build_model(config: RunConfig, tokenizers: Tokenizers) -> PreTrainedModel:
         raise UserError(" ".join(str(error).split())) from error
     # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
     longest = 1 + config.data.max_target_length
-    learned = config.model.position_embedding == "learned"
-    model.generation_config.max_length = (
-        min(longest, config.model.max_position_embeddings) if learned else longest
-    )
+    model.generation_config.max_length = min(longest, position_limit(model) or longest)
     return model
 
 

@@ -141,7 +141,8 @@ class Trainer(Seq2SeqTrainer):
                 options.setdefault("length_penalty", GNMTLengthPenalty(self.args.generation_length_penalty))
             if not {"max_length", "max_new_tokens"} & options.keys():
                 limits = inputs["attention_mask"].sum(1) + EXTRA_LENGTH
-                limits = limits.clamp(min=1, max=position_limit(self.model))
+                if (positions := position_limit(self.model)) is not None:
+                    limits = limits.clamp(max=positions)
                 options["max_length"] = 1 + int(limits.max())  # the decoder's start token counts
                 options["stopping_criteria"] = [LengthLimits(limits)]
             source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
