@@ -6,7 +6,9 @@ Three trainings run side by side, each in a process of its own: MarianMT with th
 batches of a fixed number of rows), MarianMT with length-grouped batches, and ours with token-budget batches.
 They take turns on the machine, a few steps each, and only one runs at a time. All have the same corpus, the
 same average number of real tokens per batch, dropout 0.1, label smoothing 0.1 and AdamW. Counted are real
-source and target tokens, without padding; loading, tokenizing and the first steps are not timed.
+source and target tokens, without padding; loading, tokenizing and the first steps are not timed. The
+arithmetic of the linear layers (padding included, 3 products each: forward, and backward for states and
+weights) beside what one large product reaches says how much faster anything could get.
 """
 
 import argparse
@@ -55,20 +57,25 @@ class Plan:
 
 @dataclass
 class Measurement:
-    """Seconds, real tokens and padded tokens of each turn of one training."""
+    """Seconds, real tokens, padded tokens and floating-point operations of each turn of one training."""
 
-    turns: list[tuple[float, int, int]] = field(default_factory=list)
+    turns: list[tuple[float, int, int, int]] = field(default_factory=list)
     peak_memory: float = 0.0  # GB, of the whole process
 
     @property
     def tokens_per_second(self) -> float:
         """Median over the turns."""
-        return statistics.median(real / seconds for seconds, real, _ in self.turns)
+        return statistics.median(real / seconds for seconds, real, *_ in self.turns)
 
     @property
     def real_share(self) -> float:
         """Real tokens of all tokens, padding included."""
-        return sum(real for _, real, _ in self.turns) / sum(padded for *_, padded in self.turns)
+        return sum(turn[1] for turn in self.turns) / sum(turn[2] for turn in self.turns)
+
+    @property
+    def flops_per_second(self) -> float:
+        """Of the linear layers; median over the turns."""
+        return statistics.median(flops / seconds for seconds, *_, flops in self.turns)
 
 
 def measure(plan: Plan, rounds: int) -> dict[str, Measurement]:
@@ -114,17 +121,18 @@ class TakeTurns(TrainerCallback):
 
     def __init__(self, trainer: Seq2SeqTrainer, steps: int, pipe: Connection):
         self.steps, self.pipe = steps, pipe
-        self.real = self.padded = 0
-        self.count_tokens(trainer)
+        self.real = self.padded = self.flops = 0
+        self.count_work(trainer)
 
-    def count_tokens(self, trainer: Any) -> None:
-        """Let the trainer's step count the tokens of its batch."""
+    def count_work(self, trainer: Any) -> None:
+        """Let the trainer's step count the tokens of its batch, and what they cost."""
         training_step = trainer.training_step
 
         def counting(model: torch.nn.Module, inputs: dict[str, torch.Tensor], *args: Any) -> torch.Tensor:
             source, labels = inputs["attention_mask"], inputs["labels"]
             self.real += int(source.sum() + (labels != IGNORED_LABEL).sum())
             self.padded += source.numel() + labels.numel()
+            self.flops += linear_flops(model.config, source.numel(), labels.numel())
             return training_step(model, inputs, *args)
 
         trainer.training_step = counting
@@ -137,7 +145,7 @@ class TakeTurns(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """At the end of a turn: report it, and train on only when told to."""
         if state.global_step % self.steps == 0:
-            self.pipe.send((time.perf_counter() - self.start, self.real, self.padded))
+            self.pipe.send((time.perf_counter() - self.start, self.real, self.padded, self.flops))
             if self.more_to_come:
                 self._wait()
             else:
@@ -145,8 +153,30 @@ class TakeTurns(TrainerCallback):
 
     def _wait(self) -> None:
         self.more_to_come = self.pipe.recv()
-        self.real = self.padded = 0
+        self.real = self.padded = self.flops = 0
         self.start = time.perf_counter()
+
+
+def linear_flops(config: Any, source_tokens: int, target_tokens: int) -> int:
+    """Of all linear layers in one step: 2 per weight and token, three times."""
+    width = config.d_model
+    encoder_layer = 4 * width**2 + 2 * width * config.encoder_ffn_dim
+    decoder_layer = 6 * width**2 + 2 * width * config.decoder_ffn_dim  # all but the source's keys and values
+    per_source = config.encoder_layers * encoder_layer + config.decoder_layers * 2 * width**2
+    per_target = config.decoder_layers * decoder_layer + config.decoder_vocab_size * width
+    return 6 * (source_tokens * per_source + target_tokens * per_target)
+
+
+def matrix_peak(threads: int, size: int = 2048) -> float:
+    """Floating-point operations per second of a large matrix product; the best of ten."""
+    torch.set_num_threads(threads)
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
 
 
 def build_trainer(side: str, plan: Plan) -> Seq2SeqTrainer:
@@ -197,6 +227,7 @@ def table_rows(shape: str, results: dict[str, Measurement]) -> list[tuple[str, .
             f"{result.tokens_per_second:,.0f}",
             f"{ours / result.tokens_per_second:.2f}",
             f"{1 - result.real_share:.0%}",
+            f"{result.flops_per_second / 1e9:.0f}",
             f"{result.peak_memory:.1f}",
         )
         for side, result in results.items()
@@ -231,7 +262,7 @@ def main() -> None:
     side_by_side.quiet()
     corpus = side_by_side.load_tokens(args)
     rows = rows_per_batch(*token_lengths(corpus.train), args.max_tokens)
-    results = {}
+    results, peak = {}, matrix_peak(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         corpus.train.save_to_disk(folder)
         save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)
@@ -241,9 +272,11 @@ def main() -> None:
             results[shape] = measure(plan, args.rounds)
 
     print(side_by_side.describe_setting(corpus.name, [args.threads]))
-    print(f"batches of {args.max_tokens} tokens, padding included (vaswani), or {rows} rows (MarianMT)\n")
+    print(f"batches of {args.max_tokens} tokens, padding included (vaswani), or {rows} rows (MarianMT)")
+    print(f"a large matrix product runs at {peak / 1e9:.0f} GFLOP/s here\n")
+    columns = ("real tokens/s", "vaswani: × faster", "padding", "linear layers, GFLOP/s", "peak memory, GB")
     side_by_side.print_table(
-        ("shape", "training", "real tokens/s", "vaswani: × faster", "padding", "peak memory, GB"),
+        ("shape", "training", *columns),
         [row for shape in args.shape for row in table_rows(shape, results[shape])],
     )
     if args.json:

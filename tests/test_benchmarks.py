@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from vaswani import VaswaniForConditionalGeneration
 
@@ -79,3 +80,13 @@ def test_decoding_speed(corpus: Path):
         identical, _, sentences = row[1].partition(" of ")
         assert identical == sentences
     assert rows[0][2] == rows[1][2]  # outputs of beam search and of greedy search end where references do
+
+
+def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
+    flops = importlib.import_module("training_speed").linear_flops
+    model = VaswaniForConditionalGeneration(side_by_side.our_config("tiny", vocab_size=50))
+    source, target = torch.randint(3, 50, (2, 9)), torch.randint(3, 50, (2, 5))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=source, labels=target, label_smoothing=0.1).loss.backward()
+    counts = counter.get_flop_counts()["Global"]
+    assert counts[torch.ops.aten.mm] + counts[torch.ops.aten.addmm] == flops(model.config, 2 * 9, 2 * 5)

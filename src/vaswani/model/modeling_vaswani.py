@@ -57,6 +57,13 @@ def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_to
     return shifted.masked_fill(shifted == -100, pad_token_id)
 
 
+def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where a bool mask is True and −inf where it is False; a float mask as it is."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -74,18 +81,18 @@ def eager_attention_forward(
     A row that sees nothing has weights of zero.
     """
     precision = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(-2, -1)).to(precision) * scaling  # [B, H, T, S]
+    scores = (query @ key.transpose(-2, -1)).to(precision)  # [B, H, T, S]
     if attention_mask is None:
-        weights = scores.softmax(-1)
+        weights = (scores * scaling).softmax(-1)
     else:
-        is_bool = attention_mask.dtype == torch.bool
-        hidden = ~attention_mask if is_bool else attention_mask <= torch.finfo(attention_mask.dtype).min
-        if not is_bool:
-            scores = scores + attention_mask
+        mask = additive_mask(attention_mask, precision)
+        lowest = torch.finfo(mask.dtype).min
         # A finite minimum keeps a row that sees nothing free of NaN; its weights are zeroed afterwards.
-        scores = scores.masked_fill(hidden, torch.finfo(precision).min)
-        weights = scores.softmax(-1).masked_fill(hidden, 0.0)
-    weights = nn.functional.dropout(weights.to(value.dtype), p=dropout, training=module.training)
+        scores = torch.add(mask.clamp(min=lowest), scores, alpha=scaling)
+        weights = scores.softmax(-1).masked_fill(mask <= lowest, 0.0)
+    weights = weights.to(value.dtype)
+    if dropout:
+        weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
 
 
@@ -419,6 +426,8 @@ class VaswaniDecoder(VaswaniStack):
         encoder_mask = self.encoder_attention_mask(
             inputs_embeds, encoder_hidden_states, encoder_attention_mask
         )
+        if past_key_values is not None and encoder_mask is not None and self._takes_additive_masks:
+            encoder_mask = additive_mask(encoder_mask, inputs_embeds.dtype)  # once, not in every layer
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
@@ -432,6 +441,10 @@ class VaswaniDecoder(VaswaniStack):
             last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
         )
 
+    @property
+    def _takes_additive_masks(self) -> bool:
+        return self.config._attn_implementation in ("eager", "sdpa")
+
     def self_attention_mask(
         self, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
     ) -> torch.Tensor | None:
@@ -440,7 +453,8 @@ class VaswaniDecoder(VaswaniStack):
             past_key_values = past_key_values.self_attention_cache
         if isinstance(past_key_values, BeamSearchCache):
             if past_key_values.get_seq_length():
-                return past_key_values.step_mask(attention_mask)
+                visible = past_key_values.step_mask(attention_mask)
+                return None if visible is None else additive_mask(visible, inputs_embeds.dtype)
             past_key_values.start(inputs_embeds)
         return create_causal_mask(self.config, inputs_embeds, attention_mask, past_key_values)
 
