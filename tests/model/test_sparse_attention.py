@@ -1,5 +1,6 @@
 """Sparse attention equals dense attention under the pattern's mask, outputs and gradients."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
 import pytest
@@ -147,7 +148,7 @@ def test_the_operator_is_well_made(causal: bool) -> None:
     pattern = SparsePattern(num_heads=2, block_size=4, causal=causal)
     inputs = states(2, 2, 21, 4)
     numbers = [int(number) for number in astuple(pattern)]
-    arguments = (*inputs, torch.ones(2, 21, dtype=torch.bool), numbers, 0.5)
+    arguments = (*inputs, torch.ones(2, 21, dtype=torch.bool), None, numbers, 0.5, 0.0)
     torch.library.opcheck(torch.ops.vaswani.sparse_attention, arguments)
     torch.autograd.gradcheck(lambda *tensors: sparse_attention(*tensors, pattern), inputs)
 
@@ -163,6 +164,66 @@ def test_it_compiles_whole() -> None:
         torch.autograd.grad(actual.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
     ):
         torch.testing.assert_close(ours, eager)
+
+
+def test_the_number_of_threads_changes_nothing_and_stays() -> None:
+    pattern = SparsePattern(num_heads=3, block_size=8)
+    inputs = states(2, 3, 100, 8)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            output = sparse_attention(*inputs, pattern, dropout=0.0)
+            results.append([output, *torch.autograd.grad(output.sum(), inputs)])
+            with ThreadPoolExecutor(1) as pool:  # a thread that begins later
+                assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == threads
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        for actual, expected in zip(result, results[0], strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def effective_weights(pattern: SparsePattern, query, key, dropout: float) -> torch.Tensor:
+    """The weights after dropout [B, H, n, n], read off by attending to unit vectors; n is the head width."""
+    length = query.shape[-2]
+    units = torch.eye(length, dtype=query.dtype).expand(*query.shape[:2], -1, -1)
+    return sparse_attention(query, key, units, pattern, dropout=dropout)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_equals_dense_attention_with_the_same_choice(causal: bool) -> None:
+    pattern, p, length = SparsePattern(num_heads=2, block_size=4, causal=causal), 0.3, 45
+    query, key, value = states(3, 2, length, length)
+    torch.manual_seed(1)
+    keep = effective_weights(pattern, query, key, p).detach() != 0
+    visible = pattern.to_dense(length).expand_as(keep)
+    assert 0.6 < keep[visible].double().mean() < 0.8
+    torch.manual_seed(1)
+    actual = sparse_attention(query, key, value, pattern, dropout=p)
+    scores = (query @ key.mT / length**0.5).masked_fill(~visible, -torch.inf)
+    scale = 65536 / (65536 - round(p * 65536))
+    expected = (scores.softmax(-1) * keep * scale) @ value
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn_like(actual)
+    gradients = [torch.autograd.grad(output, (query, key, value), upstream) for output in (actual, expected)]
+    for of_ours, of_reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(of_ours, of_reference, rtol=0, atol=1e-12)
+
+
+def test_dropout_hangs_on_the_global_seed_alone() -> None:
+    pattern = SparsePattern(num_heads=2, block_size=8)
+    query, key, value = (tensor.detach() for tensor in states(2, 2, 100, 8))
+    runs = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        runs.append(sparse_attention(query, key, value, pattern, dropout=0.5))
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    state = torch.get_rng_state()
+    sparse_attention(query, key, value, pattern)
+    assert torch.equal(torch.get_rng_state(), state)  # without dropout nothing is drawn
 
 
 def test_an_earlier_batch_changes_nothing() -> None:

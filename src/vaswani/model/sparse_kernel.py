@@ -1,0 +1,424 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""The CPU's kernel for sparse attention: exact, forward and backward, and linear in the length.
+
+The query blocks of a sequence are taken a few at a time. The key blocks that each of them sees lie in one
+table of the pattern, are gathered, and two batched matrix products do the rest; the rows that see everything
+are plain products over the whole sequence. The backward pass is written by hand: it computes the weights anew
+instead of keeping them, so that no memory grows faster than the sequence.
+
+Sequences and heads are independent, so each thread takes whole heads, and what it gathers stays in the cache
+of its own core. The operators are those of PyTorch's library, so that `torch.compile` takes them whole.
+
+B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b tokens · C query blocks at a time
+L = g + w + r key blocks at most for each query block · G query blocks that see everything
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+
+from .sparse_pattern import SparsePattern
+
+CHUNK = 256  # queries at a time: what their blocks gather should fit into the second-level cache
+DROPOUT_LEVELS = 2**16  # of a 16-bit random number
+
+
+# The operators take a pattern as numbers, so that a compiler traces neither it nor the hash.
+def _pattern_of(numbers: list[int]) -> SparsePattern:
+    return SparsePattern(*numbers)  # type: ignore[arg-type]  # the last is 0 or 1, for causal
+
+
+@lru_cache(maxsize=256)
+def _key_blocks(pattern: SparsePattern, num_blocks: int, device: torch.device) -> torch.Tensor:
+    """The pattern's key blocks with N in place of −1, drawn once for each layer, length and device."""
+    with torch.inference_mode(False):
+        blocks = pattern.key_blocks(num_blocks, device=device)
+        return torch.where(blocks < 0, num_blocks, blocks)
+
+
+class _Workspace:
+    """Buffers that each chunk and head writes into anew: they are in the cache, and new memory is slow.
+
+    On the CPU a fresh buffer of some megabytes costs a page fault every 4 KiB, a fifth of all the time.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.empty = torch.empty(0, dtype=dtype, device=device)
+        self.buffers: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor of this shape whose values are anything; what was last taken under the name is lost."""
+        size = prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = self.empty.new_empty(size, dtype=dtype or self.empty.dtype)
+        return self.buffers[name][:size].view(shape)
+
+
+class _Dropout:
+    """Drops weights of one sequence and head: the same ones in the backward pass as in the forward pass.
+
+    One 64-bit random number decides for four weights, 16 bits each.
+    """
+
+    def __init__(self, p: float, seed: int, workspace: _Workspace):
+        self.num_dropped_levels = round(p * DROPOUT_LEVELS)
+        scale = DROPOUT_LEVELS / (DROPOUT_LEVELS - self.num_dropped_levels)
+        self.scale = workspace.empty.new_tensor(scale)  # as a plain number it would be rounded to float32
+        self.generator = torch.Generator(workspace.empty.device).manual_seed(seed)
+        self.workspace = workspace
+
+    def keep(self, shape: torch.Size) -> torch.Tensor:
+        """What the next weights of this shape are multiplied by: 0 or 1 / (1 − p)."""
+        size = prod(shape)
+        numbers = self.workspace("numbers", (size + 3) // 4, dtype=torch.int64)
+        numbers.random_(-(2**63), None, generator=self.generator)
+        kept = numbers.view(torch.int16)[:size].view(shape) >= self.num_dropped_levels - DROPOUT_LEVELS // 2
+        return torch.mul(kept, self.scale, out=self.workspace("keep", *shape))
+
+
+@dataclass
+class _Blocks:
+    """One sequence of one head, in blocks and in the dtype to compute in.
+
+    Attributes:
+        query: [N, b, D].
+        key, value: [N + 1, b, D]; the last block is one that nobody sees.
+        bias: [N + 1, b], 0 or the lowest number, added to the scores of each key.
+        is_padded: whether the bias hides any key of the sequence.
+        key_blocks: [N − G, L]; N where there is none.
+        dropout: of the weights, or None.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    bias: torch.Tensor
+    is_padded: bool
+    key_blocks: torch.Tensor
+    causal: bool
+    scaling: float
+    dropout: _Dropout | None
+    workspace: _Workspace
+
+    @property
+    def num_blocks(self) -> int:
+        return self.query.shape[0]
+
+    @property
+    def num_global_rows(self) -> int:
+        return self.num_blocks - self.key_blocks.shape[0]
+
+    def chunks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The query blocks of each chunk, and the key blocks that they see [C · L]."""
+        size = max(1, CHUNK // self.query.shape[1])
+        for start in range(0, self.key_blocks.shape[0], size):
+            blocks = self.key_blocks[start : start + size]
+            first = self.num_global_rows + start
+            yield slice(first, first + blocks.shape[0]), blocks.flatten()
+
+    def gather(self, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values [C, L · b, D] of C query blocks' key blocks [C · L]."""
+        size, width = self.key.shape[1:]
+        gathered = []
+        for name, states in (("keys", self.key), ("values", self.value)):
+            buffer = self.workspace(name, len(blocks), size, width)
+            torch.index_select(states, 0, blocks, out=buffer)
+            gathered.append(buffer.view(count, -1, width))
+        return gathered[0], gathered[1]
+
+    def weights(self, rows: slice, blocks: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
+        count, num_keys, _ = keys.shape
+        hides = self.is_padded or bool((blocks == self.num_blocks).any())
+        bias = self.bias[blocks].view(count, 1, -1) if hides else self.bias.new_zeros(())
+        scores = self.workspace("scores", count, self.query.shape[1], num_keys)
+        queries = self.query[rows]
+        torch.baddbmm(bias, queries, keys.transpose(1, 2), beta=int(hides), alpha=self.scaling, out=scores)
+        if self.causal:
+            self._hide_future(scores, rows, blocks.view(count, -1))
+        return self._softmax(scores)
+
+    def _hide_future(self, scores: torch.Tensor, rows: slice, blocks: torch.Tensor) -> None:
+        """Make the diagonal block of each query block a triangle."""
+        count, size, _ = scores.shape
+        own = torch.arange(rows.start, rows.stop, device=blocks.device)
+        place = (blocks == own[:, None]).int().argmax(dim=1)
+        future = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
+        by_block = scores.view(count, size, -1, size)
+        chunk = torch.arange(count, device=scores.device)
+        diagonal = by_block[chunk, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
+        by_block[chunk, :, place] = diagonal
+
+    def global_weights(self) -> torch.Tensor:
+        """Attention weights [G · b, N · b] of the rows that see everything."""
+        rows, keys = self.query[: self.num_global_rows].flatten(0, 1), self.key[:-1].flatten(0, 1)
+        bias = self.bias[:-1].view(1, -1) if self.is_padded else self.bias.new_zeros(())
+        scores = self.workspace("scores", len(rows), len(keys))
+        torch.addmm(bias, rows, keys.T, beta=int(self.is_padded), alpha=self.scaling, out=scores)
+        return self._softmax(scores)
+
+    def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
+        """Over the last dimension; rows in which everything is hidden become zero."""
+        weights = torch.softmax(scores, dim=-1, out=self.workspace("weights", *scores.shape))
+        if self.is_padded:
+            is_empty = scores.amax(dim=-1, keepdim=True) <= torch.finfo(scores.dtype).min / 2
+            weights.masked_fill_(is_empty, 0.0)
+        return weights
+
+    def drop(self, weights: torch.Tensor) -> torch.Tensor:
+        """The weights after dropout, in their place."""
+        return weights if self.dropout is None else weights.mul_(self.dropout.keep(weights.shape))
+
+    def drop_and_score_gradient(
+        self,
+        weights: torch.Tensor,
+        row_sums: torch.Tensor,
+        value_gradient: Callable[[torch.Tensor], Any],
+        weight_gradient: Callable[[torch.Tensor], Any],
+    ) -> torch.Tensor:
+        """The gradient of the scores, in a buffer of its own, from weights P and dropout's factors M.
+
+        Calls `value_gradient(P ∘ M)`, which may use the weights while they are there, and
+        `weight_gradient(out)`, which computes the gradient of P ∘ M; dS = P ∘ (M ∘ dPM − row sums).
+        """
+        gradient = self.workspace("scores", *weights.shape)
+        if self.dropout is None:
+            value_gradient(weights)
+            weight_gradient(gradient)
+        else:
+            keep = self.dropout.keep(weights.shape)
+            value_gradient(torch.mul(weights, keep, out=gradient))
+            weight_gradient(gradient)
+            gradient.mul_(keep)
+        return gradient.sub_(row_sums).mul_(weights)
+
+
+@dataclass
+class _Inputs:
+    """What both operators are given: query, key, value [B, H, n, D] and padding mask bool [B, n] or None."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    padding_mask: torch.Tensor | None
+    seed: torch.Tensor | None
+    pattern: SparsePattern
+    scaling: float
+    dropout: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """To compute in."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def blocks(self, row: int, head: int, workspace: _Workspace) -> _Blocks:
+        """One sequence and head in blocks; valid until the workspace's next."""
+        length, size = self.query.shape[-2], self.pattern.block_size
+        num_blocks = self.pattern.num_blocks(length)
+        hidden = torch.ones((num_blocks + 1) * size, dtype=torch.bool, device=self.query.device)
+        hidden[:length] = False if self.padding_mask is None else ~self.padding_mask[row]
+        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=self.query.device)
+        seed = 0 if self.seed is None else int(self.seed)
+        place = row * self.query.shape[1] + head
+        return _Blocks(
+            query=in_blocks(self.query[row, head], num_blocks, size, workspace, "query"),
+            key=in_blocks(self.key[row, head], num_blocks + 1, size, workspace, "key"),
+            value=in_blocks(self.value[row, head], num_blocks + 1, size, workspace, "value"),
+            bias=bias.masked_fill_(hidden, torch.finfo(self.dtype).min).view(-1, size),
+            is_padded=bool(hidden[:-size].any()),
+            key_blocks=_key_blocks(self.pattern, num_blocks, self.query.device)[head],
+            causal=self.pattern.causal,
+            scaling=self.scaling,
+            dropout=_Dropout(self.dropout, (seed + place) % 2**63, workspace) if self.dropout else None,
+            workspace=workspace,
+        )
+
+    def for_each_head(self, work: Callable[[tuple[int, int], _Blocks], None]) -> None:
+        """Call `work` for each sequence and head, on as many threads as PyTorch has."""
+        batch, heads, length, _ = self.query.shape
+        _key_blocks(self.pattern, self.pattern.num_blocks(length), self.query.device)  # drawn once, by one
+        places = list(product(range(batch), range(heads)))
+        num_threads = torch.get_num_threads()
+        num_shares = min(num_threads, len(places)) if self.query.device.type == "cpu" else 1
+
+        def take(share: list[tuple[int, int]]) -> None:
+            workspace = _Workspace(self.dtype, self.query.device)
+            for place in share:
+                work(place, self.blocks(*place, workspace))
+
+        def take_alone(share: list[tuple[int, int]]) -> None:
+            torch.set_num_threads(1)  # of this thread, and of all that begin until it is taken back below
+            with torch.no_grad():
+                take(share)
+
+        if num_shares == 1:
+            take(places)
+            return
+        try:  # a pool for each call: one that lives on would be missing in a forked process
+            with ThreadPoolExecutor(num_shares) as pool:
+                list(pool.map(take_alone, (places[first::num_shares] for first in range(num_shares))))
+        finally:
+            torch.set_num_threads(num_threads)
+
+
+def in_blocks(
+    states: torch.Tensor, num_blocks: int, size: int, workspace: _Workspace, name: str
+) -> torch.Tensor:
+    """States [n, D] -> [blocks, b, D], filled up with zeros, in a buffer of this name."""
+    length, width = states.shape
+    padded = workspace(name, num_blocks * size, width)
+    padded[:length], padded[length:] = states, 0.0
+    return padded.view(num_blocks, size, width)
+
+
+@torch.library.custom_op("vaswani::sparse_attention", mutates_args=())
+def sparse_attention_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    pattern: list[int],
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    length = query.shape[-2]
+
+    def attend(place: tuple[int, int], blocks: _Blocks) -> None:
+        result = blocks.workspace("result", *blocks.query.shape)
+        if blocks.num_global_rows:
+            rows_seeing_all = result[: blocks.num_global_rows].flatten(0, 1)
+            weights = blocks.drop(blocks.global_weights())
+            torch.mm(weights, blocks.value[:-1].flatten(0, 1), out=rows_seeing_all)
+        for rows, key_block in blocks.chunks():
+            keys, values = blocks.gather(key_block, rows.stop - rows.start)
+            weights = blocks.drop(blocks.weights(rows, key_block, keys))
+            torch.bmm(weights, values, out=result[rows])
+        output[place] = result.flatten(0, 1)[:length]
+
+    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
+    inputs.for_each_head(attend)
+    return output
+
+
+@torch.library.custom_op("vaswani::sparse_attention_backward", mutates_args=())
+def _backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    pattern: list[int],
+    scaling: float,
+    dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gradients = tuple(
+        torch.empty_like(states, memory_format=torch.contiguous_format) for states in (query, key, value)
+    )
+    length = query.shape[-2]
+
+    def differentiate(place: tuple[int, int], blocks: _Blocks) -> None:
+        of_head = _HeadGradients(blocks, grad[place], output[place])
+        of_head.add_global_rows()
+        for rows, key_block in blocks.chunks():
+            of_head.add_chunk(rows, key_block)
+        of_head.query.mul_(scaling)
+        of_head.key.mul_(scaling)
+        for result, states in zip(gradients, (of_head.query, of_head.key, of_head.value), strict=True):
+            result[place] = states.flatten(0, 1)[:length]
+
+    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
+    inputs.for_each_head(differentiate)
+    return gradients[0], gradients[1], gradients[2]
+
+
+class _HeadGradients:
+    """Gradients of one sequence and head as they grow: query [N, b, D], key and value [N + 1, b, D]."""
+
+    def __init__(self, blocks: _Blocks, upstream: torch.Tensor, output: torch.Tensor):
+        self.blocks = blocks
+        workspace, (num_blocks, size, _) = blocks.workspace, blocks.query.shape
+        self.upstream = in_blocks(upstream, num_blocks, size, workspace, "upstream")  # [N, b, D]
+        # The sum of each row of weights times their gradients is that of its output times its gradient.
+        results = in_blocks(output, num_blocks, size, workspace, "result")
+        self.row_sums = results.mul_(self.upstream).sum(-1, keepdim=True)  # [N, b, 1]
+        self.query = workspace("grad_query", *blocks.query.shape)
+        self.key = workspace("grad_key", *blocks.key.shape).zero_()
+        self.value = workspace("grad_value", *blocks.value.shape).zero_()
+
+    def add_global_rows(self) -> None:
+        """Those of the rows that see everything, which come first."""
+        blocks, count = self.blocks, self.blocks.num_global_rows
+        if not count:
+            return
+        upstream, queries, row_sums, grad_query = (
+            states[:count].flatten(0, 1)
+            for states in (self.upstream, blocks.query, self.row_sums, self.query)
+        )
+        keys, values, grad_key, grad_value = (
+            states[:-1].flatten(0, 1) for states in (blocks.key, blocks.value, self.key, self.value)
+        )
+        scores = blocks.drop_and_score_gradient(
+            blocks.global_weights(),
+            row_sums,
+            lambda weights: torch.mm(weights.T, upstream, out=grad_value),
+            lambda out: torch.mm(upstream, values.T, out=out),
+        )
+        torch.mm(scores, keys, out=grad_query)
+        torch.mm(scores.T, queries, out=grad_key)
+
+    def add_chunk(self, rows: slice, key_block: torch.Tensor) -> None:
+        """Those of a chunk's query blocks and of all key blocks [C · L] that they see."""
+        blocks, upstream = self.blocks, self.upstream[rows]
+        keys, values = blocks.gather(key_block, rows.stop - rows.start)
+        by_key = blocks.workspace("by_key", len(key_block), *blocks.key.shape[1:])
+
+        def add_value_gradient(weights: torch.Tensor) -> None:
+            torch.bmm(weights.transpose(1, 2), upstream, out=by_key.view(keys.shape))
+            self.value.index_add_(0, key_block, by_key)
+
+        scores = blocks.drop_and_score_gradient(
+            blocks.weights(rows, key_block, keys),
+            self.row_sums[rows],
+            add_value_gradient,
+            lambda out: torch.bmm(upstream, values.transpose(1, 2), out=out),
+        )
+        torch.bmm(scores, keys, out=self.query[rows])
+        torch.bmm(scores.transpose(1, 2), blocks.query[rows], out=by_key.view(keys.shape))
+        self.key.index_add_(0, key_block, by_key)
+
+
+@sparse_attention_kernel.register_fake
+def _(query: torch.Tensor, *arguments: object) -> torch.Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@_backward.register_fake
+def _(
+    grad: torch.Tensor, output: torch.Tensor, query: torch.Tensor, *arguments: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    empty = [torch.empty_like(query, memory_format=torch.contiguous_format) for _ in range(3)]
+    return empty[0], empty[1], empty[2]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    query, key, value, padding_mask, seed, *ctx.options = inputs
+    ctx.save_for_backward(output, query, key, value, padding_mask, seed)
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    gradients = torch.ops.vaswani.sparse_attention_backward(grad, *ctx.saved_tensors, *ctx.options)
+    return (*gradients, None, None, None, None, None)
+
+
+sparse_attention_kernel.register_autograd(_differentiate, setup_context=_save)
