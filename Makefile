@@ -34,6 +34,7 @@ check: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding_speed.py
+	$(BIN)/python benchmarks/sparse_attention.py
 
 .venv/created:
 	@echo "== Creating a virtual environment in .venv =="

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def run(script: str, *arguments: object) -> tuple[list[list[str]], dict[str, float]]:
+def run(script: str, *arguments: object) -> tuple[list[list[str]], dict[str, Any]]:
     """The cells of the table, head and rule left out, and the object on the last line."""
     command = [sys.executable, BENCHMARKS / script, "--quick", "--json", *arguments]
     lines = subprocess.run(
@@ -68,6 +69,44 @@ def test_training_speed(corpus: Path):
     padding = {row[1]: int(row[4].rstrip("%")) for row in rows}
     assert padding["vaswani, token budget"] < padding["MarianMT, stock (random)"]
     assert len(padding) == 3
+
+
+@pytest.mark.slow
+def test_sparse_attention(tmp_path: Path):
+    rows, result = run("sparse_attention.py", "--plot", tmp_path / "times.png")
+    both = ("speedup_vs_dense", "speedup_vs_bigbird")
+    assert result.keys() == {*both, "memory_growth", "layer_share_of_flop_speedup"}
+    assert {block: times.keys() for block, times in result["speedup_vs_dense"].items()} == {
+        "64": {"256", "512"},
+        "128": {"256", "512"},
+    }
+    assert result["speedup_vs_bigbird"].keys() == {"512"}
+    peers = ("vaswani", "dense SDPA", "BigBird", "Longformer", "LongT5 local", "LongT5 transient-global")
+    for name in (*peers, "encoder layer, vaswani", "encoder layer, dense SDPA"):
+        assert any(row[0].startswith(name) and row[2] == "512" for row in rows), name
+    assert all(float(row[3].replace(",", "")) > 0 for row in rows)
+    assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_visible_pairs_are_those_of_the_dense_mask(side_by_side: ModuleType):
+    benchmark = importlib.import_module("sparse_attention")
+    for length in (1000, 2048):  # the first ends within a block
+        pattern = benchmark.our_pattern(64)
+        pairs = pattern.to_dense(length).sum().item() / pattern.num_heads
+        assert benchmark.visible_pairs(pattern, length) == pairs < length**2
+
+
+def test_the_arithmetic_of_a_layer_is_what_torch_counts(side_by_side: ModuleType):
+    benchmark = importlib.import_module("sparse_attention")
+    layer = benchmark.EncoderLayer(benchmark.attention(None))
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.randn(1, 64, benchmark.D_MODEL, requires_grad=True)).sum().backward()
+    linear = sum(counter.get_flop_counts()["Global"].values())  # torch counts no attention on the CPU
+    whole, attention = (
+        benchmark.flops(benchmark.Setting(method, None, 64))
+        for method in (benchmark.DENSE_LAYER, benchmark.DENSE)
+    )
+    assert linear + attention == whole
 
 
 @pytest.mark.slow

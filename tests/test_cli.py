@@ -1,6 +1,8 @@
 """The command line: statuses, one-line errors, help."""
 
 import errno
+import sys
+from pathlib import Path
 
 import pytest
 from typer import Exit
@@ -8,6 +10,8 @@ from typer import Exit
 import vaswani.training.run
 from vaswani.cli import app, run
 from vaswani.errors import RunError, UserError
+from vaswani.insight.plots import density, save_sparse_pattern
+from vaswani.model.sparse_pattern import SparsePattern
 
 
 def outcome(arguments: list[str], capsys) -> tuple[int, str, str]:
@@ -89,7 +93,7 @@ def test_help_of_train_lists_the_fields_of_the_file(capsys):
 def test_help_lists_the_commands(capsys):
     status, output, _ = outcome(["--help"], capsys)
     assert status == 0
-    assert {"train", "evaluate", "translate"} <= set(output.split())
+    assert {"train", "evaluate", "translate", "plot"} <= set(output.split())
 
 
 @pytest.mark.parametrize(
@@ -111,3 +115,79 @@ def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, s
     assert errors.startswith(f"vaswani: {message}")
     assert errors.rstrip().endswith("no checkpoint had been saved")
     assert errors.count("\n") == 1
+
+
+def plotted(path: Path, *options: str) -> bytes:
+    assert run(["plot", "sparse-pattern", "--output", str(path), *options]) == 0
+    return path.read_bytes()
+
+
+def test_plot_draws_the_defaults_of_the_pattern(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    share = 100 * density(SparsePattern(num_heads=2), 64)
+    said = f"saved sparse_pattern.png: density {share:.1f} % of the block pairs\n"
+    assert outcome(["plot", "sparse-pattern"], capsys) == (0, said, "")
+    save_sparse_pattern(SparsePattern(num_heads=2), 64, Path("expected.png"))
+    assert Path("sparse_pattern.png").read_bytes() == Path("expected.png").read_bytes()
+
+
+def test_each_option_of_plot_moves_the_picture(tmp_path):
+    pictures = {
+        options: plotted(tmp_path / "pattern.png", "--length", "1024", *options.split())
+        for options in (
+            "",
+            "--length 1088",
+            "--block_size 128",
+            "--window 5",
+            "--global 1",
+            "--random 2",
+            "--seed 1",
+            "--layer 1",
+            "--heads 1",
+            "--causal",
+        )
+    }
+    assert len(set(pictures.values())) == len(pictures)
+    expected = SparsePattern(
+        1,
+        block_size=32,
+        window_blocks=4,
+        global_blocks=1,
+        random_blocks=2,
+        seed=5,
+        layer=6,
+        causal=True,
+    )
+    save_sparse_pattern(expected, 10, tmp_path / "expected.png")
+    options = "--heads 1 --block_size 32 --window 4 --global 1 --random 2 --seed 5 --layer 6 --causal"
+    drawn = plotted(tmp_path / "pattern.png", "--length", "319", *options.split())
+    assert drawn == (tmp_path / "expected.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--window 2", "window_blocks=2 must be odd, as many blocks on either side; try 3"),
+        ("--window wide", "Invalid value for '--window'"),
+        ("--length 0", "a picture shows 1 to 512 blocks, not 0"),
+        ("--length 1000000000", "length=1000000000 makes 15625000 blocks of 64"),
+        ("--heads 99", "a picture shows at most 32 heads, not 99"),
+        ("--output nowhere/pattern.png", "cannot write nowhere/pattern.png: No such file or directory"),
+        ("--output pattern.bmp", "cannot draw pattern.bmp: its suffix is .bmp; use one of .pdf, .png, .svg"),
+        ("--widow 3", "No such option: --widow"),
+    ],
+)
+def test_what_plot_refuses(tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    status, output, errors = outcome(["plot", "sparse-pattern", *options.split()], capsys)
+    assert (status, output) == (2, "")
+    assert errors.startswith(f"vaswani: {message}")
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plot_without_matplotlib_names_the_remedy(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = "vaswani: drawing needs matplotlib: pip install 'vaswani[plots]'\n"
+    assert outcome(["plot", "sparse-pattern"], capsys) == (2, "", message)

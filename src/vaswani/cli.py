@@ -30,6 +30,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+plot = typer.Typer(help="Draw pictures of how a model works.", no_args_is_help=True)
+app.add_typer(plot, name="plot")
 
 
 @app.callback()
@@ -224,6 +226,43 @@ def evaluate(
         search = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
         screen.write(json.dumps(record))
+
+
+@plot.command("sparse-pattern")
+def plot_sparse_pattern(
+    output: Annotated[
+        Path, typer.Option("--output", metavar="FILE", help="A .png, .pdf or .svg file.")
+    ] = Path("sparse_pattern.png"),
+    length: Annotated[int, typer.Option("--length", help="Tokens of the sequence.")] = 4096,
+    block_size: Annotated[int, typer.Option("--block_size", help="Tokens of a block.")] = 64,
+    window: Annotated[int, typer.Option("--window", help="Blocks of the window, the own one included.")] = 3,
+    global_blocks: Annotated[int, typer.Option("--global", help="Global blocks, from the start.")] = 2,
+    random_blocks: Annotated[int, typer.Option("--random", help="Random blocks of each query block.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random blocks.")] = 0,
+    layer: Annotated[int, typer.Option("--layer", help="Each draws other random blocks.")] = 0,
+    heads: Annotated[int, typer.Option("--heads", help="A panel each; each draws other random blocks.")] = 2,
+    causal: Annotated[bool, typer.Option("--causal", help="A decoder's: nothing sees what follows.")] = False,
+) -> None:
+    """Draw which block of a sequence attends to which, and why."""
+    from vaswani.insight.plots import density, save_sparse_pattern
+    from vaswani.model.sparse_pattern import SparsePattern
+
+    try:
+        pattern = SparsePattern(
+            num_heads=heads,
+            block_size=block_size,
+            window_blocks=window,
+            global_blocks=global_blocks,
+            random_blocks=random_blocks,
+            seed=seed,
+            layer=layer,
+            causal=causal,
+        )
+        num_blocks = pattern.num_blocks(length)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    save_sparse_pattern(pattern, num_blocks, output)
+    print(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")
 
 
 def _load_translator(model: str, **options: Any) -> "Translator":

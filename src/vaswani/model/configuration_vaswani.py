@@ -12,6 +12,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .sparse_pattern import SparsePattern
+
 
 @strict
 class VaswaniConfig(PreTrainedConfig):
@@ -41,6 +43,14 @@ class VaswaniConfig(PreTrainedConfig):
         share_encoder_decoder_embeddings: one matrix embeds source and target; needs one vocabulary.
             `None` shares exactly when the two vocabularies have one size.
         tie_word_embeddings: the output projection is the target embedding (section 3.4).
+        encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
+            `SparsePattern`) or a list with one of these for each layer. Attention to the source is full.
+        sparse_block_size: tokens in a block of sparse attention.
+        sparse_window_blocks: blocks around the query that it sees, its own among them.
+        sparse_global_blocks: blocks at the start that see all and that all see.
+        sparse_global_tokens: in place of these, so many tokens at the start, in blocks of their own (ETC).
+        sparse_random_blocks: blocks drawn for each layer, head and query block.
+        sparse_seed: which are drawn.
 
     Raises:
         ValueError: when a value is impossible, naming it and what would be possible.
@@ -76,6 +86,14 @@ class VaswaniConfig(PreTrainedConfig):
     scale_embedding: bool = True
     share_encoder_decoder_embeddings: bool | None = None
     tie_word_embeddings: bool = True
+    encoder_attention: str | list[str] = "full"
+    decoder_attention: str | list[str] = "full"
+    sparse_block_size: int = 64
+    sparse_window_blocks: int = 3
+    sparse_global_blocks: int = 2
+    sparse_global_tokens: int = 0
+    sparse_random_blocks: int = 3
+    sparse_seed: int = 0
     use_cache: bool = True
     is_encoder_decoder: bool = True
     pad_token_id: int | None = 0
@@ -89,6 +107,27 @@ class VaswaniConfig(PreTrainedConfig):
         if self.share_encoder_decoder_embeddings is None:
             self.share_encoder_decoder_embeddings = self.decoder_vocab_size == self.vocab_size
         super().__post_init__(**kwargs)
+
+    def layer_attention(self, stack: str) -> list[str]:
+        """`"full"` or `"sparse"` for each layer of the `"encoder"` or the `"decoder"`."""
+        attention = getattr(self, f"{stack}_attention")
+        return [attention] * getattr(self, f"{stack}_layers") if isinstance(attention, str) else attention
+
+    def sparse_pattern(self, stack: str, layer: int) -> SparsePattern | None:
+        """Who sees whom in the self-attention of a layer, or `None` where all see all."""
+        if self.layer_attention(stack)[layer] == "full":
+            return None
+        return SparsePattern(
+            num_heads=getattr(self, f"{stack}_attention_heads"),
+            block_size=self.sparse_block_size,
+            window_blocks=self.sparse_window_blocks,
+            global_blocks=self.sparse_global_blocks,
+            random_blocks=self.sparse_random_blocks,
+            seed=self.sparse_seed,
+            layer=layer,
+            global_tokens=self.sparse_global_tokens,
+            causal=stack == "decoder",
+        )
 
     def validate_sizes(self):
         """Every size is a positive number; layer counts may not be zero either."""
@@ -123,6 +162,25 @@ class VaswaniConfig(PreTrainedConfig):
                 f"d_model={self.d_model} must be even for sinusoidal positions; "
                 f'try d_model={self.d_model + 1} or position_embedding="learned".'
             )
+
+    def validate_attention(self):
+        """Each layer is full or sparse, and the pattern is possible where one is."""
+        for stack in ("encoder", "decoder"):
+            layers, attention = self.layer_attention(stack), getattr(self, f"{stack}_attention")
+            if set(layers) - {"full", "sparse"}:
+                raise ValueError(
+                    f'{stack}_attention={attention!r} must be "full", "sparse" or a list of these.'
+                )
+            if len(layers) != getattr(self, f"{stack}_layers"):
+                raise ValueError(
+                    f"{stack}_attention lists {len(layers)} layers and "
+                    f"{stack}_layers={getattr(self, f'{stack}_layers')}; list as many."
+                )
+            if "sparse" in layers:
+                try:
+                    self.sparse_pattern(stack, layers.index("sparse"))
+                except ValueError as error:
+                    raise ValueError(f"sparse attention in the {stack}: sparse_{error}") from None
 
     def validate_dropout(self):
         """Dropout rates are probabilities below one."""

@@ -145,6 +145,10 @@ class SharedSourceMixin(GenerationMixin):
             or generation_config.num_beams == 1  # a cache that a caller may want to go on from
         )
         takes_any_mask = self.config._attn_implementation in ("eager", "sdpa")
+        if "sparse" in self.config.layer_attention("decoder"):
+            takes_any_mask = (
+                False  # a sparse layer asks for the place of each key, which a tree does not have
+            )
         if not is_ours_to_choose or shows_every_row or not takes_any_mask:
             return None
         num_sources = model_kwargs["encoder_outputs"][0].shape[0]
@@ -195,6 +199,20 @@ class SharedSourceMixin(GenerationMixin):
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         search = _running_search.get()
         return inputs if search is None else search.narrow(inputs)
+
+    @staticmethod
+    def create_masks_for_generate(
+        config, inputs_embeds, attention_mask, past_key_values, **kwargs
+    ) -> torch.Tensor | None:
+        """The mask of a step for a cache of fixed size, [B, its size]: the model makes the rest itself.
+
+        The library would make it [B, 1, T, size], from which neither a token's position nor what a sparse
+        layer wants to know can be told.
+        """
+        if attention_mask is None:
+            return None
+        size = past_key_values.self_attention_cache.get_max_length()
+        return torch.nn.functional.pad(attention_mask, (0, size - attention_mask.shape[1]))
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs) -> dict[str, Any]:
         """Give transformers' search the rows of logits that it expects."""

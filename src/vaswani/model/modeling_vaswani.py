@@ -45,6 +45,8 @@ from .dropout import dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from .generation import SharedSourceMixin
 from .linear_cross_entropy import linear_cross_entropy
+from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
+from .sparse_pattern import SparsePattern
 
 
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
@@ -96,6 +98,36 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights
 
 
+def sparse_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    past_length: int | torch.Tensor = 0,
+    **kwargs: Unpack[TransformersKwargs],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Self-attention under `module.pattern`, by the reference where it is asked for, else by a sparse kernel.
+
+    Query [B, H, T, D], key and value [B, H, S, D]; the mask is that of padding, [B, all tokens so far], of
+    which `past_length` came before. Returns the output [B, T, H, D] and the weights, or None from a kernel.
+    """
+    pattern: SparsePattern = module.pattern
+    if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
+        visible = dense_mask(pattern, query.shape[2], key.shape[2], past_length, attention_mask, key.device)
+        return eager_attention_forward(module, query, key, value, visible, scaling, dropout)
+    if isinstance(past_length, int) and past_length == 0:
+        length = query.shape[2]  # a cache of fixed size holds more, still empty
+        key, value = key[:, :, :length], value[:, :, :length]
+        attention_mask = None if attention_mask is None else attention_mask[:, :length]
+        output = sparse_attention(query, key, value, pattern, attention_mask, scaling, dropout)
+    else:
+        output = sparse_attention_step(query, key, value, pattern, past_length, attention_mask, scaling)
+    return output.transpose(1, 2), None
+
+
 FEW_QUERIES = 8  # so many or fewer are attended to faster without a fused kernel, on the CPU
 
 
@@ -104,11 +136,21 @@ class VaswaniAttention(nn.Module):
 
     The rows of a batch may share keys: where there are K times as many query rows as key rows (the beams or
     samples of one source), each run of K rows attends to one row of keys, which is never repeated.
+
+    With a pattern, self-attention is sparse, and takes the padding mask [B, S] itself.
     """
 
-    def __init__(self, config: VaswaniConfig, num_heads: int, layer_idx: int, is_causal: bool = False):
+    def __init__(
+        self,
+        config: VaswaniConfig,
+        num_heads: int,
+        layer_idx: int,
+        is_causal: bool = False,
+        pattern: SparsePattern | None = None,
+    ):
         super().__init__()
         self.config = config
+        self.pattern = pattern
         self.layer_idx = layer_idx
         self.is_causal = is_causal  # read by the kernels when there is no mask
         self.head_dim = config.d_model // num_heads
@@ -129,10 +171,15 @@ class VaswaniAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, d_model] -> [B, T, d_model] and the weights [B, H, T, S], or None from a fused kernel."""
         rows, length, width = hidden_states.shape
+        past_length = self._past_length(past_key_values)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
 
-        attention = self._kernel(query, attention_mask, past_key_values)
+        attention: Callable
+        if self.pattern is None:
+            attention = self._kernel(query, attention_mask, past_key_values)
+        else:
+            attention, kwargs = sparse_attention_forward, {**kwargs, "past_length": past_length}
         output, weights = attention(
             self,
             query,
@@ -146,6 +193,16 @@ class VaswaniAttention(nn.Module):
         if weights is not None and weights.shape[0] != rows:  # [B/K, H, K·T, S] -> [B, H, T, S]
             weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
         return self.out_proj(output.reshape(rows, length, width)), weights
+
+    def _past_length(self, past_key_values: Cache | None) -> int | torch.Tensor:
+        """How many tokens came before, where a sparse pattern has to know it."""
+        if self.pattern is None or past_key_values is None:
+            return 0
+        if isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = past_key_values.self_attention_cache
+        past_length = past_key_values.get_seq_length(self.layer_idx)
+        # A cache of fixed size counts in place.
+        return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
 
     def _kernel(
         self, query: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
@@ -222,7 +279,9 @@ class VaswaniEncoderLayer(VaswaniLayer):
 
     def __init__(self, config: VaswaniConfig, layer_idx: int):
         super().__init__(config, config.encoder_ffn_dim)
-        self.self_attn = VaswaniAttention(config, config.encoder_attention_heads, layer_idx)
+        pattern = config.sparse_pattern("encoder", layer_idx)
+        heads = config.encoder_attention_heads
+        self.self_attn = VaswaniAttention(config, heads, layer_idx, pattern=pattern)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model)
 
@@ -245,7 +304,8 @@ class VaswaniDecoderLayer(VaswaniLayer):
     def __init__(self, config: VaswaniConfig, layer_idx: int):
         super().__init__(config, config.decoder_ffn_dim)
         heads = config.decoder_attention_heads
-        self.self_attn = VaswaniAttention(config, heads, layer_idx, is_causal=True)
+        pattern = config.sparse_pattern("decoder", layer_idx)
+        self.self_attn = VaswaniAttention(config, heads, layer_idx, is_causal=True, pattern=pattern)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
         self.encoder_attn = VaswaniAttention(config, heads, layer_idx)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
@@ -338,6 +398,21 @@ class VaswaniStack(VaswaniPreTrainedModel):
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.")
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
+    def padding_mask(self, attention_mask: torch.Tensor | None, stack: str) -> torch.Tensor | None:
+        """The mask [B, S] for sparse layers, which the pattern makes the rest of.
+
+        Raises:
+            ValueError: when some layers are sparse and the mask says more than what is padding.
+        """
+        if attention_mask is not None and attention_mask.ndim != 2:
+            if "sparse" in self.config.layer_attention(stack):
+                raise ValueError(
+                    "sparse attention takes a padding mask [batch, length]; got "
+                    f"{list(attention_mask.shape)}. Set {stack}_attention='full' to give each query its own mask."
+                )
+            return None
+        return attention_mask
+
     def add_positions(
         self,
         inputs_embeds: torch.Tensor,
@@ -347,7 +422,10 @@ class VaswaniStack(VaswaniPreTrainedModel):
         """Positions count the tokens that the mask shows, so padding on either side changes nothing."""
         length = inputs_embeds.shape[1]
         if attention_mask is not None and attention_mask.ndim == 2:
-            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]  # [B, T]
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+            if positions.shape[1] != length:  # the mask covers what came before too
+                new = past_length + torch.arange(length, device=positions.device)
+                positions = positions.index_select(1, new)  # [B, T]
             bound = attention_mask.shape[1]
         else:
             positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]  # [1, T]
@@ -377,9 +455,13 @@ class VaswaniEncoder(VaswaniStack):
     ) -> BaseModelOutput:
         inputs_embeds = self.token_embeddings(input_ids, inputs_embeds)
         hidden_states = self.add_positions(inputs_embeds, attention_mask)
-        mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+        mask = None
+        if "full" in self.config.layer_attention("encoder"):
+            mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+        padding_mask = self.padding_mask(attention_mask, "encoder")
         for layer in self.layers:
-            hidden_states = layer(hidden_states, mask, **kwargs)
+            layer_mask = mask if layer.self_attn.pattern is None else padding_mask
+            hidden_states = layer(hidden_states, layer_mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
 
@@ -422,7 +504,10 @@ class VaswaniDecoder(VaswaniStack):
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
 
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
-        mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
+        mask = None
+        if "full" in self.config.layer_attention("decoder"):
+            mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
+        padding_mask = self.padding_mask(attention_mask, "decoder")
         encoder_mask = self.encoder_attention_mask(
             inputs_embeds, encoder_hidden_states, encoder_attention_mask
         )
@@ -431,7 +516,7 @@ class VaswaniDecoder(VaswaniStack):
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                mask,
+                mask if layer.self_attn.pattern is None else padding_mask,
                 encoder_hidden_states,
                 encoder_mask,
                 past_key_values=past_key_values,

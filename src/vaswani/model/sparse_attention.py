@@ -11,7 +11,7 @@ from dataclasses import astuple
 
 import torch
 
-from .sparse_kernel import sparse_attention_kernel
+from .sparse_kernel import sparse_attention_kernel, sparse_key_blocks
 from .sparse_pattern import SparsePattern
 
 
@@ -41,16 +41,33 @@ def sparse_attention(
         ValueError: when the shapes do not fit each other or the pattern.
     """
     _check_shapes(query, key, value, pattern, padding_mask)
-    return sparse_attention_kernel(
+    has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
+    if has_gap:  # fill it with tokens that nobody sees
+        query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
+        shown = query.new_ones(1, 1) if padding_mask is None else padding_mask
+        shown = shown.bool().expand(query.shape[0], query.shape[2] - pattern.gap)
+        padding_mask = _with_gap(shown, pattern, dim=1)
+    output = sparse_attention_kernel(
         query,
         key,
         value,
         None if padding_mask is None else padding_mask.bool(),
         torch.randint(2**62, ()) if dropout else None,
-        [int(number) for number in astuple(pattern)],
+        [int(number) for number in astuple(pattern.in_blocks())],
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         dropout,
     )
+    if has_gap:
+        end = pattern.global_tokens + pattern.gap
+        output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
+    return output
+
+
+def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:
+    """Zeros (False) behind the global tokens, so that the others begin a block."""
+    start, rest = states.tensor_split([pattern.global_tokens], dim)
+    gap = rest.new_zeros(*rest.shape[:dim], pattern.gap, *rest.shape[dim + 1 :])
+    return torch.cat([start, gap, rest], dim)
 
 
 def _check_shapes(
@@ -68,3 +85,111 @@ def _check_shapes(
         raise ValueError(f"the query has {heads} heads and the pattern num_heads={pattern.num_heads}.")
     if padding_mask is not None and padding_mask.shape != (batch, length):
         raise ValueError(f"padding_mask must be [{batch}, {length}]; got {list(padding_mask.shape)}.")
+
+
+def dense_mask(
+    pattern: SparsePattern,
+    num_rows: int,
+    num_tokens: int,
+    past_length: int | torch.Tensor = 0,
+    padding_mask: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """The reference: who may see whom, bool [B, H, T, S] (B is 1 without padding).
+
+    Args:
+        pattern: who sees whom.
+        num_rows, past_length: the rows are the T tokens after so many.
+        num_tokens: S, at least T more than came before.
+        padding_mask: [B, at most S], 0 or False for keys that nobody may see; those behind are hidden too.
+        device: of the mask.
+    """
+    rows = past_length + torch.arange(num_rows, device=device)
+    visible = pattern.to_dense(num_tokens, device)[None, :, rows]
+    if padding_mask is not None:
+        shown = padding_mask.to(device=device, dtype=torch.bool)
+        shown = torch.nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))
+        visible = visible & shown[:, None, None]
+    return visible
+
+
+STEP = 64  # rows attended from at a time, each with keys of its own
+
+
+def sparse_attention_step(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    past_length: int | torch.Tensor,
+    padding_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """The last rows of causal `sparse_attention`, from a cache of keys of which only those seen are read.
+
+    Args:
+        query: [B, H, T, D], of the tokens `past_length` to `past_length` + T − 1.
+        key, value: [B, H, S, D], S at least `past_length` + T; what lies behind is not looked at.
+        pattern: causal.
+        past_length: an integer, or an int64 tensor [] for a cache of fixed size.
+        padding_mask: [B, at least `past_length` + T], 0 or False for keys that nobody may see.
+        scaling: 1 / sqrt(D) by default.
+
+    Returns:
+        [B, H, T, D].
+    """
+    rows = past_length + torch.arange(query.shape[2], device=query.device)
+    steps = zip(query.split(STEP, dim=2), rows.split(STEP), strict=True)
+    outputs = [_attend(step, key, value, pattern, row, padding_mask, scaling) for step, row in steps]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    rows: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention from some rows [T]: query [B, H, T, D] -> [B, H, T, D]."""
+    tokens, seen = visible_tokens(pattern, rows, key.shape[2])  # [H, T, M]
+    seen = seen[None]
+    if padding_mask is not None:
+        seen = seen & padding_mask.bool()[:, tokens.clamp(max=padding_mask.shape[1] - 1)]
+    head = torch.arange(len(tokens), device=tokens.device)[:, None, None]
+    keys, values = key[:, head, tokens], value[:, head, tokens]  # [B, H, T, M, D]
+    precision = torch.promote_types(query.dtype, torch.float32)
+    scores = (query[..., None, :] @ keys.transpose(-2, -1)).to(precision)  # [B, H, T, 1, M]
+    scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    hidden = ~seen[..., None, :]
+    weights = scores.masked_fill(hidden, torch.finfo(precision).min).softmax(-1).masked_fill(hidden, 0.0)
+    return (weights.to(value.dtype) @ values)[..., 0, :]
+
+
+def visible_tokens(
+    pattern: SparsePattern, rows: torch.Tensor, num_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens in the blocks that each row of a causal pattern sees.
+
+    Args:
+        pattern: causal.
+        rows: int64 [T], tokens.
+        num_tokens: how many there are.
+
+    Returns:
+        int64 [H, T, M] and bool [H, T, M], whether the row sees the token; where not, it may be any.
+    """
+    size = pattern.block_size
+    # The pattern of a row does not depend on the length, so that one table serves for twice as many tokens.
+    num_blocks = 1 << (pattern.num_blocks(num_tokens) - 1).bit_length()
+    numbers = [int(number) for number in astuple(pattern.in_blocks())]
+    blocks = sparse_key_blocks(numbers, num_blocks, rows.device)[:, pattern.places(rows) // size]  # [H, T, L]
+    places = blocks[..., None] * size + torch.arange(size, device=rows.device)
+    places = places.flatten(-2)  # [H, T, M]
+    is_behind = places >= pattern.global_tokens + pattern.gap
+    tokens = places - pattern.gap * is_behind
+    is_token = is_behind | (places < pattern.global_tokens) if pattern.gap else tokens >= 0
+    seen = is_token & (tokens <= rows[:, None])
+    return tokens.clamp(0, num_tokens - 1), seen

@@ -43,6 +43,20 @@ def _key_blocks(pattern: SparsePattern, num_blocks: int, device: torch.device) -
         return torch.where(blocks < 0, num_blocks, blocks)
 
 
+@torch.library.custom_op("vaswani::sparse_key_blocks", mutates_args=())
+def sparse_key_blocks(pattern: list[int], num_blocks: int, device: torch.device) -> torch.Tensor:
+    """The key blocks of a pattern: int64 [H, N − G, L], N where there is none."""
+    return _key_blocks(_pattern_of(pattern), num_blocks, device).clone()  # a compiler may reuse what it gets
+
+
+@sparse_key_blocks.register_fake
+def _(pattern: list[int], num_blocks: int, device: torch.device) -> torch.Tensor:
+    drawn = _pattern_of(pattern)
+    rows = num_blocks - drawn.num_global_rows(num_blocks)
+    blocks = drawn.global_blocks + drawn.window_blocks + drawn.random_blocks
+    return torch.empty(drawn.num_heads, rows, blocks, dtype=torch.int64, device=device)
+
+
 class _Workspace:
     """Buffers that each chunk and head writes into anew: they are in the cache, and new memory is slow.
 

@@ -14,11 +14,15 @@ R(i) are the r blocks with the smallest `block_hash(seed, layer, head, i, j)` am
 lets i see, or all of them where they are fewer. It depends on these numbers alone: not on the length (in a
 decoder), the device, the process, training or evaluation, or a library's random state.
 
+Global tokens (ETC, arXiv:2004.08483) are the same with blocks of their own: the first t tokens of the
+sequence fill ceil(t / b) global blocks, the last of them perhaps in part, and the blocks of the other tokens
+begin after them.
+
 n tokens · N = ceil(n / b) blocks · H heads
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,6 +77,7 @@ class SparsePattern:
         global_blocks: g, counted from the start of the sequence.
         random_blocks: r, for each query block.
         seed, layer: which random blocks.
+        global_tokens: t, how many tokens at the start are global, in place of global blocks.
         causal: whether a token sees only itself and those before.
 
     Raises:
@@ -86,6 +91,7 @@ class SparsePattern:
     random_blocks: int = 3
     seed: int = 0
     layer: int = 0
+    global_tokens: int = 0
     causal: bool = False
 
     def __post_init__(self) -> None:
@@ -96,9 +102,15 @@ class SparsePattern:
             ("global_blocks", 0),
             ("random_blocks", 0),
             ("layer", 0),
+            ("global_tokens", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
+        if self.global_tokens and self.global_blocks:
+            raise ValueError(
+                f"global_tokens={self.global_tokens} and global_blocks={self.global_blocks} exclude each "
+                "other; set one of them to 0."
+            )
         if not self.causal and self.window_blocks % 2 == 0:
             raise ValueError(
                 f"window_blocks={self.window_blocks} must be odd, as many blocks on either side; "
@@ -107,12 +119,30 @@ class SparsePattern:
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must fit into 64 bits.")
 
+    @property
+    def gap(self) -> int:
+        """How many places of the last block of global tokens are left empty."""
+        return -self.global_tokens % self.block_size
+
+    def in_blocks(self) -> "SparsePattern":
+        """The pattern of a sequence with that gap filled up, which knows global blocks alone."""
+        if not self.global_tokens:
+            return self
+        blocks = (self.global_tokens + self.gap) // self.block_size
+        return replace(self, global_blocks=blocks, global_tokens=0)
+
+    def places(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Where tokens stand in the sequence with that gap: int64 of any shape -> the same."""
+        return tokens + self.gap * (tokens >= self.global_tokens)
+
     def num_blocks(self, length: int) -> int:
         """N, the last block perhaps in part.
 
         Raises:
             ValueError: for a length of more blocks than the hash tells apart.
         """
+        if length > self.global_tokens:
+            length += self.gap
         blocks = -(-length // self.block_size)
         if blocks > MAX_BLOCKS:
             raise ValueError(
@@ -123,7 +153,7 @@ class SparsePattern:
 
     def num_global_rows(self, num_blocks: int) -> int:
         """How many query blocks, from the start, see every block."""
-        return 0 if self.causal else min(self.global_blocks, num_blocks)
+        return 0 if self.causal else min(self.in_blocks().global_blocks, num_blocks)
 
     def key_blocks(self, num_blocks: int, first: int = 0, device: torch.device | str = "cpu") -> torch.Tensor:
         """The key blocks that query blocks `first` to N − 1 see, without the rows that see everything.
@@ -132,6 +162,8 @@ class SparsePattern:
             int64 [H, N − first', g + w + r], first' = max(first, `num_global_rows`): for each query block
             global blocks, then its window, then its random blocks in ascending order; −1 where there is none.
         """
+        if self.global_tokens:
+            return self.in_blocks().key_blocks(num_blocks, first, device)
         first = max(first, self.num_global_rows(num_blocks))
         query = torch.arange(first, num_blocks, device=device)
         fixed = self._fixed_key_blocks(query, num_blocks).expand(self.num_heads, -1, -1)
@@ -186,6 +218,6 @@ class SparsePattern:
     def to_dense(self, length: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """The reference: bool [H, n, n], whether token i may attend to token j."""
         mask = self.block_mask(self.num_blocks(length), device)
-        mask = mask.repeat_interleave(self.block_size, 1).repeat_interleave(self.block_size, 2)
-        mask = mask[:, :length, :length]
+        block = self.places(torch.arange(length, device=device)) // self.block_size
+        mask = mask[:, block][:, :, block]
         return mask.tril() if self.causal else mask

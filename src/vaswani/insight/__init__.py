@@ -1,0 +1,1 @@
+"""Insight: pictures of what a model does."""
