@@ -128,6 +128,44 @@ class TestTokenizing:
             assert [(row["source_length"], row["target_length"]) for row in rows] == expected
             assert report == RowReport(kept=len(expected), over_long=len(PAIRS) - len(expected))
 
+    @pytest.mark.parametrize("truncated", [["source"], ["target"], ["source", "target"]], ids=str)
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_over_long_rows_can_be_cut_off_instead(self, streaming, truncated, corpus, tokenizer):
+        whole = list(tokenize_corpus(corpus().split("train"), tokenizer, tokenizer))
+        columns = {"source": "input_ids", "target": "labels"}
+        longest = {side: max(len(row[column]) for row in whole) for side, column in columns.items()}
+        most = {side: 3 if side in truncated else longest[side] - 1 for side in columns}
+        for _ in range(2):  # the second time from the cache, or in a second pass
+            loaded = corpus(streaming)
+            report = loaded.reports["train"]
+            rows = list(
+                tokenize_corpus(
+                    *(loaded.split("train"), tokenizer, tokenizer, most["source"], most["target"], report),
+                    truncated,
+                )
+            )
+            expected, num_cut = [], 0
+            for row in whole:
+                too_long = [side for side in most if len(row[columns[side]]) > most[side]]
+                if set(too_long) <= set(truncated):
+                    num_cut += bool(too_long)
+                    expected.append(
+                        {
+                            side: [*row[column][: most[side] - 1], row[column][-1]]
+                            if side in too_long
+                            else row[column]
+                            for side, column in columns.items()
+                        }
+                    )
+            assert [{side: row[columns[side]] for side in most} for row in rows] == expected
+            assert [(row["source_length"], row["target_length"]) for row in rows] == [
+                (len(row["source"]), len(row["target"])) for row in expected
+            ]
+            assert num_cut > 0
+            left_out = len(PAIRS) - len(expected)
+            assert report == RowReport(kept=len(expected), over_long=left_out, truncated=num_cut)
+            assert str(report).startswith(f"kept {len(expected)} of 6 rows, {num_cut} of them cut off")
+
     @pytest.mark.parametrize("streaming", [False, True])
     def test_text_without_tokens_is_empty(self, streaming, tokenizer):
         bare = train_tokenizer(["abc"], 259, min_frequency=1)

@@ -1,11 +1,13 @@
 """Positions and token embeddings against the paper's formulas."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import tiny_config, tiny_model, tokens
 
+from vaswani import VaswaniForConditionalGeneration
 from vaswani.model.embeddings import TABLE_LENGTH, LearnedPositions, SinusoidalPositions, TokenEmbeddings
 
 
@@ -61,6 +63,34 @@ def test_learned_positions_say_what_is_too_long() -> None:
     assert module(torch.arange(8)[None], 8, torch.float32).shape == (1, 8, 32)
     with pytest.raises(ValueError, match="a sequence of 9 tokens is longer than max_position_embeddings=8"):
         module(torch.arange(9)[None], 9, torch.float32)
+
+
+def test_learned_positions_are_repeated_for_longer_sequences(tmp_path: Path) -> None:
+    model = tiny_model(position_embedding="learned", max_position_embeddings=8)
+    short, long = tokens(2, 8), tokens(2, 21)
+    expected = model(short, labels=short).logits
+    source, target = (positions.weight.clone() for positions in model.get_position_embeddings())
+    with pytest.raises(ValueError, match="longer than max_position_embeddings=8"):
+        model(long, labels=long)
+    model.resize_position_embeddings(21)
+    assert torch.equal(model(short, labels=short).logits, expected)
+    for positions, before in zip(model.get_position_embeddings(), (source, target), strict=True):
+        assert torch.equal(positions.weight, before.repeat(3, 1)[:21])
+    logits = model(long, labels=long).logits
+    model.save_pretrained(tmp_path)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.config.max_position_embeddings == 21
+    assert torch.equal(loaded(long, labels=long).logits, logits)
+    with pytest.raises(ValueError, match="new_num_position_embeddings=0 must be at least 1"):
+        model.resize_position_embeddings(0)
+
+
+def test_sinusoids_need_no_more_positions() -> None:
+    model, long = tiny_model(max_position_embeddings=8), tokens(2, 21)
+    expected = model(long, labels=long).logits
+    model.resize_position_embeddings(4096)
+    assert model.config.max_position_embeddings == 4096
+    assert torch.equal(model(long, labels=long).logits, expected)
 
 
 def test_learned_positions_count_tokens_and_not_padding() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_runs import TINY_RUN, as_flags
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani import VaswaniConfig
@@ -15,6 +15,8 @@ from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.training.config_file import load_config
 from vaswani.training.run import build_model, train
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def run(options: dict, **more) -> dict[str, float]:
@@ -55,6 +57,57 @@ def test_a_plain_generate_goes_as_far_as_training_did(tiny_run, options, longest
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_run["output_dir"])
     model.generation_config.eos_token_id = None  # a model that never ends by itself
     assert model.generate(torch.tensor([[5, 6, 2]])).shape[1] == longest
+
+
+def test_sparse_layers_are_options_of_a_run(tiny_run):
+    sparse = {"sparse_block_size": 1, "sparse_global_blocks": 1, "sparse_random_blocks": 1}
+    folders = {}
+    for name, options in {
+        "full": {},
+        "encoder": {"encoder_attention": "sparse"},
+        "decoder": {"decoder_attention": ["sparse"]},
+        "other seed": {"encoder_attention": "sparse", "sparse_seed": 1},
+    }.items():
+        folders[name] = f"{tiny_run['output_dir']}-{name}"
+        run({**tiny_run, **sparse, **options, "output_dir": folders[name]}, max_steps=2)
+    assert VaswaniConfig.from_pretrained(folders["encoder"]).encoder_attention == "sparse"
+    trained = [weights(folder) for folder in folders.values()]
+    assert not any(torch.equal(trained[0], other) for other in trained[1:])
+    assert not torch.equal(trained[1], trained[3])
+
+
+def test_long_rows_can_be_cut_off(tiny_run, capsys):
+    run(
+        tiny_run,
+        max_steps=1,
+        max_source_length=8,
+        save_strategy="no",
+        output_dir=f"{tiny_run['output_dir']}-0",
+    )
+    left_out = capsys.readouterr().out
+    scores = run(tiny_run, max_steps=1, max_source_length=8, truncate=True)
+    printed = capsys.readouterr().out
+    assert "over-long" in left_out
+    assert "train: kept 400 of 400 rows, " in printed
+    assert "over-long" not in printed
+    assert "peak memory: " in printed
+    assert scores.keys() >= {"test_loss"}
+    with pytest.raises(UserError, match="truncate=true and bpe_dropout exclude each other"):
+        run(tiny_run, max_steps=1, truncate=True, bpe_dropout=0.1)
+
+
+@pytest.mark.parametrize("name", ["long_summarization", "long_classification"])
+def test_the_long_configurations_train(name, tmp_path, capsys):
+    rows = [{"text": f"{i} " + "a long story " * 40, "summary": "a story", "label": "pos"} for i in range(40)]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = {**TINY_MODEL, "vocab_size": 260, "max_steps": 2, "eval_steps": 2, "save_steps": 2}
+    small |= {"max_tokens_per_batch": 4096, "generation_max_length": 4, "max_source_length": 256}
+    flags = as_flags({**small, "dataset": tmp_path, "output_dir": tmp_path / "run", "use_cpu": True})
+    scores = train(load_config(CONFIGS / f"{name}.yaml", flags))
+    assert scores.keys() >= {"validation_loss", "validation_exact_match"}
+    assert VaswaniConfig.from_pretrained(tmp_path / "run").encoder_attention == "sparse"
+    assert "40 of them cut off" in capsys.readouterr().out
 
 
 def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny_run, tmp_path):

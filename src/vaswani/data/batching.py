@@ -16,7 +16,7 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -58,6 +58,7 @@ def tokenize_corpus(
     max_source_length: int | None = None,
     max_target_length: int | None = None,
     report: RowReport | None = None,
+    truncated: Collection[str] = (),
 ) -> Dataset | datasets.IterableDataset:
     """Turn text into token ids; leave out, and count, what is too long or has no tokens.
 
@@ -71,6 +72,8 @@ def tokenize_corpus(
         max_source_length: most tokens of a source, the end-of-sequence token counted; None for no limit.
         max_target_length: likewise for the target.
         report: receives the counts. A second call would count twice: give it another report, or none.
+        truncated: `"source"`, `"target"` or both: which are cut off, before the end-of-sequence token, where
+            they are too long, instead of being left out.
 
     Returns:
         Columns `input_ids` and `labels` (lists of int32, ending with the end-of-sequence token),
@@ -91,6 +94,7 @@ def tokenize_corpus(
             target_tokenizer.num_special_tokens_to_add(),
         ),
         longest=(max_source_length, max_target_length),
+        truncated=("source" in truncated, "target" in truncated),
     )
     report = report if report is not None else RowReport()
     if isinstance(dataset, Dataset):
@@ -117,10 +121,29 @@ class _LengthLimits:
     Args:
         of_nothing: the length of an empty text, special tokens alone.
         longest: the greatest length allowed, or None.
+        truncated: whether what is longer is cut off instead of left out.
     """
 
     of_nothing: tuple[int, int]
     longest: tuple[int | None, int | None]
+    truncated: tuple[bool, bool] = (False, False)
+
+    def truncate(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Cut off the token ids of some rows, and count them anew; the end-of-sequence token stays."""
+        names = (("input_ids", "source_length"), ("labels", "target_length"))
+        for (ids, length), most, cuts in zip(names, self.longest, self.truncated, strict=True):
+            if cuts and most is not None:
+                rows[ids] = [row if len(row) <= most else [*row[: most - 1], row[-1]] for row in rows[ids]]
+                rows[length] = [len(row) for row in rows[ids]]
+        return rows
+
+    def too_long(self, source: Integers, target: Integers, truncated: bool) -> npt.NDArray[np.bool_]:
+        """Which rows [N] are too long on a side that is truncated, or on one that is not."""
+        is_long = np.zeros(len(source), dtype=bool)
+        for lengths, most, cuts in zip((source, target), self.longest, self.truncated, strict=True):
+            if most is not None and cuts == truncated:
+                is_long |= lengths > most
+        return is_long
 
     def fitting(self, source: Integers, target: Integers, report: RowReport) -> Integers:
         """Indices of the rows [N] that are neither empty nor over-long; the others are reported."""
@@ -128,11 +151,12 @@ class _LengthLimits:
         empty = np.any(
             [length <= least for length, least in zip(lengths, self.of_nothing, strict=True)], axis=0
         )
-        limits = [np.inf if most is None else most for most in self.longest]
-        over_long = np.any([length > most for length, most in zip(lengths, limits, strict=True)], axis=0)
+        over_long = self.too_long(source, target, truncated=False)
         report.leave_out("empty", int(empty.sum()))
         report.leave_out("over_long", int((over_long & ~empty).sum()))
-        return np.flatnonzero(~(empty | over_long))
+        fits = ~(empty | over_long)
+        report.truncated += int((self.too_long(source, target, truncated=True) & fits).sum())
+        return np.flatnonzero(fits)
 
     def __str__(self) -> str:
         return f"max_source_length={self.longest[0]}, max_target_length={self.longest[1]}"
@@ -178,8 +202,9 @@ def _encode_fit(
 ) -> dict[str, list[Any]]:
     """Tokenize some rows of a stream, without those that do not fit."""
     tokens = _encode(rows, source_tokenizer, target_tokenizer)
-    fit = limits.fitting(np.asarray(tokens["source_length"]), np.asarray(tokens["target_length"]), report)
-    return {name: [column[i] for i in fit] for name, column in tokens.items()}
+    source, target = (np.asarray(tokens[name]) for name in ("source_length", "target_length"))
+    fit = limits.fitting(source, target, report)
+    return limits.truncate({name: [column[i] for i in fit] for name, column in tokens.items()})
 
 
 def _tokenize_whole(
@@ -232,12 +257,15 @@ def _map_tokens(
 
 
 def _select_fit(tokens: Dataset, limits: _LengthLimits, report: RowReport) -> Dataset:
-    fit = limits.fitting(*token_lengths(tokens), report)
+    source, target = token_lengths(tokens)
+    fit = limits.fitting(source, target, report)
     if not fit.size:
         raise UserError(f"none of {len(tokens):,} rows fits within {limits}; raise the limits")
     if 2 * fit.size < len(tokens):
         logger.warning("Only %d of %d rows fit within %s.", fit.size, len(tokens), limits)
-    return tokens if fit.size == len(tokens) else tokens.select(fit)
+    is_cut = limits.too_long(source, target, truncated=True)[fit].any()
+    tokens = tokens if fit.size == len(tokens) else tokens.select(fit)
+    return tokens.map(limits.truncate, batched=True, desc="Truncating") if is_cut else tokens
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):

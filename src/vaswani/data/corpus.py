@@ -88,7 +88,8 @@ class RowReport:
 
     `kept` rows are used. Left out are rows with nothing but white space on a side (`empty`), with too many
     tokens (`over_long`), with bytes that are not UTF-8 (`not_utf8`), that do not parse (`malformed`), and
-    with no text at all on a side (`missing_source`, `missing_target`).
+    with no text at all on a side (`missing_source`, `missing_target`). Some of those kept may have been cut
+    off (`truncated`).
     """
 
     kept: int = 0
@@ -98,6 +99,7 @@ class RowReport:
     malformed: int = 0
     missing_source: int = 0
     missing_target: int = 0
+    truncated: int = 0
 
     @property
     def mispaired(self) -> int:
@@ -107,7 +109,7 @@ class RowReport:
     @property
     def rows(self) -> int:
         """All rows read."""
-        return sum(asdict(self).values())
+        return sum(asdict(self).values()) - self.truncated
 
     def reset(self) -> None:
         """Forget all counts: a new pass over the rows begins."""
@@ -129,7 +131,10 @@ class RowReport:
             f"mispaired ({sources:,} sources, {targets:,} targets)": self.mispaired,
         }
         problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        return f"kept {self.kept:,} of {self.rows:,} rows" + (f"; left out: {problems}" if problems else "")
+        cut = f", {self.truncated:,} of them cut off" if self.truncated else ""
+        return f"kept {self.kept:,} of {self.rows:,} rows{cut}" + (
+            f"; left out: {problems}" if problems else ""
+        )
 
 
 @dataclass

@@ -69,9 +69,16 @@ class LearnedPositions(nn.Embedding):
         if too_long and positions.max() >= self.num_embeddings:
             raise ValueError(
                 f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
-                f"{self.num_embeddings}; shorten it, or train with sinusoidal positions, which have no limit."
+                f"{self.num_embeddings}; shorten it, give the model more (resize_position_embeddings), or train "
+                "with sinusoidal positions, which have no limit."
             )
         return super().forward(positions).to(dtype)
+
+    def repeat_to(self, num_positions: int) -> None:
+        """Have so many positions: the first ones, over and over."""
+        places = torch.arange(num_positions, device=self.weight.device) % self.num_embeddings
+        self.weight = nn.Parameter(self.weight.detach()[places], self.weight.requires_grad)
+        self.num_embeddings = num_positions
 
 
 class TokenEmbeddings(nn.Embedding):

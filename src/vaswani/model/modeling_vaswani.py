@@ -586,6 +586,26 @@ class VaswaniModel(VaswaniPreTrainedModel):
         shared = self.config.share_encoder_decoder_embeddings
         return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if shared else {}
 
+    def get_position_embeddings(self) -> tuple[nn.Module, nn.Module]:
+        """The positions of the source and of the target."""
+        return self.encoder.embed_positions, self.decoder.embed_positions
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Allow sequences of so many tokens: learned positions are repeated (Longformer, arXiv:2004.05150).
+
+        A model trained on short sequences so keeps what it knows of how far apart near tokens are. Sinusoids
+        have no limit, and stay as they are.
+
+        Raises:
+            ValueError: for a number below 1.
+        """
+        if new_num_position_embeddings < 1:
+            raise ValueError(f"new_num_position_embeddings={new_num_position_embeddings} must be at least 1.")
+        for positions in self.get_position_embeddings():
+            if isinstance(positions, LearnedPositions):
+                positions.repeat_to(new_num_position_embeddings)
+        self.config.max_position_embeddings = new_num_position_embeddings
+
     def get_input_embeddings(self) -> nn.Module:
         """The source's embeddings."""
         return self.encoder.embed_tokens
@@ -683,6 +703,14 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
         self._resize_lm_head(new_num_tokens)
         return embeddings
+
+    def get_position_embeddings(self) -> tuple[nn.Module, nn.Module]:
+        """The positions of the source and of the target."""
+        return self.model.get_position_embeddings()
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Allow sequences of so many tokens: learned positions are repeated (Longformer, arXiv:2004.05150)."""
+        self.model.resize_position_embeddings(new_num_position_embeddings)
 
     def _resize_lm_head(self, new_num_tokens: int) -> None:
         self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)

@@ -62,6 +62,19 @@ class ModelArguments:
         None, "One embedding for source and target; by default exactly when there is one vocabulary."
     )
     tie_word_embeddings: bool = option(True, "The output projection is the target embedding (section 3.4).")
+    encoder_attention: list[str] = field(
+        default_factory=lambda: ["full"],
+        metadata={"help": "Self-attention of the encoder: full, sparse, or one of these for each layer."},
+    )
+    decoder_attention: list[str] = field(
+        default_factory=lambda: ["full"], metadata={"help": "Self-attention of the decoder, likewise."}
+    )
+    sparse_block_size: int = option(64, "Tokens in a block of sparse attention.")
+    sparse_window_blocks: int = option(3, "Blocks around the query that it sees, its own among them.")
+    sparse_global_blocks: int = option(2, "Blocks at the start that see all and that all see.")
+    sparse_global_tokens: int = option(0, "In place of these, so many tokens in blocks of their own.")
+    sparse_random_blocks: int = option(3, "Blocks drawn for each layer, head and query block.")
+    sparse_seed: int = option(0, "Which blocks are drawn.")
     attn_implementation: str | None = option(
         None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
     )
@@ -99,6 +112,9 @@ class DataArguments:
     )
     max_target_length: int = option(
         256, "Rows with more target tokens are left out of training, and counted."
+    )
+    truncate: bool = option(
+        False, "Cut longer rows off instead of leaving them out; in evaluation the source alone."
     )
     bpe_dropout: float = option(
         0.0, "Probability of skipping a merge when training text is split (BPE-dropout, arXiv:1910.13267)."

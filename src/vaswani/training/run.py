@@ -1,12 +1,14 @@
 """A whole training run: from a resolved configuration to a saved model and its scores."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
@@ -67,6 +69,8 @@ def train(config: RunConfig) -> dict[str, float]:
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model()
     trainer.save_state()
+    if trainer.is_world_process_zero():
+        print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
     return _report(trainer, splits, tokenizers)
 
 
@@ -78,10 +82,17 @@ def model_config(arguments: ModelArguments, vocab_size: int, decoder_vocab_size:
     """
     values = asdict(arguments)
     values.pop("attn_implementation")
+    for stack in ("encoder_attention", "decoder_attention"):
+        values[stack] = _for_all_layers(values[stack])
     try:
         return VaswaniConfig(vocab_size=vocab_size, decoder_vocab_size=decoder_vocab_size, **values)
     except (ValueError, StrictDataclassError) as error:
         raise UserError(" ".join(str(error.__cause__ or error).split())) from error
+
+
+def _for_all_layers(attention: list[str]) -> str | list[str]:
+    """One word for all layers, or one for each."""
+    return attention[0] if len(attention) == 1 else attention
 
 
 def build_model(config: RunConfig, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -160,6 +171,8 @@ def _check(config: RunConfig) -> None:
     args, data = config.training, config.data
     model_config(config.model, data.vocab_size, data.vocab_size)
     args.resolve_learning_rate(config.model.d_model)
+    if data.truncate and data.bpe_dropout > 0:
+        raise UserError("truncate=true and bpe_dropout exclude each other; set one of them to its default")
     if data.streaming and args.max_steps <= 0:
         raise UserError("streaming=true needs max_steps: the length of a stream is not known")
     if args.metric_for_best_model is not None:
@@ -196,16 +209,19 @@ def _tokenized(
 ) -> Dataset | IterableDataset:
     """The rows of a split as token ids.
 
-    Training leaves out rows beyond the length limits. Evaluation keeps them all, for the score is that of the
-    whole split, unless the model has no positions for them.
+    Training leaves out rows beyond the length limits, or cuts them off. Evaluation keeps them all, for the
+    score is that of the whole split, unless the model has no positions for them; it cuts sources alone.
     """
     data, rows, report = config.data, corpus.splits[split], corpus.reports[split]
     limits: tuple[int | None, int | None] = (data.max_source_length, data.max_target_length)
+    truncated = ["source", "target"] if data.truncate else []
     if split != "train":
         learned = config.model.position_embedding == "learned"
         limits = (config.model.max_position_embeddings,) * 2 if learned else (None, None)
+        if data.truncate:
+            limits, truncated = (data.max_source_length, limits[1]), ["source"]
         rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
-    tokenized = tokenize_corpus(rows, *tokenizers, *limits, report)
+    tokenized = tokenize_corpus(rows, *tokenizers, *limits, report, truncated)
     if isinstance(tokenized, IterableDataset):
         return tokenized
     _check_budget(tokenized, split, config.training.max_tokens_per_batch)
@@ -253,6 +269,16 @@ def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:
         )
 
 
+def peak_memory() -> int:
+    """Bytes: the most that tensors held on the GPU, or on a CPU this whole process so far."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    import resource  # not there on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def _evenly_spread(num_rows: int, num_chosen: int) -> list[int]:
     return np.linspace(0, num_rows - 1, min(num_rows, num_chosen)).round().astype(int).tolist()
 
@@ -284,7 +310,9 @@ def _show(sample: Dataset, generated: Any, tokenizers: Tokenizers) -> None:
     references = target_tokenizer.batch_decode(list(sample["labels"]), skip_special_tokens=True)
     translations = decode(generated, target_tokenizer)
     for source, translation, reference in zip(sources, translations, references, strict=True):
-        print(
-            f"{source}  →  {translation}"
-            + ("" if translation == reference else f"  (reference: {reference})")
-        )
+        wrong = "" if translation == reference else f"  (reference: {_shortened(reference)})"
+        print(f"{_shortened(source)}  →  {_shortened(translation)}{wrong}")
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
