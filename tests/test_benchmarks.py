@@ -1,7 +1,9 @@
 """The comparisons run, compare like with like, and end with the JSON that they promise."""
 
 import importlib
+import itertools
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,20 @@ def corpus(tmp_path: Path) -> Path:
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def long_texts(tmp_path: Path) -> Path:
+    """Texts of some 3,500 bytes, whose words come back near and far."""
+    words = [
+        "".join(syllables) for syllables in itertools.product(("ba", "di", "ku", "lo", "me", "ra"), repeat=3)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(len(words), (20, 500), generator=generator).tolist()
+    path = tmp_path / "texts.jsonl"
+    rows = (json.dumps({"text": " ".join(words[i] for i in row)}) for row in places)
+    path.write_text("\n".join(rows), encoding="utf-8")
     return path
 
 
@@ -86,6 +102,34 @@ def test_sparse_attention(tmp_path: Path):
         assert any(row[0].startswith(name) and row[2] == "512" for row in rows), name
     assert all(float(row[3].replace(",", "")) > 0 for row in rows)
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_sparse_ablation(long_texts: Path, side_by_side: ModuleType):
+    rows, result = run("sparse_ablation.py", "--data", long_texts)
+    variants = importlib.import_module("sparse_ablation").VARIANTS
+    per_variant = {"bits_per_byte", "far_bits_per_byte", "key_blocks", "ms_per_step"}
+    assert result.keys() == {*per_variant, "bits_of_frequencies"}
+    assert all(result[name].keys() == variants.keys() for name in per_variant)
+    assert [row[0] for row in rows] == list(variants)
+    assert all(math.isfinite(float(number)) for row in rows for number in row[2:])
+    for first, second in itertools.combinations(result["bits_per_byte"].values(), 2):
+        assert first != second
+    for first, second in result["bits_per_byte"].values():  # the seeds
+        assert first != second
+
+
+def test_hidden_words_are_far_where_no_window_reaches_their_like(side_by_side: ModuleType):
+    ablation = importlib.import_module("sparse_ablation")
+    far, length = ablation.FAR, len("actress")
+    assert not ablation.is_far(0, length, [])
+    assert not ablation.is_far(0, length, [far + length - 1, 2 * far])
+    assert ablation.is_far(0, length, [far + length])
+    assert not ablation.is_far(0, len("film"), [2 * far])
+    window = ablation.make_config("window", 0).sparse_pattern("encoder", 0).to_dense(ablation.LENGTH)[0]
+    reached = torch.linalg.matrix_power(window.float(), ablation.LAYERS) > 0
+    assert not reached.triu(far).any()
+    assert reached.triu(far - 1).any()
 
 
 def test_the_visible_pairs_are_those_of_the_dense_mask(side_by_side: ModuleType):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
+from vaswani.interop.sparsify import sparsify
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import (
     VaswaniForConditionalGeneration,
@@ -30,6 +31,7 @@ __all__ = [
     "VaswaniForConditionalGeneration",
     "VaswaniModel",
     "VaswaniPreTrainedModel",
+    "sparsify",
 ]
 
 AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig)

@@ -1,0 +1,1 @@
+"""The kernels of this package in models of other libraries."""

@@ -1,0 +1,244 @@
+"""Sparse attention as an attention implementation of transformers, called `"vaswani_sparse"`.
+
+A model of the library makes one mask for all its layers and hands it to each attention module. Ours has one
+row, what is padding, and tells with its type and length the rest that a kernel has to know:
+
+    int8 [B, 1, 1, S]           two directions, or attention to another sequence
+    int32 [B, 1, 1, P + T]      causal; the queries are the last T of P + T tokens
+    int32 [B, 1, 1, S + 1]      causal; the last number is P, which a cache of fixed size counts in a tensor
+
+Neither type is one that people give masks in, so that a mask of theirs is noticed and refused.
+
+B batch · H heads · T queries · S keys · P tokens before the queries · D head width
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+from transformers.utils import is_torchdynamo_compiling
+from transformers.utils.output_capturing import _active_collector
+
+from vaswani.errors import UserError
+from vaswani.model.modeling_vaswani import eager_attention_forward, sparse_attention_forward
+from vaswani.model.sparse_pattern import SparsePattern
+
+IMPLEMENTATION = "vaswani_sparse"
+_TWO_DIRECTIONS, _CAUSAL = torch.int8, torch.int32
+
+# What a model may hand to an attention function and a sparse pattern has no place for.
+_REFUSED = (
+    *("position_bias", "head_mask", "softcap", "s_aux", "sliding_window", "block_sequence_ids"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "cache"),
+)
+
+
+def sparse_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> torch.Tensor:
+    """The mask that `attend` reads, as the top of this file describes it.
+
+    Args:
+        batch_size, q_length, kv_length: B, T and S.
+        q_offset: P, in a tensor [] where a cache of fixed size counts it.
+        kv_offset: how many keys the cache has dropped.
+        mask_function: the library's plain causal or bidirectional one.
+        attention_mask: bool [B, any length], False for padding; what it does not reach is padding too.
+        device: of the mask.
+
+    Raises:
+        UserError: for a mask that is more than plain causal or bidirectional with padding, or of a wrong
+            length.
+    """
+    _check_mask(mask_function, attention_mask, kv_offset)
+    if mask_function is bidirectional_mask_function:
+        return _shown(attention_mask, batch_size, kv_length, device).to(_TWO_DIRECTIONS)[:, None, None]
+    if isinstance(q_offset, int) and attention_mask is not None:
+        _check_length(attention_mask.shape[1], q_offset + q_length, kv_length)
+    if isinstance(q_offset, torch.Tensor) and q_length > 1 and not is_torchdynamo_compiling():
+        q_offset = int(q_offset)  # a prompt is worth waiting for: at the start the faster kernel takes it
+    if isinstance(q_offset, torch.Tensor):
+        shown = _shown(attention_mask, batch_size, kv_length, device).to(_CAUSAL)
+        past = q_offset.to(device=device, dtype=_CAUSAL).expand(batch_size, 1)
+        return torch.cat([shown, past], dim=1)[:, None, None]
+    return _shown(attention_mask, batch_size, q_offset + q_length, device).to(_CAUSAL)[:, None, None]
+
+
+def _shown(
+    attention_mask: torch.Tensor | None, batch_size: int, length: int, device: torch.device | str
+) -> torch.Tensor:
+    """Which tokens are not padding, bool [B, length]."""
+    if attention_mask is None:
+        return torch.ones(batch_size, length, dtype=torch.bool, device=device)
+    return nn.functional.pad(attention_mask, (0, length - attention_mask.shape[1]))  # or cut it
+
+
+def _check_mask(mask_function: Callable, attention_mask: torch.Tensor | None, kv_offset: int) -> None:
+    if mask_function not in (causal_mask_function, bidirectional_mask_function):
+        name = getattr(mask_function, "__qualname__", repr(mask_function))
+        raise UserError(
+            f"sparse attention is causal or bidirectional with padding; the model asks for more ({name}): "
+            "packed sequences, a sliding window or a mask function of its own. Put one sequence into a row; "
+            "where position_ids are given or the model is compiled, give attention_mask too."
+        )
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise _unknown_mask(attention_mask)
+    if kv_offset:
+        raise UserError(
+            f"the cache has dropped {kv_offset} keys, and sparse attention looks back at all; "
+            "take a cache without a sliding window."
+        )
+
+
+def _check_length(given: int, tokens: int, kv_length: int) -> None:
+    # Without a cache the library takes the mask's length for that of the keys.
+    if given == kv_length != tokens:
+        raise UserError(f"attention_mask is for {given} tokens and there are {tokens}; give one of {tokens}.")
+
+
+def _unknown_mask(attention_mask: torch.Tensor) -> UserError:
+    return UserError(
+        f"sparse attention takes a padding mask [batch, length]; got {attention_mask.dtype} "
+        f"{list(attention_mask.shape)}. A mask for each query needs the dense model."
+    )
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention under `module.pattern`, or dense where that is `None`: attention to another sequence.
+
+    Where weights are asked for, and in training steps that continue a cache, the reference computes.
+
+    Args:
+        module: an attention module of the library, with a pattern.
+        query: [B, H, T, D].
+        key, value: [B, H, S, D], or of fewer heads that each serve several of the query.
+        attention_mask: from `sparse_mask`.
+        scaling: 1 / sqrt(D) by default.
+        dropout: of the weights.
+
+    Returns:
+        [B, T, H, D] and the weights [B, H, T, S], or None from a kernel.
+
+    Raises:
+        UserError: for what sparse attention cannot honour.
+    """
+    pattern = _pattern_of(module)
+    _check_arguments(module, pattern, kwargs)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # Autocast leaves what rotary embeddings made in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    wants_weights = _wants_weights(kwargs)
+    if pattern is None:
+        return _attend_to_other(module, query, key, value, attention_mask, scaling, dropout, wants_weights)
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    padding_mask, past_length = _read_mask(attention_mask, pattern, query.shape[2], key.shape[2])
+    continues = not (isinstance(past_length, int) and past_length == 0)
+    return sparse_attention_forward(
+        *(module, query, key, value, padding_mask, scaling, dropout, past_length),
+        output_attentions=wants_weights or (continues and dropout > 0),
+    )
+
+
+def _pattern_of(module: nn.Module) -> SparsePattern | None:
+    if not hasattr(module, "pattern"):
+        raise UserError(
+            f"{type(module).__name__} has no sparse pattern. Open a sparse checkpoint with the Auto classes, "
+            "not with a dense class; make a dense model sparse with vaswani.sparsify(model)."
+        )
+    return module.pattern  # type: ignore[return-value]  # a plain attribute
+
+
+def _check_arguments(module: nn.Module, pattern: SparsePattern | None, kwargs: dict[str, Any]) -> None:
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            raise UserError(f"sparse attention knows no {name}; leave it out or take the dense model.")
+    is_causal = kwargs.get("is_causal")
+    if pattern is not None and is_causal is not None and is_causal != pattern.causal:
+        raise UserError(
+            f"is_causal={is_causal}, but the pattern of {type(module).__name__} has causal={pattern.causal}; "
+            "set config.is_causal or config.is_decoder before vaswani.sparsify."
+        )
+
+
+def _wants_weights(kwargs: dict[str, Any]) -> bool:
+    # GPT-2 keeps `output_attentions` to itself, and the configuration may ask too: the library's collector
+    # knows of both. Gradient checkpointing computes anew without it, but with the same arguments.
+    collected = _active_collector.get() or ()
+    return (
+        bool(kwargs.get("output_attentions")) or "attentions" in collected or "cross_attentions" in collected
+    )
+
+
+def _read_mask(
+    attention_mask: torch.Tensor | None, pattern: SparsePattern, num_queries: int, num_keys: int
+) -> tuple[torch.Tensor, int | torch.Tensor]:
+    """What is padding [B, at most S], and P.
+
+    Raises:
+        UserError: when `sparse_mask` did not make the mask, or made it for the other direction.
+    """
+    if attention_mask is None:
+        raise UserError("no mask reached sparse attention; give attention_mask=[batch, length].")
+    if attention_mask.dtype not in (_TWO_DIRECTIONS, _CAUSAL) or attention_mask.shape[1:3] != (1, 1):
+        raise _unknown_mask(attention_mask)
+    is_causal = attention_mask.dtype == _CAUSAL
+    if is_causal != pattern.causal:
+        raise UserError(
+            f"the model's mask is {'' if is_causal else 'not '}causal and its pattern has "
+            f"causal={pattern.causal}; set config.is_causal or config.is_decoder before vaswani.sparsify."
+        )
+    shown = attention_mask[:, 0, 0]
+    if not is_causal and not num_queries == num_keys == shown.shape[1]:
+        raise UserError(
+            f"sparse attention in two directions takes one sequence; got {num_queries} queries, {num_keys} "
+            f"keys and a mask of {shown.shape[1]}. Prefixes and caches need a causal model."
+        )
+    if shown.shape[1] > num_keys:
+        return shown[:, :-1], shown[0, -1].long()
+    return shown, shown.shape[1] - num_queries
+
+
+def _attend_to_other(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+    wants_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Dense attention from a decoder to its encoder, which may have a mask of any kind."""
+    if attention_mask is not None and attention_mask.dtype == _TWO_DIRECTIONS:
+        attention_mask = attention_mask.bool()
+    if wants_weights:
+        return eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout)
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
+    )
+
+
+AttentionInterface.register(IMPLEMENTATION, attend)
+AttentionMaskInterface.register(IMPLEMENTATION, sparse_mask)  # without it, padding would be lost in silence

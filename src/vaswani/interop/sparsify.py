@@ -1,0 +1,272 @@
+"""Sparse attention in models of transformers: BERT, RoBERTa, GPT-2, BART and Llama, with any of their heads.
+
+`sparsify` changes a model in place. What it computes changes with it, so the choice belongs to the
+configuration, and is saved: `BertConfig` becomes `SparseBertConfig`, whose model type transformers alone does
+not know, and `BertForMaskedLM` becomes `SparseBertForMaskedLM`. Where this package is imported, the Auto
+classes open such a checkpoint as it was saved; where it is not, they fail.
+
+The sparse classes are made from the library's own when they are first needed, so that importing this file
+imports no model.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar, TypeVar
+
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+from vaswani.errors import UserError
+from vaswani.interop.attention_interface import IMPLEMENTATION
+from vaswani.model.sparse_pattern import SparsePattern
+
+FAMILIES = ("bert", "roberta", "gpt2", "bart", "llama")
+_TO_OTHER = {"crossattention", "encoder_attn"}  # what the families call attention to another sequence
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def sparsify(
+    model: Model,
+    block_size: int = 64,
+    window: int = 3,
+    num_global: int = 2,
+    num_random: int = 3,
+    seed: int = 0,
+) -> Model:
+    """Make the self-attention of a library's model sparse, in place.
+
+    Encoders attend in two directions and decoders causally, as before; attention from a decoder to its
+    encoder stays dense. The weights stay as they are, but the model now computes another function: train it
+    on. A model that is sparse already gets the new pattern.
+
+    Args:
+        model: of BERT, RoBERTa, GPT-2, BART or Llama, with any head.
+        block_size: in tokens.
+        window: blocks around the query's own, that one counted; odd, unless all of the model is causal.
+        num_global: blocks at the start of the sequence that all see and, but in a causal model, see all.
+        num_random: blocks that each query block sees besides, other ones in each layer and head.
+        seed: which.
+
+    Returns:
+        The model, now of a sparse class, with a configuration of its own that is saved with it.
+
+    Raises:
+        UserError: for a model of another family, or of a class that is not the library's own.
+        ValueError: for numbers that make no pattern, naming them; the model is then as it was.
+    """
+    sparse = _sparse_class_of(model)
+    config = _sparse_config(model.config, sparse)
+    config.sparse_block_size, config.sparse_window_blocks = block_size, window
+    config.sparse_global_blocks, config.sparse_random_blocks = num_global, num_random
+    config.sparse_seed = seed
+    patterns = _patterns(model, config)
+    _give_patterns(patterns)
+    for module in model.modules():
+        if isinstance(getattr(module, "config", None), PreTrainedConfig):
+            module.config = config
+    _register_models(config.dense_class.model_type)
+    model.__class__ = sparse
+    # The library enters here at construction which outputs a class can record, by its name.
+    _CAN_RECORD_REGISTRY[model] = model._can_record_outputs
+    return model
+
+
+def _sparse_class_of(model: PreTrainedModel) -> type[Any]:
+    """The sparse class for a model of a library's class, dense or sparse.
+
+    Raises:
+        UserError: when the class or the configuration is of another family or not the library's own.
+    """
+    dense: type[Any] = type(model)
+    if issubclass(dense, SparseModel):
+        dense = dense.__bases__[-1]
+    if dense.__module__ not in map(_modeling_module, FAMILIES):
+        raise UserError(
+            f"sparsify takes models of transformers of the families {', '.join(FAMILIES)}; got "
+            f"{type(model).__module__}.{type(model).__name__}. Sparsify a library's model before wrapping it."
+        )
+    sparse = sparse_class(dense)
+    if type(model.config) not in (dense.config_class, sparse.config_class):
+        raise UserError(
+            f"{type(model).__name__} has a {type(model.config).__name__}, which would be lost in saving; "
+            f"sparsify takes a {dense.config_class.__name__}."
+        )
+    positions = getattr(model.config, "position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise UserError(
+            f"position_embedding_type={positions!r} adds to the scores what sparse attention does not know; "
+            "take a model with 'absolute' positions."
+        )
+    return sparse
+
+
+def _modeling_module(family: str) -> str:
+    return f"transformers.models.{family}.modeling_{family}"
+
+
+def _patterns(model: nn.Module, config: Any) -> dict[nn.Module, SparsePattern | None]:
+    """What a sparse configuration gives each attention module; `None` for attention to another sequence."""
+    patterns: dict[nn.Module, SparsePattern | None] = {}
+    for name, module in model.named_modules():
+        if not (hasattr(module, "is_causal") and hasattr(module, "layer_idx")):
+            continue
+        if _TO_OTHER.intersection(name.split(".")):
+            patterns[module] = None
+        else:
+            # BART's two stacks may differ, so its modules know; those of BERT and Llama do not.
+            heads = getattr(module, "num_heads", config.num_attention_heads)
+            causal = module.is_causal and getattr(config, "is_causal", True)
+            patterns[module] = config.sparse_pattern(heads, module.layer_idx, causal)
+    return patterns
+
+
+def _give_patterns(patterns: dict[nn.Module, SparsePattern | None]) -> None:
+    for module, pattern in patterns.items():
+        module.pattern = pattern  # type: ignore[assignment]  # a plain attribute
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class SparseConfig:
+    """What the configuration of a sparse model has besides that of the dense one."""
+
+    dense_class: ClassVar[type[PreTrainedConfig]]
+
+    sparse_block_size: int = 64
+    sparse_window_blocks: int = 3
+    sparse_global_blocks: int = 2
+    sparse_random_blocks: int = 3
+    sparse_seed: int = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # Whoever opens a checkpoint makes its configuration first.
+        _register_models(self.dense_class.model_type)
+        super().__post_init__(**kwargs)  # type: ignore[misc]  # of the dense configuration
+
+    def sparse_pattern(self, num_heads: int, layer: int, causal: bool) -> SparsePattern:
+        """Who sees whom in the self-attention of a layer."""
+        return SparsePattern(
+            num_heads=num_heads,
+            block_size=self.sparse_block_size,
+            window_blocks=self.sparse_window_blocks,
+            global_blocks=self.sparse_global_blocks,
+            random_blocks=self.sparse_random_blocks,
+            seed=self.sparse_seed,
+            layer=layer,
+            causal=causal,
+        )
+
+    @property
+    def _attn_implementation_internal(self) -> str:
+        """Where the library keeps `attn_implementation`: no choice here, or the model would be dense."""
+        return IMPLEMENTATION
+
+    @_attn_implementation_internal.setter
+    def _attn_implementation_internal(self, value: str | None) -> None:
+        if value not in (None, IMPLEMENTATION):
+            raise UserError(
+                f"attn_implementation={value!r} would make a sparse model dense; leave it out, or load the "
+                "dense checkpoint that the sparse model was made from."
+            )
+
+    @property
+    def output_attentions(self) -> bool | None:
+        """Whether to return attention weights; the library lets only its eager attention do so."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Sparse attention has weights to return."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as it is saved.
+
+        The library saves no attention's name, but its dense classes only warn of another model type: by the
+        name they fail on a sparse checkpoint, instead of computing densely from it.
+        """
+        return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}  # type: ignore[misc]
+
+
+class SparseModel:
+    """What a sparse model has besides its dense class: patterns in its attention modules."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        if not isinstance(config, SparseConfig):
+            raise UserError(
+                f"{type(self).__name__} takes a {type(self).config_class.__name__}; got "  # type: ignore[attr-defined]
+                f"{type(config).__name__}. Make a dense model and call vaswani.sparsify(model)."
+            )
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        _give_patterns(_patterns(self, config))  # type: ignore[arg-type]
+
+
+def _sparse_config(config: PreTrainedConfig, sparse: type[Any]) -> Any:
+    """A copy of a configuration, of the sparse class; other models may share the original."""
+    copy = deepcopy(config)
+    copy.__dict__.pop("_attn_implementation_internal", None)
+    copy.__class__ = sparse.config_class
+    return copy
+
+
+def _make_config_class(family: str) -> type[Any]:
+    dense = CONFIG_MAPPING[family]
+    members = {
+        "model_type": f"{IMPLEMENTATION}_{family}",
+        "dense_class": dense,
+        "__module__": __name__,
+        "__doc__": f"`{dense.__name__}` with a sparse pattern for self-attention.",
+    }
+    return strict(type(f"Sparse{dense.__name__}", (SparseConfig, dense), members))
+
+
+def sparse_class(dense: type[Any]) -> type[Any]:
+    """The sparse class of a library's model class, always the same one."""
+    if dense not in _MODEL_CLASSES:
+        members = {
+            "config_class": _CONFIG_CLASSES[dense.config_class.model_type],
+            "__module__": __name__,
+            "__doc__": f"`{dense.__name__}` with sparse self-attention.",
+        }
+        _MODEL_CLASSES[dense] = type(f"Sparse{dense.__name__}", (SparseModel, dense), members)
+    return _MODEL_CLASSES[dense]
+
+
+@cache
+def _register_models(family: str) -> None:
+    """Make a family's sparse classes known to each Auto class that knows its dense ones."""
+    config_class = _CONFIG_CLASSES[family]
+    for name in modeling_auto.__all__:
+        auto = getattr(modeling_auto, name)
+        mapping = getattr(auto, "_model_mapping", None)
+        if name.startswith("AutoModel") and mapping is not None and config_class.dense_class in mapping:
+            auto.register(config_class, sparse_class(mapping[config_class.dense_class]))
+    # By this table of names the library's Trainer knows whose labels to shift when it smooths them.
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    causal[config_class.model_type] = f"Sparse{causal[family]}"
+
+
+_CONFIG_CLASSES = {family: _make_config_class(family) for family in FAMILIES}
+_MODEL_CLASSES: dict[type, type] = {}
+for _config_class in _CONFIG_CLASSES.values():
+    AutoConfig.register(_config_class.model_type, _config_class)
+
+
+def __getattr__(name: str) -> Any:
+    """The sparse classes by name, for pickle and for whoever imports one."""
+    for family, config_class in _CONFIG_CLASSES.items():
+        if name == config_class.__name__:
+            return config_class
+        if name.startswith(config_class.__name__.removesuffix("Config")):
+            dense = getattr(import_module(_modeling_module(family)), name.removeprefix("Sparse"), None)
+            if isinstance(dense, type) and issubclass(dense, PreTrainedModel):
+                return sparse_class(dense)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
