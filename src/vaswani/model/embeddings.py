@@ -69,8 +69,8 @@ class LearnedPositions(nn.Embedding):
         if too_long and positions.max() >= self.num_embeddings:
             raise ValueError(
                 f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
-                f"{self.num_embeddings}; shorten it, give the model more (resize_position_embeddings), or train "
-                "with sinusoidal positions, which have no limit."
+                f"{self.num_embeddings}; shorten it, give the model more (resize_position_embeddings), or "
+                "train with sinusoidal positions, which have no limit."
             )
         return super().forward(positions).to(dtype)
 

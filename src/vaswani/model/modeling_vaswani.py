@@ -408,7 +408,8 @@ class VaswaniStack(VaswaniPreTrainedModel):
             if "sparse" in self.config.layer_attention(stack):
                 raise ValueError(
                     "sparse attention takes a padding mask [batch, length]; got "
-                    f"{list(attention_mask.shape)}. Set {stack}_attention='full' to give each query its own mask."
+                    f"{list(attention_mask.shape)}. "
+                    f"Set {stack}_attention='full' to give each query its own mask."
                 )
             return None
         return attention_mask
@@ -709,7 +710,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         return self.model.get_position_embeddings()
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
-        """Allow sequences of so many tokens: learned positions are repeated (Longformer, arXiv:2004.05150)."""
+        """Allow sequences of so many tokens, as `VaswaniModel.resize_position_embeddings` does."""
         self.model.resize_position_embeddings(new_num_position_embeddings)
 
     def _resize_lm_head(self, new_num_tokens: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import astuple
 
 import torch
 
+from .sparse_flex import flex_sparse_attention
 from .sparse_kernel import sparse_attention_kernel, sparse_key_blocks
 from .sparse_pattern import SparsePattern
 
@@ -27,12 +28,12 @@ def sparse_attention(
     """softmax(QKᵀ · scaling) V over the pairs that the pattern and the padding mask let see each other.
 
     Args:
-        query, key, value: [B, H, n, D], of one floating dtype; half precision is computed in float32.
+        query, key, value: [B, H, n, D], of one floating dtype; the CPU computes half precision in float32.
         pattern: who sees whom; its `num_heads` is H.
         padding_mask: [B, n], 0 or False for keys that nobody may see; None shows all.
         scaling: 1 / sqrt(D) by default.
-        dropout: the probability with which each weight is dropped (to the nearest 1/65536). The choice hangs
-            on one number drawn from PyTorch's global random state.
+        dropout: the probability with which each weight is dropped (on the CPU to the nearest 1/65536). The
+            choice hangs on one number drawn from PyTorch's global random state.
 
     Returns:
         [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
@@ -41,6 +42,8 @@ def sparse_attention(
         ValueError: when the shapes do not fit each other or the pattern.
     """
     _check_shapes(query, key, value, pattern, padding_mask)
+    if query.device.type == "cuda":
+        return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
     has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
     if has_gap:  # fill it with tokens that nobody sees
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))

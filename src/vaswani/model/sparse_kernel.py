@@ -14,7 +14,7 @@ B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b to
 L = g + w + r key blocks at most for each query block · G query blocks that see everything
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +26,7 @@ import torch
 
 from .sparse_pattern import SparsePattern
 
-CHUNK = 256  # queries at a time: what their blocks gather should fit into the second-level cache
+CHUNK = 512  # queries at a time: what their blocks gather should fit into the second-level cache
 DROPOUT_LEVELS = 2**16  # of a 16-bit random number
 
 
@@ -41,6 +41,35 @@ def _key_blocks(pattern: SparsePattern, num_blocks: int, device: torch.device) -
     with torch.inference_mode(False):
         blocks = pattern.key_blocks(num_blocks, device=device)
         return torch.where(blocks < 0, num_blocks, blocks)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Query blocks that are computed at a time.
+
+    Attributes:
+        rows: which, C of them.
+        key_blocks: int64 [C · L], what they see; N where there is none.
+        has_gaps: whether there is a place for which there is none.
+    """
+
+    rows: slice
+    key_blocks: torch.Tensor
+    has_gaps: bool
+
+
+@lru_cache(maxsize=2048)
+def _chunks(pattern: SparsePattern, num_blocks: int, head: int, device: torch.device) -> list[_Chunk]:
+    """The query blocks of a head that do not see everything, `CHUNK` tokens at a time."""
+    table = _key_blocks(pattern, num_blocks, device)[head]
+    size, num_global_rows = max(1, CHUNK // pattern.block_size), num_blocks - len(table)
+    chunks = []
+    with torch.inference_mode(False):
+        for start in range(0, len(table), size):
+            part, first = table[start : start + size], num_global_rows + start
+            has_gaps = bool((part == num_blocks).any())
+            chunks.append(_Chunk(slice(first, first + len(part)), part.flatten(), has_gaps))
+    return chunks
 
 
 @torch.library.custom_op("vaswani::sparse_key_blocks", mutates_args=())
@@ -106,7 +135,7 @@ class _Blocks:
         key, value: [N + 1, b, D]; the last block is one that nobody sees.
         bias: [N + 1, b], 0 or the lowest number, added to the scores of each key.
         is_padded: whether the bias hides any key of the sequence.
-        key_blocks: [N − G, L]; N where there is none.
+        chunks: of the query blocks that do not see everything; those that do come first.
         dropout: of the weights, or None.
     """
 
@@ -115,48 +144,37 @@ class _Blocks:
     value: torch.Tensor
     bias: torch.Tensor
     is_padded: bool
-    key_blocks: torch.Tensor
+    chunks: list[_Chunk]
     causal: bool
     scaling: float
     dropout: _Dropout | None
     workspace: _Workspace
 
     @property
-    def num_blocks(self) -> int:
-        return self.query.shape[0]
-
-    @property
     def num_global_rows(self) -> int:
-        return self.num_blocks - self.key_blocks.shape[0]
+        return self.chunks[0].rows.start if self.chunks else self.query.shape[0]
 
-    def chunks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The query blocks of each chunk, and the key blocks that they see [C · L]."""
-        size = max(1, CHUNK // self.query.shape[1])
-        for start in range(0, self.key_blocks.shape[0], size):
-            blocks = self.key_blocks[start : start + size]
-            first = self.num_global_rows + start
-            yield slice(first, first + blocks.shape[0]), blocks.flatten()
-
-    def gather(self, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values [C, L · b, D] of C query blocks' key blocks [C · L]."""
+    def gather(self, chunk: _Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values [C, L · b, D] that a chunk's query blocks see."""
         size, width = self.key.shape[1:]
+        count = chunk.rows.stop - chunk.rows.start
         gathered = []
         for name, states in (("keys", self.key), ("values", self.value)):
-            buffer = self.workspace(name, len(blocks), size, width)
-            torch.index_select(states, 0, blocks, out=buffer)
+            buffer = self.workspace(name, len(chunk.key_blocks), size, width)
+            torch.index_select(states, 0, chunk.key_blocks, out=buffer)
             gathered.append(buffer.view(count, -1, width))
         return gathered[0], gathered[1]
 
-    def weights(self, rows: slice, blocks: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def weights(self, chunk: _Chunk, keys: torch.Tensor) -> torch.Tensor:
         """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
         count, num_keys, _ = keys.shape
-        hides = self.is_padded or bool((blocks == self.num_blocks).any())
-        bias = self.bias[blocks].view(count, 1, -1) if hides else self.bias.new_zeros(())
-        scores = self.workspace("scores", count, self.query.shape[1], num_keys)
-        queries = self.query[rows]
+        hides = self.is_padded or chunk.has_gaps
+        bias = self.bias[chunk.key_blocks].view(count, 1, -1) if hides else self.bias.new_zeros(())
+        queries = self.query[chunk.rows]
+        scores = self.workspace("scores", count, queries.shape[1], num_keys)
         torch.baddbmm(bias, queries, keys.transpose(1, 2), beta=int(hides), alpha=self.scaling, out=scores)
         if self.causal:
-            self._hide_future(scores, rows, blocks.view(count, -1))
+            self._hide_future(scores, chunk.rows, chunk.key_blocks.view(count, -1))
         return self._softmax(scores)
 
     def _hide_future(self, scores: torch.Tensor, rows: slice, blocks: torch.Tensor) -> None:
@@ -247,7 +265,7 @@ class _Inputs:
             value=in_blocks(self.value[row, head], num_blocks + 1, size, workspace, "value"),
             bias=bias.masked_fill_(hidden, torch.finfo(self.dtype).min).view(-1, size),
             is_padded=bool(hidden[:-size].any()),
-            key_blocks=_key_blocks(self.pattern, num_blocks, self.query.device)[head],
+            chunks=_chunks(self.pattern, num_blocks, head, self.query.device),
             causal=self.pattern.causal,
             scaling=self.scaling,
             dropout=_Dropout(self.dropout, (seed + place) % 2**63, workspace) if self.dropout else None,
@@ -312,10 +330,9 @@ def sparse_attention_kernel(
             rows_seeing_all = result[: blocks.num_global_rows].flatten(0, 1)
             weights = blocks.drop(blocks.global_weights())
             torch.mm(weights, blocks.value[:-1].flatten(0, 1), out=rows_seeing_all)
-        for rows, key_block in blocks.chunks():
-            keys, values = blocks.gather(key_block, rows.stop - rows.start)
-            weights = blocks.drop(blocks.weights(rows, key_block, keys))
-            torch.bmm(weights, values, out=result[rows])
+        for chunk in blocks.chunks:
+            keys, values = blocks.gather(chunk)
+            torch.bmm(blocks.drop(blocks.weights(chunk, keys)), values, out=result[chunk.rows])
         output[place] = result.flatten(0, 1)[:length]
 
     inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
@@ -344,8 +361,8 @@ def _backward(
     def differentiate(place: tuple[int, int], blocks: _Blocks) -> None:
         of_head = _HeadGradients(blocks, grad[place], output[place])
         of_head.add_global_rows()
-        for rows, key_block in blocks.chunks():
-            of_head.add_chunk(rows, key_block)
+        for chunk in blocks.chunks:
+            of_head.add_chunk(chunk)
         of_head.query.mul_(scaling)
         of_head.key.mul_(scaling)
         for result, states in zip(gradients, (of_head.query, of_head.key, of_head.value), strict=True):
@@ -391,25 +408,25 @@ class _HeadGradients:
         torch.mm(scores, keys, out=grad_query)
         torch.mm(scores.T, queries, out=grad_key)
 
-    def add_chunk(self, rows: slice, key_block: torch.Tensor) -> None:
-        """Those of a chunk's query blocks and of all key blocks [C · L] that they see."""
-        blocks, upstream = self.blocks, self.upstream[rows]
-        keys, values = blocks.gather(key_block, rows.stop - rows.start)
-        by_key = blocks.workspace("by_key", len(key_block), *blocks.key.shape[1:])
+    def add_chunk(self, chunk: _Chunk) -> None:
+        """Those of a chunk's query blocks and of all key blocks that they see."""
+        blocks, rows, upstream = self.blocks, chunk.rows, self.upstream[chunk.rows]
+        keys, values = blocks.gather(chunk)
+        by_key = blocks.workspace("by_key", len(chunk.key_blocks), *blocks.key.shape[1:])
 
         def add_value_gradient(weights: torch.Tensor) -> None:
             torch.bmm(weights.transpose(1, 2), upstream, out=by_key.view(keys.shape))
-            self.value.index_add_(0, key_block, by_key)
+            self.value.index_add_(0, chunk.key_blocks, by_key)
 
         scores = blocks.drop_and_score_gradient(
-            blocks.weights(rows, key_block, keys),
+            blocks.weights(chunk, keys),
             self.row_sums[rows],
             add_value_gradient,
             lambda out: torch.bmm(upstream, values.transpose(1, 2), out=out),
         )
         torch.bmm(scores, keys, out=self.query[rows])
         torch.bmm(scores.transpose(1, 2), blocks.query[rows], out=by_key.view(keys.shape))
-        self.key.index_add_(0, key_block, by_key)
+        self.key.index_add_(0, chunk.key_blocks, by_key)
 
 
 @sparse_attention_kernel.register_fake
