@@ -87,6 +87,18 @@ def test_training_speed(corpus: Path):
     assert len(padding) == 3
 
 
+def test_sparse_profile():
+    command = [sys.executable, str(BENCHMARKS / "sparse_profile.py"), "--length", "512"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    shares = {
+        cells[1].strip(): int(cells[3].strip().rstrip("%"))
+        for cells in (line.split("|") for line in lines)
+        if len(cells) == 5 and "%" in cells[3]
+    }
+    assert sum(shares.values()) == pytest.approx(100, abs=4)
+    assert shares["matrix products"] > max(shares["softmax"], shares["gathering keys and values"]) > 0
+
+
 @pytest.mark.slow
 def test_sparse_attention(tmp_path: Path):
     rows, result = run("sparse_attention.py", "--plot", tmp_path / "times.png")
