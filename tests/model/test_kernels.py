@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import batch, tiny_model
+from tiny import assert_sdpa_equals_eager, batch, tiny_model
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
@@ -13,16 +13,7 @@ from vaswani.model.modeling_vaswani import eager_attention_forward
 @pytest.mark.parametrize("norm_order", ["post", "pre"])
 def test_sdpa_equals_eager_in_outputs_and_gradients(norm_order: str) -> None:
     model, data = tiny_model("eager", norm_order=norm_order), batch()
-    results = {}
-    for implementation in ("eager", "sdpa"):
-        model.set_attn_implementation(implementation)
-        model.zero_grad()
-        output = model(**data)
-        output.loss.backward()
-        results[implementation] = (output.logits, [p.grad.clone() for p in model.parameters()])
-    torch.testing.assert_close(results["sdpa"][0], results["eager"][0], rtol=1e-4, atol=1e-5)
-    for actual, expected in zip(results["sdpa"][1], results["eager"][1], strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
+    assert_sdpa_equals_eager(model, data)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4, 9])

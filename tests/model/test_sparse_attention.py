@@ -1,7 +1,6 @@
 """Sparse attention equals dense attention under the pattern's mask, outputs and gradients."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 from vaswani.model.modeling_vaswani import eager_attention_forward
 from vaswani.model.sparse_attention import sparse_attention
+from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern
 
 
@@ -147,8 +147,7 @@ def test_the_operator_is_well_made(causal: bool) -> None:
     """PyTorch's own checks of a custom operator: schema, fake kernel, autograd, dynamic shapes."""
     pattern = SparsePattern(num_heads=2, block_size=4, causal=causal)
     inputs = states(2, 2, 21, 4)
-    numbers = [int(number) for number in astuple(pattern)]
-    arguments = (*inputs, torch.ones(2, 21, dtype=torch.bool), None, numbers, 0.5, 0.0)
+    arguments = (*inputs, torch.ones(2, 21, dtype=torch.bool), None, as_numbers(pattern), 0.5, 0.0)
     torch.library.opcheck(torch.ops.vaswani.sparse_attention, arguments)
     torch.autograd.gradcheck(lambda *tensors: sparse_attention(*tensors, pattern), inputs)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import batch, tiny_config, tiny_model, tokens
+from tiny import assert_sdpa_equals_eager, batch, tiny_config, tiny_model, tokens
 from transformers import AutoModelForSeq2SeqLM
 
 from vaswani import VaswaniForConditionalGeneration
@@ -35,16 +35,7 @@ def test_the_kernel_equals_the_reference_in_outputs_and_gradients(fields: dict, 
     model, data = tiny_model("eager", **fields), long_batch()
     if side == "left":
         data["input_ids"], data["attention_mask"] = data["input_ids"].flip(1), data["attention_mask"].flip(1)
-    results = {}
-    for implementation in ("eager", "sdpa"):
-        model.set_attn_implementation(implementation)
-        model.zero_grad()
-        output = model(**data)
-        output.loss.backward()
-        results[implementation] = (output.logits, [p.grad.clone() for p in model.parameters()])
-    torch.testing.assert_close(results["sdpa"][0], results["eager"][0], rtol=1e-4, atol=1e-5)
-    for actual, expected in zip(results["sdpa"][1], results["eager"][1], strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
+    assert_sdpa_equals_eager(model, data)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

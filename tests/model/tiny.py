@@ -35,6 +35,20 @@ def tiny_model(implementation: str = "sdpa", **fields: Any) -> VaswaniForConditi
     return model.eval()
 
 
+def assert_sdpa_equals_eager(model: VaswaniForConditionalGeneration, data: dict[str, torch.Tensor]) -> None:
+    """In outputs and gradients."""
+    results = {}
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        output = model(**data)
+        output.loss.backward()
+        results[implementation] = (output.logits, [p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(results["sdpa"][0], results["eager"][0], rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(results["sdpa"][1], results["eager"][1], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
+
+
 def tokens(rows: int, length: int, vocab_size: int = TINY["vocab_size"]) -> torch.Tensor:
     """Random ordinary tokens [rows, length]."""
     return torch.randint(3, vocab_size, (rows, length))

@@ -123,7 +123,7 @@ def _patterns(model: nn.Module, config: Any) -> dict[nn.Module, SparsePattern | 
             # BART's two stacks may differ, so its modules know; those of BERT and Llama do not.
             heads = getattr(module, "num_heads", config.num_attention_heads)
             causal = module.is_causal and getattr(config, "is_causal", True)
-            patterns[module] = config.sparse_pattern(heads, module.layer_idx, causal)
+            patterns[module] = SparsePattern.from_config(config, heads, module.layer_idx, causal)
     return patterns
 
 
@@ -148,19 +148,6 @@ class SparseConfig:
         # Whoever opens a checkpoint makes its configuration first.
         _register_models(self.dense_class.model_type)
         super().__post_init__(**kwargs)  # type: ignore[misc]  # of the dense configuration
-
-    def sparse_pattern(self, num_heads: int, layer: int, causal: bool) -> SparsePattern:
-        """Who sees whom in the self-attention of a layer."""
-        return SparsePattern(
-            num_heads=num_heads,
-            block_size=self.sparse_block_size,
-            window_blocks=self.sparse_window_blocks,
-            global_blocks=self.sparse_global_blocks,
-            random_blocks=self.sparse_random_blocks,
-            seed=self.sparse_seed,
-            layer=layer,
-            causal=causal,
-        )
 
     @property
     def _attn_implementation_internal(self) -> str:

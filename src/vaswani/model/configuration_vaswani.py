@@ -117,17 +117,8 @@ class VaswaniConfig(PreTrainedConfig):
         """Who sees whom in the self-attention of a layer, or `None` where all see all."""
         if self.layer_attention(stack)[layer] == "full":
             return None
-        return SparsePattern(
-            num_heads=getattr(self, f"{stack}_attention_heads"),
-            block_size=self.sparse_block_size,
-            window_blocks=self.sparse_window_blocks,
-            global_blocks=self.sparse_global_blocks,
-            random_blocks=self.sparse_random_blocks,
-            seed=self.sparse_seed,
-            layer=layer,
-            global_tokens=self.sparse_global_tokens,
-            causal=stack == "decoder",
-        )
+        num_heads = getattr(self, f"{stack}_attention_heads")
+        return SparsePattern.from_config(self, num_heads, layer, causal=stack == "decoder")
 
     def validate_sizes(self):
         """Every size is a positive number; layer counts may not be zero either."""

@@ -12,16 +12,33 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-_LEVELS = 2**16  # of a 16-bit random number
+LEVELS = 2**16  # of a 16-bit random number
+
+
+def draw_kept(
+    shape: torch.Size,
+    num_dropped_levels: int,
+    numbers: torch.Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """What dropout keeps, on the CPU: bool of this shape; `num_dropped_levels` of `LEVELS` are dropped.
+
+    Args:
+        shape: of the result.
+        num_dropped_levels: from 0 to `LEVELS`.
+        numbers: int64 [a quarter as many as elements, or one more], to draw into; new ones by default.
+        generator: PyTorch's global one by default.
+    """
+    numbers = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64) if numbers is None else numbers
+    numbers.random_(-(2**63), None, generator=generator)
+    return numbers.view(torch.int16)[: shape.numel()].view(shape) >= num_dropped_levels - LEVELS // 2
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, num_dropped_levels: int) -> torch.Tensor:
-        numbers = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        numbers = numbers.view(torch.int16)[: states.numel()].view(states.shape)
-        kept = numbers >= num_dropped_levels - _LEVELS // 2
-        ctx.scale = _LEVELS / (_LEVELS - num_dropped_levels)
+        kept = draw_kept(states.shape, num_dropped_levels)
+        ctx.scale = LEVELS / (LEVELS - num_dropped_levels)
         ctx.save_for_backward(kept)
         return (states * ctx.scale).mul_(kept)
 
@@ -35,7 +52,7 @@ def dropout(states: torch.Tensor, p: float, training: bool = True) -> torch.Tens
     """Zero each element with probability p (on the CPU: the nearest 1/65536), and scale up the others."""
     if p == 0.0 or not training:
         return states
-    dropped = round(p * _LEVELS)
-    if states.device.type != "cpu" or is_torchdynamo_compiling() or not 0 < dropped < _LEVELS:
+    dropped = round(p * LEVELS)
+    if states.device.type != "cpu" or is_torchdynamo_compiling() or not 0 < dropped < LEVELS:
         return nn.functional.dropout(states, p)
     return _Dropout.apply(states, dropped)

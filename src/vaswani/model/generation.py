@@ -144,12 +144,10 @@ class SharedSourceMixin(GenerationMixin):
             or generation_config.output_hidden_states
             or generation_config.num_beams == 1  # a cache that a caller may want to go on from
         )
-        takes_any_mask = self.config._attn_implementation in ("eager", "sdpa")
-        if "sparse" in self.config.layer_attention("decoder"):
-            takes_any_mask = (
-                False  # a sparse layer asks for the place of each key, which a tree does not have
-            )
-        if not is_ours_to_choose or shows_every_row or not takes_any_mask:
+        # A sparse layer asks for the place of each key, which a tree does not have.
+        is_sparse = "sparse" in self.config.layer_attention("decoder")
+        takes_a_tree = self.get_decoder().takes_additive_masks and not is_sparse
+        if not is_ours_to_choose or shows_every_row or not takes_a_tree:
             return None
         num_sources = model_kwargs["encoder_outputs"][0].shape[0]
         return Search(cache, num_sources, input_ids.shape[0], generation_config.num_beams)

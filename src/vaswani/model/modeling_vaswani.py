@@ -512,7 +512,7 @@ class VaswaniDecoder(VaswaniStack):
         encoder_mask = self.encoder_attention_mask(
             inputs_embeds, encoder_hidden_states, encoder_attention_mask
         )
-        if past_key_values is not None and encoder_mask is not None and self._takes_additive_masks:
+        if past_key_values is not None and encoder_mask is not None and self.takes_additive_masks:
             encoder_mask = additive_mask(encoder_mask, inputs_embeds.dtype)  # once, not in every layer
         for layer in self.layers:
             hidden_states = layer(
@@ -528,7 +528,8 @@ class VaswaniDecoder(VaswaniStack):
         )
 
     @property
-    def _takes_additive_masks(self) -> bool:
+    def takes_additive_masks(self) -> bool:
+        """Whether the attention implementation takes a mask for each query and key, of any kind."""
         return self.config._attn_implementation in ("eager", "sdpa")
 
     def self_attention_mask(

@@ -7,13 +7,14 @@ The truth is plain softmax attention under the pattern's dense mask; every kerne
 B batch · H heads · n tokens · D head width
 """
 
-from dataclasses import astuple
-
 import torch
+from torch import nn
 
 from .sparse_flex import flex_sparse_attention
-from .sparse_kernel import sparse_attention_kernel, sparse_key_blocks
+from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_blocks
 from .sparse_pattern import SparsePattern
+
+STEP = 64  # rows that continue a cache at a time, each with keys of its own
 
 
 def sparse_attention(
@@ -56,7 +57,7 @@ def sparse_attention(
         value,
         None if padding_mask is None else padding_mask.bool(),
         torch.randint(2**62, ()) if dropout else None,
-        [int(number) for number in astuple(pattern.in_blocks())],
+        as_numbers(pattern),
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         dropout,
     )
@@ -111,12 +112,9 @@ def dense_mask(
     visible = pattern.to_dense(num_tokens, device)[None, :, rows]
     if padding_mask is not None:
         shown = padding_mask.to(device=device, dtype=torch.bool)
-        shown = torch.nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))
+        shown = nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))
         visible = visible & shown[:, None, None]
     return visible
-
-
-STEP = 64  # rows attended from at a time, each with keys of its own
 
 
 def sparse_attention_step(
@@ -163,12 +161,15 @@ def _attend(
         seen = seen & padding_mask.bool()[:, tokens.clamp(max=padding_mask.shape[1] - 1)]
     head = torch.arange(len(tokens), device=tokens.device)[:, None, None]
     keys, values = key[:, head, tokens], value[:, head, tokens]  # [B, H, T, M, D]
-    precision = torch.promote_types(query.dtype, torch.float32)
-    scores = (query[..., None, :] @ keys.transpose(-2, -1)).to(precision)  # [B, H, T, 1, M]
-    scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    hidden = ~seen[..., None, :]
-    weights = scores.masked_fill(hidden, torch.finfo(precision).min).softmax(-1).masked_fill(hidden, 0.0)
-    return (weights.to(value.dtype) @ values)[..., 0, :]
+    # Each row has keys of its own, so that to the kernel it is a head with one query.
+    output = nn.functional.scaled_dot_product_attention(
+        query.flatten(1, 2)[:, :, None],
+        keys.flatten(1, 2),
+        values.flatten(1, 2),
+        attn_mask=seen.flatten(1, 2)[:, :, None],
+        scale=scaling,
+    )
+    return output.view_as(query)
 
 
 def visible_tokens(
@@ -187,8 +188,7 @@ def visible_tokens(
     size = pattern.block_size
     # The pattern of a row does not depend on the length, so that one table serves for twice as many tokens.
     num_blocks = 1 << (pattern.num_blocks(num_tokens) - 1).bit_length()
-    numbers = [int(number) for number in astuple(pattern.in_blocks())]
-    blocks = sparse_key_blocks(numbers, num_blocks, rows.device)[:, pattern.places(rows) // size]  # [H, T, L]
+    blocks = sparse_key_blocks(as_numbers(pattern), num_blocks, pattern.places(rows) // size)  # [H, T, L]
     places = blocks[..., None] * size + torch.arange(size, device=rows.device)
     places = places.flatten(-2)  # [H, T, M]
     is_behind = places >= pattern.global_tokens + pattern.gap

@@ -16,21 +16,26 @@ L = g + w + r key blocks at most for each query block · G query blocks that see
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import astuple, dataclass
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 
+from .dropout import LEVELS, draw_kept
 from .sparse_pattern import SparsePattern
 
 CHUNK = 512  # queries at a time: what their blocks gather should fit into the second-level cache
-DROPOUT_LEVELS = 2**16  # of a 16-bit random number
 
 
 # The operators take a pattern as numbers, so that a compiler traces neither it nor the hash.
+def as_numbers(pattern: SparsePattern) -> list[int]:
+    """A pattern, its global tokens in blocks, for the operators of this file."""
+    return [int(number) for number in astuple(pattern.in_blocks())]
+
+
 def _pattern_of(numbers: list[int]) -> SparsePattern:
     return SparsePattern(*numbers)  # type: ignore[arg-type]  # the last is 0 or 1, for causal
 
@@ -73,17 +78,16 @@ def _chunks(pattern: SparsePattern, num_blocks: int, head: int, device: torch.de
 
 
 @torch.library.custom_op("vaswani::sparse_key_blocks", mutates_args=())
-def sparse_key_blocks(pattern: list[int], num_blocks: int, device: torch.device) -> torch.Tensor:
-    """The key blocks of a pattern: int64 [H, N − G, L], N where there is none."""
-    return _key_blocks(_pattern_of(pattern), num_blocks, device).clone()  # a compiler may reuse what it gets
+def sparse_key_blocks(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
+    """What some query blocks int64 [T] of a causal pattern see: key blocks int64 [H, T, L], N for none."""
+    return _key_blocks(_pattern_of(pattern), num_blocks, query_blocks.device)[:, query_blocks]
 
 
 @sparse_key_blocks.register_fake
-def _(pattern: list[int], num_blocks: int, device: torch.device) -> torch.Tensor:
+def _(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
     drawn = _pattern_of(pattern)
-    rows = num_blocks - drawn.num_global_rows(num_blocks)
     blocks = drawn.global_blocks + drawn.window_blocks + drawn.random_blocks
-    return torch.empty(drawn.num_heads, rows, blocks, dtype=torch.int64, device=device)
+    return query_blocks.new_empty(drawn.num_heads, len(query_blocks), blocks)
 
 
 class _Workspace:
@@ -105,24 +109,19 @@ class _Workspace:
 
 
 class _Dropout:
-    """Drops weights of one sequence and head: the same ones in the backward pass as in the forward pass.
-
-    One 64-bit random number decides for four weights, 16 bits each.
-    """
+    """Drops weights of one sequence and head: the same ones in the backward pass as in the forward pass."""
 
     def __init__(self, p: float, seed: int, workspace: _Workspace):
-        self.num_dropped_levels = round(p * DROPOUT_LEVELS)
-        scale = DROPOUT_LEVELS / (DROPOUT_LEVELS - self.num_dropped_levels)
+        self.num_dropped_levels = round(p * LEVELS)
+        scale = LEVELS / (LEVELS - self.num_dropped_levels)
         self.scale = workspace.empty.new_tensor(scale)  # as a plain number it would be rounded to float32
         self.generator = torch.Generator(workspace.empty.device).manual_seed(seed)
         self.workspace = workspace
 
     def keep(self, shape: torch.Size) -> torch.Tensor:
         """What the next weights of this shape are multiplied by: 0 or 1 / (1 − p)."""
-        size = prod(shape)
-        numbers = self.workspace("numbers", (size + 3) // 4, dtype=torch.int64)
-        numbers.random_(-(2**63), None, generator=self.generator)
-        kept = numbers.view(torch.int16)[:size].view(shape) >= self.num_dropped_levels - DROPOUT_LEVELS // 2
+        numbers = self.workspace("numbers", (shape.numel() + 3) // 4, dtype=torch.int64)
+        kept = draw_kept(shape, self.num_dropped_levels, numbers, self.generator)
         return torch.mul(kept, self.scale, out=self.workspace("keep", *shape))
 
 
@@ -250,21 +249,38 @@ class _Inputs:
         """To compute in."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
+    @property
+    def num_blocks(self) -> int:
+        return self.pattern.num_blocks(self.query.shape[-2])
+
+    @cached_property
+    def bias(self) -> torch.Tensor:
+        """0 for keys that may be seen, the lowest number for others: [B, N + 1, b]; the last is no block."""
+        batch, _, length, _ = self.query.shape
+        places = (self.num_blocks + 1) * self.pattern.block_size
+        bias = self.query.new_full((batch, places), torch.finfo(self.dtype).min, dtype=self.dtype)
+        if self.padding_mask is None:
+            bias[:, :length] = 0.0
+        else:
+            bias[:, :length].masked_fill_(self.padding_mask, 0.0)
+        return bias.view(batch, -1, self.pattern.block_size)
+
+    @cached_property
+    def is_padded(self) -> list[bool]:
+        """Whether a key of each sequence is hidden, those that fill up its last block among them."""
+        return (self.bias[:, :-1] < 0).flatten(1).any(dim=1).tolist()
+
     def blocks(self, row: int, head: int, workspace: _Workspace) -> _Blocks:
         """One sequence and head in blocks; valid until the workspace's next."""
-        length, size = self.query.shape[-2], self.pattern.block_size
-        num_blocks = self.pattern.num_blocks(length)
-        hidden = torch.ones((num_blocks + 1) * size, dtype=torch.bool, device=self.query.device)
-        hidden[:length] = False if self.padding_mask is None else ~self.padding_mask[row]
-        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=self.query.device)
+        size, num_blocks = self.pattern.block_size, self.num_blocks
         seed = 0 if self.seed is None else int(self.seed)
         place = row * self.query.shape[1] + head
         return _Blocks(
             query=in_blocks(self.query[row, head], num_blocks, size, workspace, "query"),
             key=in_blocks(self.key[row, head], num_blocks + 1, size, workspace, "key"),
             value=in_blocks(self.value[row, head], num_blocks + 1, size, workspace, "value"),
-            bias=bias.masked_fill_(hidden, torch.finfo(self.dtype).min).view(-1, size),
-            is_padded=bool(hidden[:-size].any()),
+            bias=self.bias[row],
+            is_padded=self.is_padded[row],
             chunks=_chunks(self.pattern, num_blocks, head, self.query.device),
             causal=self.pattern.causal,
             scaling=self.scaling,
@@ -274,8 +290,10 @@ class _Inputs:
 
     def for_each_head(self, work: Callable[[tuple[int, int], _Blocks], None]) -> None:
         """Call `work` for each sequence and head, on as many threads as PyTorch has."""
-        batch, heads, length, _ = self.query.shape
-        _key_blocks(self.pattern, self.pattern.num_blocks(length), self.query.device)  # drawn once, by one
+        batch, heads = self.query.shape[:2]
+        # What all heads need is made once, by one thread.
+        _key_blocks(self.pattern, self.num_blocks, self.query.device)
+        self.is_padded  # noqa: B018
         places = list(product(range(batch), range(heads)))
         num_threads = torch.get_num_threads()
         num_shares = min(num_threads, len(places)) if self.query.device.type == "cpu" else 1

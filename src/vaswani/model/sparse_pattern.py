@@ -23,6 +23,7 @@ n tokens · N = ceil(n / b) blocks · H heads
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -118,6 +119,21 @@ class SparsePattern:
             )
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must fit into 64 bits.")
+
+    @classmethod
+    def from_config(cls, config: Any, num_heads: int, layer: int, causal: bool) -> "SparsePattern":
+        """The pattern of a layer, from the fields `sparse_...` of a configuration."""
+        return cls(
+            num_heads=num_heads,
+            block_size=config.sparse_block_size,
+            window_blocks=config.sparse_window_blocks,
+            global_blocks=config.sparse_global_blocks,
+            random_blocks=config.sparse_random_blocks,
+            seed=config.sparse_seed,
+            layer=layer,
+            global_tokens=getattr(config, "sparse_global_tokens", 0),
+            causal=causal,
+        )
 
     @property
     def gap(self) -> int:
