@@ -16,26 +16,6 @@ def test_sdpa_equals_eager_in_outputs_and_gradients(norm_order: str) -> None:
     assert_sdpa_equals_eager(model, data)
 
 
-@pytest.mark.parametrize("num_beams", [1, 4, 9])
-def test_only_the_beams_of_a_step_leave_the_fused_kernel(
-    num_beams: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shapes: list[tuple[int, ...]] = []
-
-    def record(module: nn.Module, query: torch.Tensor, *arguments, **options):
-        shapes.append(tuple(query.shape))
-        return eager_attention_forward(module, query, *arguments, **options)
-
-    monkeypatch.setattr("vaswani.model.modeling_vaswani.eager_attention_forward", record)
-    model, data = tiny_model("sdpa"), batch()
-    model(**data)
-    assert not shapes
-    source = {name: data[name] for name in ("input_ids", "attention_mask")}
-    model.generate(**source, num_beams=num_beams, max_new_tokens=3)
-    layers_times_steps = 2 * 2 * 2  # self-attention and the source's, two layers, two steps after the prompt
-    assert shapes == ([(3, 2, 4, 16)] * layers_times_steps if num_beams == 4 else [])
-
-
 @pytest.mark.slow
 def test_flex_equals_eager() -> None:
     """Forward only: FlexAttention has no backward on the CPU."""

@@ -50,8 +50,9 @@ def test_the_fused_loss_equals_projection_and_cross_entropy(
     smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.CHUNK_ELEMENTS, "cpu", chunk)
-    states = torch.randn(3, 5, 16, requires_grad=True)
-    weight = torch.randn(61, 16, requires_grad=True)
+    monkeypatch.setattr(module, "MIN_CHUNK_ROWS", 1)
+    states = torch.randn(3, 5, 16, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(61, 16, dtype=torch.float64, requires_grad=True)
     labels = batch()["labels"]
     expected = nn.functional.cross_entropy(
         (states @ weight.t()).flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=smoothing

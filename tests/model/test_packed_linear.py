@@ -8,9 +8,10 @@ from marian import marian_like
 from tiny import batch, tiny_model
 from torch import nn
 
-from vaswani.model.packed_linear import MIN_ROWS, _is_available, packed_linear_layers
+from vaswani.model.linear import is_available
+from vaswani.model.packed_linear import MIN_ROWS, packed_linear_layers
 
-pytestmark = pytest.mark.skipif(not _is_available(), reason="this PyTorch has no oneDNN, or no MKL")
+pytestmark = pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")
 
 
 def is_packed(module: nn.Module) -> bool:
@@ -82,7 +83,7 @@ def test_a_search_packs_its_decoder(num_beams: int) -> None:
     del data["labels"]
     seen: dict[str, bool] = {}
     for name, module in model.named_modules():
-        if type(module) is nn.Linear:
+        if isinstance(module, nn.Linear):
             module.register_forward_hook(
                 lambda module, inputs, output, name=name: seen.__setitem__(name, is_packed(module))
             )

@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from transformers.utils import is_torchdynamo_compiling
 
+from .linear import product
+
 IGNORED_LABEL = -100
-CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits held at a time
+CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
+MIN_CHUNK_ROWS = 256  # fewer, and the products slow down
 
 
 def linear_cross_entropy(
@@ -34,7 +37,7 @@ def linear_cross_entropy(
         label_smoothing: ε, from 0 to 1.
 
     Returns:
-        A float32 scalar.
+        A scalar, float32 or the states' own dtype where that is wider.
     """
     if is_torchdynamo_compiling():  # the compiler fuses the passes itself
         logits = torch.nn.functional.linear(hidden_states, weight).flatten(0, -2).float()
@@ -51,21 +54,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, smoothing: float
     ) -> torch.Tensor:
-        """Rows [N, D], weight [V, D], targets int64 [N] -> the summed loss; its gradients wait in `ctx`."""
-        loss = rows.new_zeros((), dtype=torch.float32)
+        """Rows [N, D], weight [V, D], targets int64 [N] -> the summed loss; its gradients wait in `ctx`.
+
+        The uniform part of the target needs no pass over the logits, whose mean is the product with the mean
+        of the weights: it enters the loss and both gradients apart.
+        """
+        precision = torch.promote_types(rows.dtype, torch.float32)
+        mean_weight = weight.mean(0, dtype=precision)
+        row_sum = rows.sum(0, dtype=precision)
+        loss = -smoothing * (row_sum * mean_weight).sum()
         row_gradient = torch.empty_like(rows)
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
-        size = max(1, CHUNK_ELEMENTS.get(rows.device.type, CHUNK_ELEMENTS["cuda"]) // weight.shape[0])
+        weight_gradient = torch.zeros_like(weight, dtype=precision)
+        size = _rows_per_chunk(rows, weight)
         for start in range(0, len(rows), size):
             chunk, target = rows[start : start + size], targets[start : start + size, None]
-            log_probs = torch.log_softmax((chunk @ weight.t()).float(), dim=-1)  # [n, V]
-            loss -= (1 - smoothing) * log_probs.gather(1, target).sum()
-            if smoothing:
-                loss -= smoothing * log_probs.mean(dim=-1).sum()
+            logits = product(chunk, weight).to(precision)  # [n, V]
+            loss -= (1 - smoothing) * logits.gather(1, target).sum()
+            highest = logits.amax(-1)
+            probs = torch.softmax(logits, dim=-1, out=logits)
+            loss += (highest - probs.amax(-1).log()).sum()  # log-sum-exp: the highest is in both
             if any(ctx.needs_input_grad):
-                gradient = _logit_gradient(log_probs, target, smoothing).to(rows.dtype)
-                row_gradient[start : start + size] = gradient @ weight
+                # p − (1 − ε) · one-hot, the gradient of the logits but for the uniform part
+                probs.scatter_add_(1, target, probs.new_full((), smoothing - 1).expand_as(target))
+                gradient = probs.to(rows.dtype)
+                row_gradient[start : start + size] = product(gradient, weight.t()) - smoothing * mean_weight
                 weight_gradient += gradient.t() @ chunk
+        weight_gradient -= row_sum * (smoothing / len(weight))
         ctx.save_for_backward(row_gradient, weight_gradient.to(weight.dtype))
         return loss
 
@@ -76,8 +90,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return row_gradient * grad_output, weight_gradient * grad_output, None, None
 
 
-def _logit_gradient(log_probs: torch.Tensor, target: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """p − (1 − ε) · one-hot − ε / V: [n, V], in the place of `log_probs`."""
-    gradient = log_probs.exp_()
-    gradient.scatter_add_(1, target, gradient.new_full((), smoothing - 1).expand_as(target))
-    return gradient.sub_(smoothing / gradient.shape[1]) if smoothing else gradient
+def _rows_per_chunk(rows: torch.Tensor, weight: torch.Tensor) -> int:
+    elements = CHUNK_ELEMENTS.get(rows.device.type, CHUNK_ELEMENTS["cuda"])
+    return max(MIN_CHUNK_ROWS, elements // len(weight))

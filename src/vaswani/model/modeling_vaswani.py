@@ -44,7 +44,9 @@ from .configuration_vaswani import VaswaniConfig
 from .dropout import dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from .generation import SharedSourceMixin
+from .linear import Linear
 from .linear_cross_entropy import linear_cross_entropy
+from .short_attention import additive_mask, gains_from_short_attention, short_attention_forward
 from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
 from .sparse_pattern import SparsePattern
 
@@ -57,13 +59,6 @@ def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_to
     shifted = labels.roll(1, dims=-1)
     shifted[:, 0] = decoder_start_token_id
     return shifted.masked_fill(shifted == -100, pad_token_id)
-
-
-def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where a bool mask is True and −inf where it is False; a float mask as it is."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def eager_attention_forward(
@@ -128,9 +123,6 @@ def sparse_attention_forward(
     return output.transpose(1, 2), None
 
 
-FEW_QUERIES = 8  # so many or fewer are attended to faster without a fused kernel, on the CPU
-
-
 class VaswaniAttention(nn.Module):
     """Multi-head attention (section 3.2.2): self-attention, or over `key_value_states` from the encoder.
 
@@ -156,10 +148,10 @@ class VaswaniAttention(nn.Module):
         self.head_dim = config.d_model // num_heads
         self.scaling = self.head_dim**-0.5
         self.dropout = config.attention_dropout
-        self.q_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
-        self.out_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.q_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.k_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.v_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.out_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
 
     def forward(
         self,
@@ -177,7 +169,7 @@ class VaswaniAttention(nn.Module):
 
         attention: Callable
         if self.pattern is None:
-            attention = self._kernel(query, attention_mask, past_key_values)
+            attention = self._kernel(query, key, attention_mask)
         else:
             attention, kwargs = sparse_attention_forward, {**kwargs, "past_length": past_length}
         output, weights = attention(
@@ -205,7 +197,7 @@ class VaswaniAttention(nn.Module):
         return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
 
     def _kernel(
-        self, query: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+        self, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> Callable:
         """The configured kernel, or the one that does its work better for these queries."""
         implementation = self.config._attn_implementation
@@ -213,11 +205,9 @@ class VaswaniAttention(nn.Module):
             implementation = (
                 "sdpa"  # flash kernels unpad queries by the mask of the keys: wrong across stacks
             )
-        is_order_in_mask = attention_mask is not None or not self.is_causal
-        are_beams = past_key_values is not None and 1 < query.shape[-2] <= FEW_QUERIES and is_order_in_mask
-        if implementation == "sdpa" and are_beams and query.device.type == "cpu" and not self.training:
-            # Made for long sequences, the fused kernel takes twice as long for 4 beams on two threads.
-            return eager_attention_forward
+        dropout = self.dropout if self.training else 0.0
+        if implementation == "sdpa" and gains_from_short_attention(query, key, attention_mask, dropout):
+            return short_attention_forward
         return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
 
     def _keys_and_values(
@@ -254,8 +244,8 @@ class VaswaniLayer(GradientCheckpointingLayer):
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
         self.activation_fn = ACT2FN[config.activation_function]
-        self.fc1 = nn.Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
-        self.fc2 = nn.Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
+        self.fc1 = Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
+        self.fc2 = Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
 
     def residual(self, hidden_states: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""

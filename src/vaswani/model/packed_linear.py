@@ -17,28 +17,15 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
+from .linear import Linear, is_available, onednn_product
+
 MIN_WEIGHTS = 512 * 512  # below, calling oneDNN costs more than it saves
 MIN_ROWS = 4  # below, a search is over before the packing has paid for itself
 
 
-def _packed_forward(weight: torch.Tensor, bias: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-
-def _is_available() -> bool:
-    """Whether oneDNN is there, and has MKL to beat. Its packed product is no public function of PyTorch."""
-    return (
-        torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.backends.mkldnn.enabled)
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
-
-
 def _gains(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a plain linear layer whose product oneDNN computes faster."""
-    if type(module) is not nn.Linear or "forward" in vars(module):
+    if type(module) not in (nn.Linear, Linear) or "forward" in vars(module):
         return False  # something else, or somebody replaced what it does
     weight = module.weight
     return (
@@ -58,12 +45,12 @@ def packed_linear_layers(modules: Iterable[nn.Module], num_rows: int) -> Iterato
         num_rows: that each of their inputs will have.
     """
     autocast = torch.is_autocast_enabled("cpu")
-    usable = num_rows >= MIN_ROWS and not torch.is_grad_enabled() and not autocast and _is_available()
+    usable = num_rows >= MIN_ROWS and not torch.is_grad_enabled() and not autocast and is_available()
     packed = [module for module in modules if _gains(module)] if usable else []
     try:
         for module in packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach())
-            vars(module)["forward"] = partial(_packed_forward, weight, module.bias)
+            vars(module)["forward"] = partial(onednn_product, weight=weight, bias=module.bias)
         yield
     finally:
         for module in packed:

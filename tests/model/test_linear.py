@@ -1,0 +1,73 @@
+"""The linear layer computes what PyTorch's does, by whatever library."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from vaswani.model import linear
+from vaswani.model.linear import MIN_ROWS, Linear, is_available
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the products that went to oneDNN."""
+    shapes: list[tuple[int, ...]] = []
+    product = linear.onednn_product
+
+    def record(states: torch.Tensor, *arguments) -> torch.Tensor:
+        shapes.append(tuple(states.shape))
+        return product(states, *arguments)
+
+    monkeypatch.setattr(linear, "onednn_product", record)
+    return shapes
+
+
+@pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", ["2D", "3D", "strided", "expanded gradient"])
+def test_outputs_and_gradients_equal_those_of_pytorch(bias: bool, layout: str, products: list) -> None:
+    ours = Linear(24, 40, bias)
+    theirs = nn.Linear(24, 40, bias)
+    theirs.load_state_dict(ours.state_dict())
+    states = torch.randn(MIN_ROWS, 24) if layout == "2D" else torch.randn(4, MIN_ROWS // 4, 24)
+    if layout == "strided":
+        states = torch.randn(MIN_ROWS, 24, 2)[..., 0]
+    states.requires_grad_()
+    results = []
+    for layer in (ours, theirs):
+        output = layer(states)
+        if layout == "expanded gradient":
+            grads = torch.autograd.grad(output.sum(), [states, *layer.parameters()])
+        else:
+            weights = torch.arange(output.numel()).sin().view_as(output)
+            grads = torch.autograd.grad(output, [states, *layer.parameters()], weights)
+        results.append((output, *grads))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert len(products) == 2  # forward, and for the states' gradient
+
+
+@pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")
+@pytest.mark.parametrize("frozen", ["states", "weight"])
+def test_what_is_frozen_gets_no_gradient(frozen: str, products: list) -> None:
+    layer, states = Linear(8, 8), torch.randn(MIN_ROWS, 8, requires_grad=frozen != "states")
+    layer.weight.requires_grad_(frozen != "weight")
+    layer(states).sum().backward()
+    assert (states.grad is None) == (frozen == "states")
+    assert (layer.weight.grad is None) == (frozen == "weight")
+    assert len(products) == (1 if frozen == "states" else 2)
+
+
+@pytest.mark.parametrize("case", ["few rows", "float64", "bfloat16", "autocast", "switched off"])
+def test_everything_else_is_left_to_pytorch(case: str, products: list) -> None:
+    dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(case, torch.float32)
+    layer = Linear(8, 8).to(dtype)
+    states = torch.randn(MIN_ROWS - 1 if case == "few rows" else MIN_ROWS, 8, dtype=dtype)
+    switched_off = torch.backends.mkldnn.flags(enabled=False) if case == "switched off" else nullcontext()
+    autocast = torch.autocast("cpu", torch.bfloat16) if case == "autocast" else nullcontext()
+    with switched_off, autocast:
+        expected = nn.functional.linear(states, layer.weight, layer.bias)
+        torch.testing.assert_close(layer(states), expected, rtol=0, atol=0)
+    assert not products
