@@ -99,7 +99,9 @@ class _ShortAttention(torch.autograd.Function):
         kept = draw_kept(weights.shape, num_dropped_levels) if num_dropped_levels else None
         ctx.scaling, ctx.keep_scale = scaling, LEVELS / (LEVELS - num_dropped_levels)
         ctx.save_for_backward(query, key, value, weights, kept)
-        return (weights if kept is None else (weights * ctx.keep_scale).mul_(kept)) @ value
+        if kept is None:
+            return weights @ value
+        return kept.to(weights.dtype).mul_(ctx.keep_scale).mul_(weights) @ value
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -109,8 +111,9 @@ class _ShortAttention(torch.autograd.Function):
         grad_weights = grad @ value.transpose(-2, -1)
         dropped = weights
         if kept is not None:
-            dropped = (weights * ctx.keep_scale).mul_(kept)
-            grad_weights.mul_(kept).mul_(ctx.keep_scale)
+            keep = kept.to(weights.dtype).mul_(ctx.keep_scale)
+            grad_weights.mul_(keep)
+            dropped = keep.mul_(weights)
         grad_value = dropped.transpose(-2, -1) @ grad
         grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         grad_scores.mul_(ctx.scaling)

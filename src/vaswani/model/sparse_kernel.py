@@ -22,6 +22,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from .dropout import LEVELS, draw_kept
@@ -100,11 +101,11 @@ class _Workspace:
         self.empty = torch.empty(0, dtype=dtype, device=device)
         self.buffers: dict[str, torch.Tensor] = {}
 
-    def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
         """A tensor of this shape whose values are anything; what was last taken under the name is lost."""
         size = prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
-            self.buffers[name] = self.empty.new_empty(size, dtype=dtype or self.empty.dtype)
+            self.buffers[name] = self.empty.new_empty(size)
         return self.buffers[name][:size].view(shape)
 
 
@@ -115,13 +116,12 @@ class _Dropout:
         self.num_dropped_levels = round(p * LEVELS)
         scale = LEVELS / (LEVELS - self.num_dropped_levels)
         self.scale = workspace.empty.new_tensor(scale)  # as a plain number it would be rounded to float32
-        self.generator = torch.Generator(workspace.empty.device).manual_seed(seed)
+        self.generator = np.random.SFC64(seed)
         self.workspace = workspace
 
     def keep(self, shape: torch.Size) -> torch.Tensor:
         """What the next weights of this shape are multiplied by: 0 or 1 / (1 − p)."""
-        numbers = self.workspace("numbers", (shape.numel() + 3) // 4, dtype=torch.int64)
-        kept = draw_kept(shape, self.num_dropped_levels, numbers, self.generator)
+        kept = draw_kept(shape, self.num_dropped_levels, self.generator).to(self.scale.device)
         return torch.mul(kept, self.scale, out=self.workspace("keep", *shape))
 
 
