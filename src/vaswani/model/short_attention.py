@@ -64,11 +64,15 @@ def short_attention_forward(
         attention_mask = query.new_ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
     if attention_mask is not None:
         attention_mask = additive_mask(attention_mask, query.dtype)
-    output = _ShortAttention.apply(query, key, value, attention_mask, scaling, round(dropout * LEVELS))
+    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    if dropout or needs_gradient:
+        output = _ShortAttention.apply(query, key, value, attention_mask, scaling, round(dropout * LEVELS))
+    else:
+        output = _weights(query, key, attention_mask, scaling) @ value
     return output.transpose(1, 2), None
 
 
-def attention_weights(
+def _weights(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
     """softmax(QKᵀ · scaling + mask): [B, H, T, S], zero where a row sees nothing."""
@@ -80,6 +84,11 @@ def attention_weights(
         return torch.add(mask, scores, alpha=scaling, out=scores).softmax(-1)
     finite = mask.masked_fill(~sees_something, 0.0)
     return torch.add(finite, scores, alpha=scaling, out=scores).softmax(-1).mul_(sees_something)
+
+
+def _heads_apart(states: torch.Tensor) -> torch.Tensor:
+    """[B, H, n, D], copied where a batched product would else copy it each time."""
+    return states.flatten(0, 1).view(states.shape)
 
 
 class _ShortAttention(torch.autograd.Function):
@@ -94,8 +103,8 @@ class _ShortAttention(torch.autograd.Function):
         num_dropped_levels: int,
     ) -> torch.Tensor:
         """Query [B, H, T, D], key and value [B, H, S, D] -> [B, H, T, D]."""
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        weights = attention_weights(query, key, mask, scaling)
+        query, key, value = map(_heads_apart, (query, key, value))
+        weights = _weights(query, key, mask, scaling)
         kept = draw_kept(weights.shape, num_dropped_levels) if num_dropped_levels else None
         ctx.scaling, ctx.keep_scale = scaling, LEVELS / (LEVELS - num_dropped_levels)
         ctx.save_for_backward(query, key, value, weights, kept)
@@ -107,7 +116,7 @@ class _ShortAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Softmax's gradient is w · (g − Σ w g)."""
         query, key, value, weights, kept = ctx.saved_tensors
-        grad = grad.contiguous()
+        grad = _heads_apart(grad)
         grad_weights = grad @ value.transpose(-2, -1)
         dropped = weights
         if kept is not None:
