@@ -16,8 +16,8 @@ import side_by_side
 from sparse_attention import HEADS, OURS, Setting, flops, our_pattern, prepare
 
 PURPOSES = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
-    "softmax": ("aten::_softmax", "aten::amax"),
+    "matrix products": ("aten::mm", "aten::addmm_", "aten::bmm"),
+    "softmax": ("aten::_softmax", "aten::amax", "aten::exp_"),
     "gradient of the scores": ("aten::sub_", "aten::mul_"),
     "gathering keys and values": ("aten::index_select", "aten::index"),
     "adding up the gradients of keys and values": ("aten::index_add_", "aten::scatter_add_"),

@@ -8,10 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from vaswani.model import sparse_attention as module
+from vaswani.model import sparse_kernel
 from vaswani.model.modeling_vaswani import eager_attention_forward
 from vaswani.model.sparse_attention import sparse_attention
 from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern
+
+
+@pytest.fixture(autouse=True)
+def only_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences, which most tests have, would be left to dense attention."""
+    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 2.0)
+    module.visible_share.cache_clear()
 
 
 def states(batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float64):
@@ -93,6 +102,45 @@ def test_equal_to_dense_at_any_length_and_padding(length: int, padding: str, cau
 )
 def test_equal_to_dense_for_any_pattern(pattern: SparsePattern, length: int, padding: str) -> None:
     assert_equal_to_dense(pattern, length, padding)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "empty"])
+@pytest.mark.parametrize(("chunk", "tile"), [(16, 1), (48, 3000), (10**6, 10**9)])
+def test_how_much_is_computed_at_a_time_changes_nothing(
+    chunk: int, tile: int, padding: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles that end within a block, and tiles whose keys are all padding, among them."""
+    monkeypatch.setattr(sparse_kernel, "CHUNK", chunk)
+    monkeypatch.setattr(sparse_kernel, "TILE", tile)
+    sparse_kernel._chunks.cache_clear()
+    assert_equal_to_dense(SparsePattern(num_heads=2, block_size=16, causal=causal), 150, padding)
+    sparse_kernel._chunks.cache_clear()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "empty"])
+@pytest.mark.parametrize(
+    ("length", "visible"), [(1, "all"), (15, "all"), (33, "all"), (90, "all"), (150, "most"), (400, "few")]
+)
+def test_short_sequences_are_left_to_dense_attention(
+    length: int, visible: str, padding: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 0.75)
+    calls = []
+    kernel = module.sparse_attention_kernel
+    monkeypatch.setattr(module, "sparse_attention_kernel", lambda *a: (calls.append(a), kernel(*a))[1])
+    pattern = SparsePattern(num_heads=2, block_size=16, causal=causal)
+    assert_equal_to_dense(pattern, length, padding)
+    share = module.visible_share(pattern, length)
+    assert visible == ("all" if share == 1 else "most" if share >= 0.75 else "few")
+    is_dense = visible == "all" or (visible == "most" and padding == "none")
+    assert bool(calls) != is_dense
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_64_in_float64(causal: bool) -> None:
+    assert_equal_to_dense(SparsePattern(num_heads=1, causal=causal), 4096, "right")
 
 
 @pytest.mark.parametrize("causal", [False, True])

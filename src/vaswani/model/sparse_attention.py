@@ -7,14 +7,18 @@ The truth is plain softmax attention under the pattern's dense mask; every kerne
 B batch · H heads · n tokens · D head width
 """
 
+from functools import lru_cache
+
 import torch
 from torch import nn
+from transformers.utils import is_torchdynamo_compiling
 
 from .sparse_flex import flex_sparse_attention
 from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_blocks
 from .sparse_pattern import SparsePattern
 
 STEP = 64  # rows that continue a cache at a time, each with keys of its own
+MOSTLY_VISIBLE = 0.75  # with so large a share of the pairs, dense attention is faster on the CPU
 
 
 def sparse_attention(
@@ -45,13 +49,19 @@ def sparse_attention(
     _check_shapes(query, key, value, pattern, padding_mask)
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
+    if not dropout and not is_torchdynamo_compiling():
+        if padding_mask is not None and padding_mask.all():
+            padding_mask = None
+        share = visible_share(pattern, query.shape[-2])
+        if share == 1.0 or (share >= MOSTLY_VISIBLE and padding_mask is None):
+            return _dense_attention(query, key, value, pattern, share, padding_mask, scaling)
     has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
     if has_gap:  # fill it with tokens that nobody sees
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
         shown = query.new_ones(1, 1) if padding_mask is None else padding_mask
         shown = shown.bool().expand(query.shape[0], query.shape[2] - pattern.gap)
         padding_mask = _with_gap(shown, pattern, dim=1)
-    output = sparse_attention_kernel(
+    output, _ = sparse_attention_kernel(
         query,
         key,
         value,
@@ -65,6 +75,39 @@ def sparse_attention(
         end = pattern.global_tokens + pattern.gap
         output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
     return output
+
+
+@lru_cache(maxsize=4096)
+def visible_share(pattern: SparsePattern, length: int) -> float:
+    """How many of the pairs that dense attention computes the pattern shows; 0 where it is clearly little."""
+    most = pattern.window_blocks + pattern.random_blocks + 2 * pattern.in_blocks().global_blocks
+    if length * MOSTLY_VISIBLE > 2 * most * pattern.block_size:
+        return 0.0
+    pairs = length * (length + 1) / 2 if pattern.causal else length**2
+    return pattern.to_dense(length).sum().item() / (pairs * pattern.num_heads)
+
+
+def _dense_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    share: float,
+    padding_mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """PyTorch's fused attention, under a mask of what the pattern and the padding hide."""
+    is_causal = pattern.causal and share == 1.0 and padding_mask is None
+    mask = None
+    if padding_mask is not None:
+        mask = padding_mask.bool()[:, None, None]
+        mask = mask & pattern.to_dense(query.shape[-2])[None, :1] if pattern.causal else mask
+    elif share < 1.0:
+        mask = pattern.to_dense(query.shape[-2])[None]
+        mask = query.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling
+    )
 
 
 def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:

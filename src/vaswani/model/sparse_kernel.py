@@ -3,9 +3,10 @@
 """The CPU's kernel for sparse attention: exact, forward and backward, and linear in the length.
 
 The query blocks of a sequence are taken a few at a time. The key blocks that each of them sees lie in one
-table of the pattern, are gathered, and two batched matrix products do the rest; the rows that see everything
-are plain products over the whole sequence. The backward pass is written by hand: it computes the weights anew
-instead of keeping them, so that no memory grows faster than the sequence.
+table of the pattern, are gathered, and two batched matrix products do the rest. The rows that see everything
+take the keys a tile at a time, as FlashAttention does (Dao et al., 2022, arXiv:2205.14135). The backward pass
+is written by hand: it computes the weights anew instead of keeping them, so that no memory grows faster than
+the sequence.
 
 Sequences and heads are independent, so each thread takes whole heads, and what it gathers stays in the cache
 of its own core. The operators are those of PyTorch's library, so that `torch.compile` takes them whole.
@@ -14,7 +15,7 @@ B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b to
 L = g + w + r key blocks at most for each query block · G query blocks that see everything
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
@@ -28,7 +29,12 @@ import torch
 from .dropout import LEVELS, draw_kept
 from .sparse_pattern import SparsePattern
 
-CHUNK = 512  # queries at a time: what their blocks gather should fit into the second-level cache
+# What is computed at a time, and lies in several buffers, should fit into the second-level cache.
+CHUNK = 512  # queries that see few keys
+TILE = 1 << 18  # weights of queries that see everything
+# Rows of weights lie so many numbers further apart than they are long. The columns of a matrix whose rows are
+# a power of two apart share a few places of the cache, and products with its transpose take a fifth longer.
+PADDING = 16
 
 
 # The operators take a pattern as numbers, so that a compiler traces neither it nor the hash.
@@ -108,6 +114,10 @@ class _Workspace:
             self.buffers[name] = self.empty.new_empty(size)
         return self.buffers[name][:size].view(shape)
 
+    def matrices(self, name: str, *shape: int) -> torch.Tensor:
+        """The same, with rows `PADDING` further apart."""
+        return self(name, *shape[:-1], shape[-1] + PADDING)[..., : shape[-1]]
+
 
 class _Dropout:
     """Drops weights of one sequence and head: the same ones in the backward pass as in the forward pass."""
@@ -130,7 +140,7 @@ class _Blocks:
     """One sequence of one head, in blocks and in the dtype to compute in.
 
     Attributes:
-        query: [N, b, D].
+        query: [N, b, D], times the scaling.
         key, value: [N + 1, b, D]; the last block is one that nobody sees.
         bias: [N + 1, b], 0 or the lowest number, added to the scores of each key.
         is_padded: whether the bias hides any key of the sequence.
@@ -145,7 +155,6 @@ class _Blocks:
     is_padded: bool
     chunks: list[_Chunk]
     causal: bool
-    scaling: float
     dropout: _Dropout | None
     workspace: _Workspace
 
@@ -167,14 +176,19 @@ class _Blocks:
     def weights(self, chunk: _Chunk, keys: torch.Tensor) -> torch.Tensor:
         """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
         count, num_keys, _ = keys.shape
-        hides = self.is_padded or chunk.has_gaps
-        bias = self.bias[chunk.key_blocks].view(count, 1, -1) if hides else self.bias.new_zeros(())
         queries = self.query[chunk.rows]
-        scores = self.workspace("scores", count, queries.shape[1], num_keys)
-        torch.baddbmm(bias, queries, keys.transpose(1, 2), beta=int(hides), alpha=self.scaling, out=scores)
+        padded = self.workspace("weights", count, queries.shape[1], num_keys + PADDING)
+        lowest = torch.finfo(padded.dtype).min
+        scores = padded[..., :num_keys]
+        padded[..., num_keys:] = lowest
+        torch.bmm(queries, keys.transpose(1, 2), out=scores)
+        if self.is_padded or chunk.has_gaps:
+            scores.add_(self.bias[chunk.key_blocks].view(count, 1, -1))
         if self.causal:
             self._hide_future(scores, chunk.rows, chunk.key_blocks.view(count, -1))
-        return self._softmax(scores)
+        is_empty = scores.amax(dim=-1, keepdim=True) <= lowest / 2 if self.is_padded else None
+        torch.softmax(padded, dim=-1, out=padded)
+        return scores if is_empty is None else scores.masked_fill_(is_empty, 0.0)
 
     def _hide_future(self, scores: torch.Tensor, rows: slice, blocks: torch.Tensor) -> None:
         """Make the diagonal block of each query block a triangle."""
@@ -182,26 +196,29 @@ class _Blocks:
         own = torch.arange(rows.start, rows.stop, device=blocks.device)
         place = (blocks == own[:, None]).int().argmax(dim=1)
         future = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
-        by_block = scores.view(count, size, -1, size)
+        by_block = scores.unflatten(-1, (-1, size))
         chunk = torch.arange(count, device=scores.device)
         diagonal = by_block[chunk, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
         by_block[chunk, :, place] = diagonal
 
-    def global_weights(self) -> torch.Tensor:
-        """Attention weights [G · b, N · b] of the rows that see everything."""
-        rows, keys = self.query[: self.num_global_rows].flatten(0, 1), self.key[:-1].flatten(0, 1)
-        bias = self.bias[:-1].view(1, -1) if self.is_padded else self.bias.new_zeros(())
-        scores = self.workspace("scores", len(rows), len(keys))
-        torch.addmm(bias, rows, keys.T, beta=int(self.is_padded), alpha=self.scaling, out=scores)
-        return self._softmax(scores)
+    @property
+    def global_rows(self) -> torch.Tensor:
+        """The queries [G · b, D] that see everything."""
+        return self.query[: self.num_global_rows].flatten(0, 1)
 
-    def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """Over the last dimension; rows in which everything is hidden become zero."""
-        weights = torch.softmax(scores, dim=-1, out=self.workspace("weights", *scores.shape))
-        if self.is_padded:
-            is_empty = scores.amax(dim=-1, keepdim=True) <= torch.finfo(scores.dtype).min / 2
-            weights.masked_fill_(is_empty, 0.0)
-        return weights
+    def tiles(self) -> Iterator[slice]:
+        """All keys, some at a time."""
+        num_blocks, size, _ = self.query.shape
+        length, step = num_blocks * size, max(1, TILE // (self.num_global_rows * size))
+        for start in range(0, length, step):
+            yield slice(start, min(start + step, length))
+
+    def global_scores(self, tile: slice) -> torch.Tensor:
+        """What the rows that see everything score with a tile of the keys: [G · b, t]."""
+        rows, keys = self.global_rows, self.key.flatten(0, 1)[tile]
+        scores = self.workspace.matrices("weights", len(rows), len(keys))
+        torch.mm(rows, keys.T, out=scores)
+        return scores.add_(self.bias.flatten()[tile]) if self.is_padded else scores
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """The weights after dropout, in their place."""
@@ -219,7 +236,7 @@ class _Blocks:
         Calls `value_gradient(P ∘ M)`, which may use the weights while they are there, and
         `weight_gradient(out)`, which computes the gradient of P ∘ M; dS = P ∘ (M ∘ dPM − row sums).
         """
-        gradient = self.workspace("scores", *weights.shape)
+        gradient = self.workspace.matrices("gradient", *weights.shape)
         if self.dropout is None:
             value_gradient(weights)
             weight_gradient(gradient)
@@ -253,6 +270,11 @@ class _Inputs:
     def num_blocks(self) -> int:
         return self.pattern.num_blocks(self.query.shape[-2])
 
+    @property
+    def num_global_rows(self) -> int:
+        """Rows that see everything: G · b, those that fill up the last block among them."""
+        return self.pattern.num_global_rows(self.num_blocks) * self.pattern.block_size
+
     @cached_property
     def bias(self) -> torch.Tensor:
         """0 for keys that may be seen, the lowest number for others: [B, N + 1, b]; the last is no block."""
@@ -276,14 +298,13 @@ class _Inputs:
         seed = 0 if self.seed is None else int(self.seed)
         place = row * self.query.shape[1] + head
         return _Blocks(
-            query=in_blocks(self.query[row, head], num_blocks, size, workspace, "query"),
+            query=in_blocks(self.query[row, head], num_blocks, size, workspace, "query").mul_(self.scaling),
             key=in_blocks(self.key[row, head], num_blocks + 1, size, workspace, "key"),
             value=in_blocks(self.value[row, head], num_blocks + 1, size, workspace, "value"),
             bias=self.bias[row],
             is_padded=self.is_padded[row],
             chunks=_chunks(self.pattern, num_blocks, head, self.query.device),
             causal=self.pattern.causal,
-            scaling=self.scaling,
             dropout=_Dropout(self.dropout, (seed + place) % 2**63, workspace) if self.dropout else None,
             workspace=workspace,
         )
@@ -338,30 +359,54 @@ def sparse_attention_kernel(
     pattern: list[int],
     scaling: float,
     dropout: float,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and for the backward pass the log-sum-exp [B, H, G · b] of the rows that see everything."""
+    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    log_sums = query.new_empty(*query.shape[:2], inputs.num_global_rows, dtype=inputs.dtype)
     length = query.shape[-2]
 
     def attend(place: tuple[int, int], blocks: _Blocks) -> None:
         result = blocks.workspace("result", *blocks.query.shape)
         if blocks.num_global_rows:
-            rows_seeing_all = result[: blocks.num_global_rows].flatten(0, 1)
-            weights = blocks.drop(blocks.global_weights())
-            torch.mm(weights, blocks.value[:-1].flatten(0, 1), out=rows_seeing_all)
+            _attend_to_all(blocks, result[: blocks.num_global_rows].flatten(0, 1), log_sums[place])
         for chunk in blocks.chunks:
             keys, values = blocks.gather(chunk)
             torch.bmm(blocks.drop(blocks.weights(chunk, keys)), values, out=result[chunk.rows])
         output[place] = result.flatten(0, 1)[:length]
 
-    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
     inputs.for_each_head(attend)
-    return output
+    return output, log_sums
+
+
+def _attend_to_all(blocks: _Blocks, result: torch.Tensor, log_sums: torch.Tensor) -> None:
+    """The result [G · b, D] of the rows that see everything, and their log-sum-exps [G · b].
+
+    The sums over the tiles so far are kept relative to the highest score so far. A row whose keys are all
+    hidden is zero, and its log-sum-exp infinite, so that its weights are zero in the backward pass.
+    """
+    lowest = torch.finfo(result.dtype).min
+    highest = result.new_full((len(result), 1), lowest)
+    total = torch.zeros_like(highest)
+    result.zero_()
+    for tile in blocks.tiles():
+        scores = blocks.global_scores(tile)
+        new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
+        weights = scores.sub_(new_highest).exp_()
+        fading = torch.exp(highest - new_highest)
+        total.mul_(fading).add_(weights.sum(dim=-1, keepdim=True))
+        result.mul_(fading).addmm_(blocks.drop(weights), blocks.value.flatten(0, 1)[tile])
+        highest = new_highest
+    is_empty = highest <= lowest / 2
+    result.div_(total).masked_fill_(is_empty, 0.0)
+    log_sums.copy_((highest + total.log()).masked_fill_(is_empty, torch.inf).squeeze(-1))
 
 
 @torch.library.custom_op("vaswani::sparse_attention_backward", mutates_args=())
 def _backward(
     grad: torch.Tensor,
     output: torch.Tensor,
+    log_sums: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -378,11 +423,10 @@ def _backward(
 
     def differentiate(place: tuple[int, int], blocks: _Blocks) -> None:
         of_head = _HeadGradients(blocks, grad[place], output[place])
-        of_head.add_global_rows()
+        of_head.add_global_rows(log_sums[place])
         for chunk in blocks.chunks:
             of_head.add_chunk(chunk)
         of_head.query.mul_(scaling)
-        of_head.key.mul_(scaling)
         for result, states in zip(gradients, (of_head.query, of_head.key, of_head.value), strict=True):
             result[place] = states.flatten(0, 1)[:length]
 
@@ -405,26 +449,31 @@ class _HeadGradients:
         self.key = workspace("grad_key", *blocks.key.shape).zero_()
         self.value = workspace("grad_value", *blocks.value.shape).zero_()
 
-    def add_global_rows(self) -> None:
-        """Those of the rows that see everything, which come first."""
+    def add_global_rows(self, log_sums: torch.Tensor) -> None:
+        """Those of the rows that see everything, which come first, from their log-sum-exps [G · b]."""
         blocks, count = self.blocks, self.blocks.num_global_rows
-        if not count:
-            return
-        upstream, queries, row_sums, grad_query = (
-            states[:count].flatten(0, 1)
-            for states in (self.upstream, blocks.query, self.row_sums, self.query)
+        if count:
+            self.query[:count].zero_()
+            for tile in blocks.tiles():
+                self._add_tile(tile, blocks.global_scores(tile).sub_(log_sums[:, None]).exp_())
+
+    def _add_tile(self, tile: slice, weights: torch.Tensor) -> None:
+        """Those of the rows that see everything and of a tile of the keys, by their weights [G · b, t]."""
+        blocks, count = self.blocks, self.blocks.num_global_rows
+        upstream, row_sums, grad_query = (
+            states[:count].flatten(0, 1) for states in (self.upstream, self.row_sums, self.query)
         )
-        keys, values, grad_key, grad_value = (
-            states[:-1].flatten(0, 1) for states in (blocks.key, blocks.value, self.key, self.value)
+        keys, values, grad_keys, grad_values = (
+            states.flatten(0, 1)[tile] for states in (blocks.key, blocks.value, self.key, self.value)
         )
         scores = blocks.drop_and_score_gradient(
-            blocks.global_weights(),
+            weights,
             row_sums,
-            lambda weights: torch.mm(weights.T, upstream, out=grad_value),
+            lambda dropped: torch.mm(dropped.T, upstream, out=grad_values),
             lambda out: torch.mm(upstream, values.T, out=out),
         )
-        torch.mm(scores, keys, out=grad_query)
-        torch.mm(scores.T, queries, out=grad_key)
+        grad_query.addmm_(scores, keys)
+        torch.mm(scores.T, blocks.global_rows, out=grad_keys)
 
     def add_chunk(self, chunk: _Chunk) -> None:
         """Those of a chunk's query blocks and of all key blocks that they see."""
@@ -448,24 +497,37 @@ class _HeadGradients:
 
 
 @sparse_attention_kernel.register_fake
-def _(query: torch.Tensor, *arguments: object) -> torch.Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    pattern: list[int],
+    *options: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), *options)
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    return output, query.new_empty(*query.shape[:2], inputs.num_global_rows, dtype=inputs.dtype)
 
 
 @_backward.register_fake
 def _(
-    grad: torch.Tensor, output: torch.Tensor, query: torch.Tensor, *arguments: object
+    grad: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor, query: torch.Tensor, *arguments: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     empty = [torch.empty_like(query, memory_format=torch.contiguous_format) for _ in range(3)]
     return empty[0], empty[1], empty[2]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     query, key, value, padding_mask, seed, *ctx.options = inputs
-    ctx.save_for_backward(output, query, key, value, padding_mask, seed)
+    ctx.save_for_backward(*output, query, key, value, padding_mask, seed)
+    ctx.mark_non_differentiable(output[1])
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, grad: torch.Tensor, grad_log_sums: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
     gradients = torch.ops.vaswani.sparse_attention_backward(grad, *ctx.saved_tensors, *ctx.options)
     return (*gradients, None, None, None, None, None)
 
