@@ -49,3 +49,10 @@ def test_files_and_n_best_lists(first_example: tuple[Path, list[str]]) -> None:
     assert lines[at + 4] == "(an empty line stays empty)"
     assert lines[-5].startswith("'1999-01-27' [")
     assert lines[-4] == "'' []"
+
+
+@pytest.mark.slow
+def test_a_library_model_becomes_sparse_and_stays_so(tmp_path: Path) -> None:
+    times, loaded = run_example("04_long_documents.py", tmp_path)
+    assert times.startswith("4,096 tokens: ")
+    assert loaded == "loaded again as SparseBertForMaskedLM, with equal outputs"

@@ -296,3 +296,17 @@ def test_shapes_that_do_not_fit(change: dict, message: str) -> None:
     mask = torch.ones(change["mask"]) if "mask" in change else None
     with pytest.raises(ValueError, match=message):
         sparse_attention(query, key, query, pattern, mask)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("global_tokens", [0, 5])
+@pytest.mark.parametrize("length", [1, 3, 20, 29, 40])
+def test_the_visible_share_counts_pairs(
+    length: int, global_tokens: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 0.5)
+    pattern = SparsePattern(2, 4, 1, 0, 2, global_tokens=global_tokens, causal=causal)
+    most = torch.ones(length, length).tril() if causal else torch.ones(length, length)
+    expected = pattern.to_dense(length).sum() / (2 * most.sum())
+    assert module.visible_share(pattern, length) == pytest.approx(expected.item())
+    assert module.visible_share(pattern, 10_000) == 0.0

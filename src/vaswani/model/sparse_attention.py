@@ -54,7 +54,7 @@ def sparse_attention(
             padding_mask = None
         share = visible_share(pattern, query.shape[-2])
         if share == 1.0 or (share >= MOSTLY_VISIBLE and padding_mask is None):
-            return _dense_attention(query, key, value, pattern, share, padding_mask, scaling)
+            return _dense_attention(query, key, value, pattern, padding_mask, scaling)
     has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
     if has_gap:  # fill it with tokens that nobody sees
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
@@ -83,8 +83,13 @@ def visible_share(pattern: SparsePattern, length: int) -> float:
     most = pattern.window_blocks + pattern.random_blocks + 2 * pattern.in_blocks().global_blocks
     if length * MOSTLY_VISIBLE > 2 * most * pattern.block_size:
         return 0.0
-    pairs = length * (length + 1) / 2 if pattern.causal else length**2
-    return pattern.to_dense(length).sum().item() / (pairs * pattern.num_heads)
+    num_blocks = pattern.num_blocks(length)
+    sizes = (pattern.places(torch.arange(length)) // pattern.block_size).bincount(minlength=num_blocks)
+    pairs, all_pairs = sizes[:, None] * sizes, length**2
+    if pattern.causal:
+        pairs.diagonal().copy_(sizes * (sizes + 1) // 2)
+        all_pairs = length * (length + 1) // 2
+    return (pattern.block_mask(num_blocks) * pairs).sum().item() / (all_pairs * pattern.num_heads)
 
 
 def _dense_attention(
@@ -92,21 +97,22 @@ def _dense_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     pattern: SparsePattern,
-    share: float,
     padding_mask: torch.Tensor | None,
     scaling: float | None,
 ) -> torch.Tensor:
     """PyTorch's fused attention, under a mask of what the pattern and the padding hide."""
-    is_causal = pattern.causal and share == 1.0 and padding_mask is None
+    length = query.shape[-2]
+    shows_all = visible_share(pattern, length) == 1.0
     mask = None
-    if padding_mask is not None:
+    if not shows_all:
+        mask = query.new_zeros(pattern.num_heads, length, length)
+        mask = mask.masked_fill_(~pattern.to_dense(length), -torch.inf)[None]
+    elif padding_mask is not None:
         mask = padding_mask.bool()[:, None, None]
-        mask = mask & pattern.to_dense(query.shape[-2])[None, :1] if pattern.causal else mask
-    elif share < 1.0:
-        mask = pattern.to_dense(query.shape[-2])[None]
-        mask = query.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        if pattern.causal:
+            mask = mask & mask.new_ones(length, length).tril()
     return nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling
+        query, key, value, attn_mask=mask, is_causal=pattern.causal and mask is None, scale=scaling
     )
 
 
