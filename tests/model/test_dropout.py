@@ -32,6 +32,17 @@ def test_gradients_go_where_values_went(shape: tuple[int, ...], dtype: torch.dty
     assert torch.equal(states.grad, output)
 
 
+def test_half_precision_rounds_once() -> None:
+    """A scale rounded to bfloat16 would shrink all that is kept."""
+    states = torch.randn(1000, dtype=torch.bfloat16, requires_grad=True)
+    output = dropout(states, 0.1)
+    kept = output != 0
+    scale = 65536 / (65536 - round(0.1 * 65536))
+    assert torch.equal(output[kept], (states.float() * scale).bfloat16()[kept])
+    (gradient,) = torch.autograd.grad(output, states, states)
+    assert torch.equal(gradient, output)
+
+
 def test_columns_of_a_transposed_tensor_stay_in_place() -> None:
     states = torch.arange(1.0, 13.0).view(3, 4).T
     output = dropout(states, 0.5)

@@ -36,12 +36,14 @@ class _Dropout(torch.autograd.Function):
         kept = draw_kept(states.shape, num_dropped_levels)
         ctx.scale = LEVELS / (LEVELS - num_dropped_levels)
         ctx.save_for_backward(kept)
-        return kept.to(states.dtype).mul_(ctx.scale).mul_(states)
+        return (
+            kept.to(states.dtype).mul_(states).mul_(ctx.scale)
+        )  # in half precision the scale is not rounded
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return kept.to(grad.dtype).mul_(ctx.scale).mul_(grad), None
+        return kept.to(grad.dtype).mul_(grad).mul_(ctx.scale), None
 
 
 def dropout(states: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:

@@ -105,8 +105,7 @@ def _dense_attention(
     shows_all = visible_share(pattern, length) == 1.0
     mask = None
     if not shows_all:
-        mask = query.new_zeros(pattern.num_heads, length, length)
-        mask = mask.masked_fill_(~pattern.to_dense(length), -torch.inf)[None]
+        mask = pattern.to_dense(length, query.device)[None]
     elif padding_mask is not None:
         mask = padding_mask.bool()[:, None, None]
         if pattern.causal:

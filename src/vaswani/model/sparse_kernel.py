@@ -188,7 +188,8 @@ class _Blocks:
             self._hide_future(scores, chunk.rows, chunk.key_blocks.view(count, -1))
         is_empty = scores.amax(dim=-1, keepdim=True) <= lowest / 2 if self.is_padded else None
         torch.softmax(padded, dim=-1, out=padded)
-        return scores if is_empty is None else scores.masked_fill_(is_empty, 0.0)
+        weights = scores  # in the same place
+        return weights if is_empty is None else weights.masked_fill_(is_empty, 0.0)
 
     def _hide_future(self, scores: torch.Tensor, rows: slice, blocks: torch.Tensor) -> None:
         """Make the diagonal block of each query block a triangle."""

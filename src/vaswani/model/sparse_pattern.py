@@ -235,5 +235,5 @@ class SparsePattern:
         """The reference: bool [H, n, n], whether token i may attend to token j."""
         mask = self.block_mask(self.num_blocks(length), device)
         block = self.places(torch.arange(length, device=device)) // self.block_size
-        mask = mask[:, block][:, :, block]
+        mask = mask[:, :, block][:, block]  # in this order whole rows are copied
         return mask.tril() if self.causal else mask
