@@ -71,3 +71,15 @@ def test_everything_else_is_left_to_pytorch(case: str, products: list) -> None:
         expected = nn.functional.linear(states, layer.weight, layer.bias)
         torch.testing.assert_close(layer(states), expected, rtol=0, atol=0)
     assert not products
+
+
+def test_a_traced_layer_holds_no_private_operator() -> None:
+    layer, states = Linear(8, 8), torch.randn(MIN_ROWS, 8)
+    with torch.no_grad():
+        expected = layer(states)
+        traced = torch.jit.trace(layer, states)
+        exported = torch.export.export(layer, (states,))
+    assert "mkldnn" not in str(traced.inlined_graph)
+    assert "mkldnn" not in str(exported.graph)
+    for other in (traced, exported.module()):
+        torch.testing.assert_close(other(states), expected)

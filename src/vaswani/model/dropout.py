@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_tracing
 
 LEVELS = 2**16  # of a 16-bit random number
 
@@ -51,6 +51,6 @@ def dropout(states: torch.Tensor, p: float, training: bool = True) -> torch.Tens
     if p == 0.0 or not training:
         return states
     dropped = round(p * LEVELS)
-    if states.device.type != "cpu" or is_torchdynamo_compiling() or not 0 < dropped < LEVELS:
+    if states.device.type != "cpu" or is_tracing(states) or not 0 < dropped < LEVELS:
         return nn.functional.dropout(states, p)
     return _Dropout.apply(states, dropped)

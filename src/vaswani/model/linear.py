@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_tracing
 
 MIN_ROWS = 256  # below, the call costs more than it saves
 
@@ -55,7 +55,7 @@ class Linear(nn.Linear):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
         is_plain = type(self.weight) is nn.Parameter  # no shard, nothing quantized
-        if is_plain and not is_torchdynamo_compiling() and _gains_from_onednn(states, self.weight):
+        if is_plain and not is_tracing(states) and _gains_from_onednn(states, self.weight):
             return _Product.apply(states, self.weight, self.bias)
         return super().forward(states)
 

@@ -13,7 +13,7 @@ N tokens · V vocabulary · D width
 from typing import Any
 
 import torch
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_tracing
 
 from .linear import product
 
@@ -39,7 +39,7 @@ def linear_cross_entropy(
     Returns:
         A scalar, float32 or the states' own dtype where that is wider.
     """
-    if is_torchdynamo_compiling():  # the compiler fuses the passes itself
+    if is_tracing(hidden_states):  # the compiler fuses the passes itself
         logits = torch.nn.functional.linear(hidden_states, weight).flatten(0, -2).float()
         return torch.nn.functional.cross_entropy(
             logits, labels.flatten(), reduction="sum", label_smoothing=label_smoothing

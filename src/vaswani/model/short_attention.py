@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_tracing
 
 from .dropout import LEVELS, draw_kept
 
@@ -35,12 +35,12 @@ def gains_from_short_attention(
     """Whether queries [B, H, T, D] attend to keys [B, H, S, D] faster here than in PyTorch's fused kernel."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     return (
-        query.device.type == "cpu"
+        not is_tracing(query)
+        and query.device.type == "cpu"
         and query.dtype in (torch.float32, torch.float64)
         and (dropout > 0 or (num_queries > 1 and num_queries * num_keys <= MAX_WEIGHTS))
         and round(dropout * LEVELS) < LEVELS
         and not (attention_mask is not None and attention_mask.requires_grad)
-        and not is_torchdynamo_compiling()
     )
 
 

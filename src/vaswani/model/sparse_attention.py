@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 from torch import nn
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_tracing
 
 from .sparse_flex import flex_sparse_attention
 from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_blocks
@@ -49,7 +49,7 @@ def sparse_attention(
     _check_shapes(query, key, value, pattern, padding_mask)
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
-    if not dropout and not is_torchdynamo_compiling():
+    if not dropout and not is_tracing(query):
         if padding_mask is not None and padding_mask.all():
             padding_mask = None
         share = visible_share(pattern, query.shape[-2])
