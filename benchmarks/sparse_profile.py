@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import side_by_side
 from sparse_attention import HEADS, OURS, Setting, flops, our_pattern, prepare
+from vaswani.model.sparse_attention import MOSTLY_VISIBLE, visible_share
 
 PURPOSES = {
     "matrix products": ("aten::mm", "aten::addmm_", "aten::bmm"),
@@ -46,6 +47,10 @@ def main() -> None:
     side_by_side.quiet()
     torch.set_num_threads(1)
     setting = Setting(OURS, args.block_size, args.length)
+    if visible_share(our_pattern(args.block_size), args.length) >= MOSTLY_VISIBLE:
+        raise SystemExit(
+            f"{args.length} tokens in blocks of {args.block_size} go to dense attention; raise --length."
+        )
     seconds = seconds_by_purpose(setting)
 
     print(side_by_side.describe_setting("random numbers", [1]))

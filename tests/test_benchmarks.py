@@ -88,7 +88,7 @@ def test_training_speed(corpus: Path):
 
 
 def test_sparse_profile():
-    command = [sys.executable, str(BENCHMARKS / "sparse_profile.py"), "--length", "512"]
+    command = [sys.executable, str(BENCHMARKS / "sparse_profile.py"), "--length", "1024"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     shares = {
         cells[1].strip(): int(cells[3].strip().rstrip("%"))
