@@ -1,5 +1,6 @@
 """Sparse attention equals dense attention under the pattern's mask, outputs and gradients."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,9 +18,11 @@ from vaswani.model.sparse_pattern import SparsePattern
 
 
 @pytest.fixture(autouse=True)
-def only_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_the_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Short sequences, which most tests have, would be left to dense attention."""
     monkeypatch.setattr(module, "MOSTLY_VISIBLE", 2.0)
+    module.visible_share.cache_clear()
+    yield
     module.visible_share.cache_clear()
 
 

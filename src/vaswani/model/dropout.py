@@ -30,20 +30,24 @@ def draw_kept(
     return numbers[: shape.numel()].view(shape) >= num_dropped_levels - LEVELS // 2
 
 
+def drop(states: torch.Tensor, kept: torch.Tensor, num_dropped_levels: int) -> torch.Tensor:
+    """0 where nothing is kept, and what is kept divided by the share that is kept, in the states' dtype."""
+    # The states come first: in half precision a scale times 0 or 1 would be rounded, and shrink all states.
+    return kept.to(states.dtype).mul_(states).mul_(LEVELS / (LEVELS - num_dropped_levels))
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, num_dropped_levels: int) -> torch.Tensor:
         kept = draw_kept(states.shape, num_dropped_levels)
-        ctx.scale = LEVELS / (LEVELS - num_dropped_levels)
+        ctx.num_dropped_levels = num_dropped_levels
         ctx.save_for_backward(kept)
-        return (
-            kept.to(states.dtype).mul_(states).mul_(ctx.scale)
-        )  # in half precision the scale is not rounded
+        return drop(states, kept, num_dropped_levels)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return kept.to(grad.dtype).mul_(grad).mul_(ctx.scale), None
+        return drop(grad, kept, ctx.num_dropped_levels), None
 
 
 def dropout(states: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:

@@ -16,15 +16,18 @@ from transformers.utils import is_tracing
 MIN_ROWS = 256  # below, the call costs more than it saves
 
 
+# oneDNN is there, and has MKL to beat; its products are no public functions of PyTorch.
+_IS_BUILT = (
+    torch.backends.mkl.is_available()
+    and torch.backends.mkldnn.is_available()
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+)
+
+
 def is_available() -> bool:
-    """Whether oneDNN is there, and has MKL to beat. Its product is no public function of PyTorch."""
-    return (
-        torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.backends.mkldnn.enabled)
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    """Whether oneDNN is there, faster than what PyTorch would take, and not switched off."""
+    return _IS_BUILT and bool(torch.backends.mkldnn.enabled)
 
 
 def onednn_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -32,11 +35,11 @@ def onednn_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
-def product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`states @ weight.T + bias`, without gradients: [..., K] and [N, K] -> [..., N]."""
+def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`states @ weight.T`, without gradients: [..., K] and [N, K] -> [..., N]."""
     if _gains_from_onednn(states, weight):
-        return onednn_product(states, weight, bias)
-    return nn.functional.linear(states, weight, bias)
+        return onednn_product(states, weight, None)
+    return nn.functional.linear(states, weight)
 
 
 def _gains_from_onednn(states: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -66,7 +69,7 @@ class _Product(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(states, weight)
-        return product(states, weight, bias)
+        return onednn_product(states, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -74,7 +77,7 @@ class _Product(torch.autograd.Function):
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad.flatten(0, -2)
         return (
-            product(grad, weight.t()) if needs_states else None,
+            onednn_product(grad, weight.t(), None) if needs_states else None,
             rows.t() @ states.flatten(0, -2) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )

@@ -167,9 +167,10 @@ class VaswaniAttention(nn.Module):
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
 
+        dropout = self.dropout if self.training else 0.0
         attention: Callable
         if self.pattern is None:
-            attention = self._kernel(query, key, attention_mask)
+            attention = self._kernel(query, key, attention_mask, dropout)
         else:
             attention, kwargs = sparse_attention_forward, {**kwargs, "past_length": past_length}
         output, weights = attention(
@@ -178,7 +179,7 @@ class VaswaniAttention(nn.Module):
             key,
             value,
             attention_mask,
-            dropout=self.dropout if self.training else 0.0,
+            dropout=dropout,
             scaling=self.scaling,
             **kwargs,
         )
@@ -197,7 +198,7 @@ class VaswaniAttention(nn.Module):
         return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
 
     def _kernel(
-        self, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None
+        self, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, dropout: float
     ) -> Callable:
         """The configured kernel, or the one that does its work better for these queries."""
         implementation = self.config._attn_implementation
@@ -205,7 +206,6 @@ class VaswaniAttention(nn.Module):
             implementation = (
                 "sdpa"  # flash kernels unpad queries by the mask of the keys: wrong across stacks
             )
-        dropout = self.dropout if self.training else 0.0
         if implementation == "sdpa" and gains_from_short_attention(query, key, attention_mask, dropout):
             return short_attention_forward
         return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)

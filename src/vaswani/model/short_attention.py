@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.utils import is_tracing
 
-from .dropout import LEVELS, draw_kept
+from .dropout import LEVELS, draw_kept, drop
 
 MAX_WEIGHTS = 45**2  # of one head and row; from about here on the fused kernel is faster on one thread
 
@@ -106,11 +106,9 @@ class _ShortAttention(torch.autograd.Function):
         query, key, value = map(_heads_apart, (query, key, value))
         weights = _weights(query, key, mask, scaling)
         kept = draw_kept(weights.shape, num_dropped_levels) if num_dropped_levels else None
-        ctx.scaling, ctx.keep_scale = scaling, LEVELS / (LEVELS - num_dropped_levels)
+        ctx.scaling, ctx.num_dropped_levels = scaling, num_dropped_levels
         ctx.save_for_backward(query, key, value, weights, kept)
-        if kept is None:
-            return weights @ value
-        return kept.to(weights.dtype).mul_(ctx.keep_scale).mul_(weights) @ value
+        return (weights if kept is None else drop(weights, kept, num_dropped_levels)) @ value
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -120,9 +118,8 @@ class _ShortAttention(torch.autograd.Function):
         grad_weights = grad @ value.transpose(-2, -1)
         dropped = weights
         if kept is not None:
-            keep = kept.to(weights.dtype).mul_(ctx.keep_scale)
-            grad_weights.mul_(keep)
-            dropped = keep.mul_(weights)
+            grad_weights = drop(grad_weights, kept, ctx.num_dropped_levels)
+            dropped = drop(weights, kept, ctx.num_dropped_levels)
         grad_value = dropped.transpose(-2, -1) @ grad
         grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         grad_scores.mul_(ctx.scaling)

@@ -49,12 +49,11 @@ def sparse_attention(
     _check_shapes(query, key, value, pattern, padding_mask)
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
-    if not dropout and not is_tracing(query):
-        if padding_mask is not None and padding_mask.all():
-            padding_mask = None
-        share = visible_share(pattern, query.shape[-2])
-        if share == 1.0 or (share >= MOSTLY_VISIBLE and padding_mask is None):
-            return _dense_attention(query, key, value, pattern, padding_mask, scaling)
+    share = 0.0 if dropout or is_tracing(query) else visible_share(pattern, query.shape[-2])
+    if share >= MOSTLY_VISIBLE:
+        shown = None if padding_mask is None or padding_mask.all() else padding_mask
+        if share == 1.0 or shown is None:
+            return _dense_attention(query, key, value, pattern, share, shown, scaling)
     has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
     if has_gap:  # fill it with tokens that nobody sees
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
@@ -97,15 +96,15 @@ def _dense_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     pattern: SparsePattern,
+    share: float,
     padding_mask: torch.Tensor | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """PyTorch's fused attention, under a mask of what the pattern and the padding hide."""
+    """Fused attention, under a mask of what the padding or the pattern, which shows this share, hides."""
     length = query.shape[-2]
-    shows_all = visible_share(pattern, length) == 1.0
     mask = None
-    if not shows_all:
-        mask = pattern.to_dense(length, query.device)[None]
+    if share < 1.0:
+        mask = dense_mask(pattern, length, length, device=query.device)
     elif padding_mask is not None:
         mask = padding_mask.bool()[:, None, None]
         if pattern.causal:

@@ -265,16 +265,11 @@ class _Inputs:
     @property
     def dtype(self) -> torch.dtype:
         """To compute in."""
-        return torch.promote_types(self.query.dtype, torch.float32)
+        return _compute_dtype(self.query)
 
     @property
     def num_blocks(self) -> int:
         return self.pattern.num_blocks(self.query.shape[-2])
-
-    @property
-    def num_global_rows(self) -> int:
-        """Rows that see everything: G · b, those that fill up the last block among them."""
-        return self.pattern.num_global_rows(self.num_blocks) * self.pattern.block_size
 
     @cached_property
     def bias(self) -> torch.Tensor:
@@ -362,9 +357,7 @@ def sparse_attention_kernel(
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and for the backward pass the log-sum-exp [B, H, G · b] of the rows that see everything."""
-    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    log_sums = query.new_empty(*query.shape[:2], inputs.num_global_rows, dtype=inputs.dtype)
+    output, log_sums = _empty_results(query, pattern)
     length = query.shape[-2]
 
     def attend(place: tuple[int, int], blocks: _Blocks) -> None:
@@ -376,8 +369,21 @@ def sparse_attention_kernel(
             torch.bmm(blocks.drop(blocks.weights(chunk, keys)), values, out=result[chunk.rows])
         output[place] = result.flatten(0, 1)[:length]
 
+    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
     inputs.for_each_head(attend)
     return output, log_sums
+
+
+def _empty_results(query: torch.Tensor, pattern: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """An output like the query and log-sum-exps [B, H, G · b], in the dtype that is computed in."""
+    drawn = _pattern_of(pattern)
+    num_rows = drawn.num_global_rows(drawn.num_blocks(query.shape[-2])) * drawn.block_size
+    log_sums = query.new_empty(*query.shape[:2], num_rows, dtype=_compute_dtype(query))
+    return torch.empty_like(query, memory_format=torch.contiguous_format), log_sums
+
+
+def _compute_dtype(query: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(query.dtype, torch.float32)
 
 
 def _attend_to_all(blocks: _Blocks, result: torch.Tensor, log_sums: torch.Tensor) -> None:
@@ -507,9 +513,7 @@ def _(
     pattern: list[int],
     *options: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), *options)
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    return output, query.new_empty(*query.shape[:2], inputs.num_global_rows, dtype=inputs.dtype)
+    return _empty_results(query, pattern)
 
 
 @_backward.register_fake
