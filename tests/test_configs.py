@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from vaswani import VaswaniForConditionalGeneration
-from vaswani.training.config_file import load_config
+from vaswani.distillation.arguments import DistillationConfig
+from vaswani.training.config_file import RunConfig, load_config
 from vaswani.training.run import model_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -14,7 +15,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_configuration_resolves(path):
-    config = load_config(path)
+    config = load_config(path, [], DistillationConfig if path.stem.startswith("distill") else RunConfig)
     assert config.output_dir == Path("runs") / path.stem
     model_config(config.model, config.data.vocab_size, config.data.vocab_size)
 

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -18,9 +18,11 @@ import typer
 from vaswani.errors import RunError, UserError
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from tqdm import tqdm
 
     from vaswani.inference.translation import Translator
+    from vaswani.training.config_file import RunConfig
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
 
@@ -64,23 +66,63 @@ def train(
         )
     resolved = load_config(config, context.args)
 
+    from vaswani.training.run import train as run_training
+
+    _run_training(run_training, resolved)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def distill(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config")] = None,
+    show_help: Annotated[bool, typer.Option("--help", "-h")] = False,
+) -> None:
+    """Train a small student to do what a large teacher does, and report how well it does."""
+    from vaswani.distillation.arguments import DistillationConfig
+    from vaswani.training.config_file import describe_options, load_config
+
+    if show_help:
+        print(describe_options(DistillationConfig))
+        return
+    if config is None and not context.args:
+        raise UserError(
+            "nothing to distil: give --config FILE, such as configs/distill_dates.yaml "
+            "(see vaswani distill --help)"
+        )
+    resolved = load_config(config, context.args, DistillationConfig)
+
+    from vaswani.distillation.run import distill as run_distillation
+
+    _run_training(run_distillation, resolved)
+
+
+def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
     from transformers.utils import logging
 
     from vaswani.training.failures import describe_failure
-    from vaswani.training.run import train as run_training
 
     logging.disable_progress_bar()  # of the writing of each checkpoint; that of the training stays
     try:
-        run_training(resolved)
+        run(config)
     except UserError:
         raise
     except (KeyboardInterrupt, Exception) as error:
-        raise RunError(describe_failure(error, resolved.output_dir)) from error
+        raise RunError(describe_failure(error, config.output_dir)) from error
 
 
 ModelName = Annotated[
     str, typer.Option("--model", help="Folder of a trained model, or an encoder-decoder's name on the Hub.")
 ]
+Split = Annotated[str, typer.Option(help="Split of a data set: train, validation or test.")]
+DatasetConfig = Annotated[
+    str | None,
+    typer.Option("--dataset_config", help="Its configuration; of the dates, their locales: de,fr or all."),
+]
+SourceField = Annotated[str, typer.Option("--source_field", help="A dot reaches into columns.")]
+TargetField = Annotated[str, typer.Option("--target_field", help="Likewise.")]
 NumBeams = Annotated[int, typer.Option("--num_beams", help="Hypotheses kept in the search.")]
 LengthPenalty = Annotated[float, typer.Option("--length_penalty", help="GNMT's α: ((5 + length) / 6)^α.")]
 MaxLength = Annotated[
@@ -165,17 +207,10 @@ def evaluate(
     target_file: Annotated[
         str | None, typer.Argument(help="Targets of a plain text file, line by line.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Split of a data set: train, validation or test.")] = "test",
-    dataset_config: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset_config", help="Its configuration; of the dates, their locales: de,fr or all."
-        ),
-    ] = None,
-    source_field: Annotated[
-        str, typer.Option("--source_field", help="A dot reaches into columns.")
-    ] = "source",
-    target_field: Annotated[str, typer.Option("--target_field", help="Likewise.")] = "target",
+    split: Split = "test",
+    dataset_config: DatasetConfig = None,
+    source_field: SourceField = "source",
+    target_field: TargetField = "target",
     output_name: Annotated[
         str | None, typer.Option("--output", metavar="FILE", help="Keep the translations, a line each.")
     ] = None,
@@ -188,24 +223,14 @@ def evaluate(
     dtype: DType = None,
 ) -> None:
     """Translate a corpus and score the result: BLEU, chrF and exact match."""
-    from vaswani.data.corpus import CorpusSpec, load_corpus
-    from vaswani.data.reading import table_format
     from vaswani.inference.evaluation import evaluate as evaluate_translator
     from vaswani.inference.files import STANDARD_STREAM, LineWriter, as_text
     from vaswani.training.metrics import score_translations
 
-    is_file = target_file is not None or Path(data).is_file() or table_format(Path(data)) is not None
     files = [data] if target_file is None else [data, target_file]
-    spec = CorpusSpec(
-        **({"test_file": files} if is_file else {"dataset": data}),
-        dataset_config=dataset_config,
-        source_field=source_field,
-        target_field=target_field,
+    split, rows = _load_split(
+        files, split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
     )
-    split = "test" if is_file else split
-    corpus = load_corpus(spec, [split])
-    rows = corpus.split(split)
-    _warn(f"{split} of {' and '.join(files)}: {corpus.reports[split]}")
     with LineWriter(output_name or os.devnull) as writer:
         translator = _load_translator(
             model,
@@ -226,6 +251,119 @@ def evaluate(
         search = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
         screen.write(json.dumps(record))
+
+
+@app.command()
+def student(
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The student's folder; empty, or a new one.")],
+    teacher: Annotated[
+        str,
+        typer.Option("--teacher", help="Folder of a trained model, or an encoder-decoder's name on the Hub."),
+    ],
+    encoder_layers: Annotated[
+        str | None,
+        typer.Option(
+            "--encoder_layers",
+            "--encoder-layers",
+            help='So many ("6"), evenly spaced, or these ("0,2,5"; one: "5,"). Default: all.',
+        ),
+    ] = None,
+    decoder_layers: Annotated[
+        str | None, typer.Option("--decoder_layers", "--decoder-layers", help="Likewise.")
+    ] = None,
+) -> None:
+    """Make a student of some of a teacher's layers, to be trained on.
+
+    For translation keep a deep encoder and a shallow decoder, such as
+    6 layers and 1: the decoder runs once for each generated token, the
+    encoder once for a sentence.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from vaswani.distillation.student import parse_layers, save_student
+
+    disable_progress_bar()
+    layers = [parse_layers(encoder_layers, "encoder_layers"), parse_layers(decoder_layers, "decoder_layers")]
+    before, after = save_student(teacher, output, *layers)
+    fewer = 100 * (1 - after / before)
+    print(f"saved {output}: teacher {before:,} parameters, student {after:,} ({fewer:.1f} % fewer)")
+
+
+@app.command()
+def compare(
+    teacher: Annotated[str, typer.Argument(help="Folder of the model to measure against, or its name.")],
+    students: Annotated[
+        list[str], typer.Argument(metavar="STUDENT...", help="Likewise, of those distilled from it.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="dates|FILE|FOLDER|NAME",
+            help="The built-in dates; a JSONL, JSON, CSV, TSV or Parquet file; a data set's folder or its "
+            "name on the Hub.",
+        ),
+    ],
+    split: Split = "test",
+    dataset_config: DatasetConfig = None,
+    source_field: SourceField = "source",
+    target_field: TargetField = "target",
+    baseline: Annotated[
+        str | None, typer.Option(help="The same student, trained without distillation.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Of retention: bleu, chrf or exact_match.")] = "bleu",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Of report.md, report.json and quality_speed.png. Default: the first student's.",
+        ),
+    ] = None,
+    num_beams: NumBeams = 4,
+    length_penalty: LengthPenalty = 0.6,
+    max_length: MaxLength = 1024,
+    max_tokens_per_batch: MaxTokensPerBatch = 8192,
+    device: Device = None,
+    dtype: DType = None,
+) -> None:
+    """Measure students against their teacher: size, quality, retention and decoding speed."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from vaswani.distillation.comparison import check_metric, load_candidates, sentences_to_decode
+    from vaswani.distillation.comparison import compare as compare_models
+    from vaswani.distillation.report import as_markdown, prepare_folder, write_report
+    from vaswani.inference.files import STANDARD_STREAM, LineWriter
+
+    check_metric(metric)
+    disable_progress_bar()
+    candidates = load_candidates(
+        [teacher, *students, *([baseline] if baseline else [])],
+        device=device,
+        dtype=dtype,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        max_length=max_length,
+        max_tokens_per_batch=max_tokens_per_batch,
+    )
+    if output is None and not Path(students[0]).is_dir():
+        raise UserError(f"{students[0]} is not a folder here to write the report into; give --output FOLDER")
+    folder = output or Path(students[0])
+    prepare_folder(folder)
+    split, rows = _load_split(
+        [data], split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
+    )
+    with _progress_bar(sentences_to_decode(len(candidates), len(rows)), " sentences") as bar:
+        comparison = compare_models(
+            candidates[0],
+            candidates[1 : 1 + len(students)],
+            rows,
+            data=f"{split} of {data}" + (f" ({dataset_config})" if dataset_config else ""),
+            baseline=candidates[-1] if baseline else None,
+            metric=metric,
+            progress=bar.update,
+        )
+    LineWriter(STANDARD_STREAM).write(as_markdown(comparison).rstrip("\n"))
+    write_report(comparison, folder)
+    _warn(f"wrote the report into {folder}")
 
 
 @plot.command("sparse-pattern")
@@ -263,6 +401,20 @@ def plot_sparse_pattern(
         raise UserError(str(error)) from error
     save_sparse_pattern(pattern, num_blocks, output)
     print(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")
+
+
+def _load_split(files: list[str], split: str, **fields: Any) -> tuple[str, "Dataset"]:
+    """The rows of a data set's split, or of one or two files, whose split is called test; its name first."""
+    from vaswani.data.corpus import CorpusSpec, load_corpus
+    from vaswani.data.reading import table_format
+
+    is_file = len(files) == 2 or Path(files[0]).is_file() or table_format(Path(files[0])) is not None
+    spec = CorpusSpec(**({"test_file": files} if is_file else {"dataset": files[0]}), **fields)
+    split = "test" if is_file else split
+    corpus = load_corpus(spec, [split])
+    rows = corpus.split(split)
+    _warn(f"{split} of {' and '.join(files)}: {corpus.reports[split]}")
+    return split, rows
 
 
 def _load_translator(model: str, **options: Any) -> "Translator":

@@ -7,14 +7,14 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from vaswani import VaswaniConfig
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.training.config_file import load_config
-from vaswani.training.run import build_model, train
+from vaswani.training.run import build_model, model_config, train
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -164,7 +164,7 @@ def test_every_model_field_reaches_the_model(tiny_run):
     other |= {"norm_order": "pre", "position_embedding": "learned", "sinusoidal_layout": "concatenated"}
     other |= {"max_position_embeddings": 99, "share_encoder_decoder_embeddings": False}
     config = load_config(None, as_flags({**tiny_run, **other, "attn_implementation": "eager"}))
-    model = build_model(config, (range(50), range(60)))
+    model = build_model(config, model_config(config.model, 50, 60))
     assert {name: getattr(model.config, name) for name in other} == other
     assert (model.config.vocab_size, model.config.decoder_vocab_size) == (50, 60)
     assert model.config._attn_implementation == "eager"

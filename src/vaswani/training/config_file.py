@@ -1,12 +1,13 @@
 """From a YAML file and command-line flags to the arguments of one run, and back to YAML.
 
 A configuration file is flat: each key is a field of `ModelArguments`, `DataArguments` or `TrainingArguments`,
-which has all of transformers' training arguments. The file gives defaults and flags override them; both go
-through one `HfArgumentParser`, so they obey the same types.
+which has all of transformers' training arguments; a run of another kind has a section more. The file gives
+defaults and flags override them; both go through one `HfArgumentParser`, so they obey the same types.
 """
 
 import dataclasses
 import difflib
+import inspect
 import re
 import textwrap
 import typing
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import yaml
 from transformers import HfArgumentParser
@@ -23,8 +24,6 @@ from transformers import HfArgumentParser
 from vaswani.data.corpus import SPLITS
 from vaswani.errors import UserError
 from vaswani.training.arguments import DataArguments, ModelArguments, TrainingArguments
-
-SECTIONS = {"model": ModelArguments, "data": DataArguments, "training": TrainingArguments}
 
 # Not a property of the run (where it continues), or not for others to read.
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
@@ -53,11 +52,14 @@ FIELDS_WITHOUT_EFFECT = {
 
 @dataclass
 class RunConfig:
-    """The resolved arguments of one run."""
+    """The resolved arguments of one run, a section each; a subclass may add one."""
 
     model: ModelArguments
     data: DataArguments
     training: TrainingArguments
+
+    command: ClassVar[str] = "train"
+    purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
 
     @property
     def output_dir(self) -> Path:
@@ -66,7 +68,9 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: every field of ours, and those of transformers that differ from their defaults."""
-        values = {**dataclasses.asdict(self.model), **dataclasses.asdict(self.data)}
+        values: dict[str, Any] = {}
+        for name in (name for name in sections(type(self)) if name != "training"):
+            values |= dataclasses.asdict(getattr(self, name))
         ours = TrainingArguments.__annotations__
         defaults = _TransformersDefaults()
         for field in dataclasses.fields(self.training):
@@ -78,7 +82,8 @@ class RunConfig:
 
     def save(self, path: Path) -> None:
         """Write a configuration file that repeats this run."""
-        header = f"# A resolved run; repeat it with: vaswani train --config {path.name} --output_dir ...\n"
+        command = f"vaswani {self.command} --config {path.name} --output_dir ..."
+        header = f"# A resolved run; repeat it with: {command}\n"
         path.write_text(
             header + yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8"
         )
@@ -90,7 +95,26 @@ class _TransformersDefaults(TrainingArguments):
     device = None  # type: ignore[assignment]
 
 
-def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+def sections(kind: type[RunConfig]) -> dict[str, type]:
+    """The sections of a run of this kind: a dataclass of arguments for each."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+@typing.overload
+def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig: ...
+
+
+@typing.overload
+def load_config(yaml_path: str | Path | None, overrides: Sequence[str], kind: type[Config]) -> Config: ...
+
+
+def load_config(
+    yaml_path: str | Path | None, overrides: Sequence[str] = (), kind: type[RunConfig] = RunConfig
+) -> RunConfig:
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
     The corpus is one choice: flags that name files replace the file's data set, and the other way round.
@@ -99,7 +123,7 @@ def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> 
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
-    parser = _Parser(list(SECTIONS.values()))
+    parser = _Parser(kind)
     namespace = Namespace() if yaml_path is None else parser.parse_yaml(Path(yaml_path))
     parser.replace_corpus(overrides, namespace)
     namespace = parser.parse_flags(overrides, namespace)
@@ -109,21 +133,21 @@ def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> 
         raise
     except (ValueError, NotImplementedError) as error:
         raise UserError(" ".join(str(error).split())) from error
-    return RunConfig(*arguments)
+    return kind(*arguments)
 
 
-def describe_options() -> str:
-    """The help of `vaswani train`: the fields that this project adds or gives another default."""
-    lines = ["Usage: vaswani train --config FILE [--FIELD VALUE ...]", ""]
+def describe_options(kind: type[RunConfig] = RunConfig) -> str:
+    """The help of a run's command: the fields that this project adds or gives another default."""
+    lines = [f"Usage: vaswani {kind.command} --config FILE [--FIELD VALUE ...]", ""]
     lines += textwrap.wrap(
-        "Train a Transformer on a parallel corpus. FILE is flat YAML and gives defaults; flags override it. "
+        f"{kind.purpose} FILE is flat YAML and gives defaults; flags override it. "
         "A boolean flag may stand alone (--bf16) or take true or false; a list takes several values.",
         100,
     )
-    for title, section in SECTIONS.items():
+    for title, section in sections(kind).items():
         lines += ["", f"{title.capitalize()}:"]
         for field in dataclasses.fields(section):
-            if field.name in section.__annotations__:
+            if field.metadata.get("help") and not _is_inherited(field.name, section):
                 lines += _describe_option(field)
     lines += [""]
     lines += textwrap.wrap(
@@ -141,6 +165,12 @@ def describe_options() -> str:
     return "\n".join(lines)
 
 
+def _is_inherited(name: str, section: type) -> bool:
+    """Whether transformers gave a section its field, as it is."""
+    ours = [kind for kind in section.__mro__ if kind.__module__.startswith("vaswani")]
+    return not any(name in inspect.get_annotations(kind) for kind in ours)
+
+
 def _describe_option(field: dataclasses.Field) -> list[str]:
     default = field.default_factory() if callable(field.default_factory) else field.default
     default = " ".join(default) if isinstance(default, list) else _plain(default)
@@ -152,11 +182,13 @@ def _describe_option(field: dataclasses.Field) -> list[str]:
 class _Parser(HfArgumentParser):
     """`HfArgumentParser` that reads YAML as flags and reports every mistake as a `UserError`."""
 
-    def __init__(self, sections: list[Any]):
-        super().__init__(sections, allow_abbrev=False, add_help=False)
+    def __init__(self, kind: type[RunConfig]):
+        classes: list[Any] = list(sections(kind).values())
+        super().__init__(classes, allow_abbrev=False, add_help=False)
         self._hints = {
-            name: hint for section in sections for name, hint in typing.get_type_hints(section).items()
+            name: hint for section in classes for name, hint in typing.get_type_hints(section).items()
         }
+        self._help = f"see vaswani {kind.command} --help"
         self._place = ""  # where the values being read come from, for messages
 
     def error(self, message: str) -> NoReturn:
@@ -200,7 +232,7 @@ class _Parser(HfArgumentParser):
             raise UserError(f"{name} has no effect here: {FIELDS_WITHOUT_EFFECT[name]}")
         if name not in self._hints:
             nearest = difflib.get_close_matches(name, self._hints, n=1)
-            hint = f"did you mean '{prefix}{nearest[0]}'?" if nearest else "see vaswani train --help"
+            hint = f"did you mean '{prefix}{nearest[0]}'?" if nearest else self._help
             raise UserError(f"{problem}; {hint}")
 
     def _convert(self, name: str, value: Any) -> Any:

@@ -12,8 +12,10 @@ import torch
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
+    AutoConfig,
     AutoModelForSeq2SeqLM,
     EarlyStoppingCallback,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     enable_full_determinism,
@@ -40,42 +42,83 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
 def train(config: RunConfig) -> dict[str, float]:
-    """Train a model, save it in `output_dir`, evaluate it and show a few translations.
+    """Train a model, save it in `output_dir`, evaluate it and show a few translations (see `TrainingRun`)."""
+    return TrainingRun(config).run()
+
+
+class TrainingRun:
+    """A training run, step by step; a run of another kind replaces some of the steps.
 
     Writes `training_config.yaml` (the resolved configuration), `corpus.json` (where the data came from), the
     tokenizers, checkpoints, the final model and its scores.
-
-    Returns:
-        The scores on the test split, or else on the validation split; empty without either.
-
-    Raises:
-        UserError: for a configuration or a corpus that cannot work.
     """
-    _check(config)
-    checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
-    corpus = _load(config)
-    tokenizers = load_tokenizers(checkpoint) if checkpoint else build_tokenizers(corpus, config)
-    model = build_model(config, tokenizers)
-    if checkpoint:
-        _check_same_model(model, checkpoint)
-    splits = {name: _tokenized(config, corpus, tokenizers, name) for name in corpus.splits}
-    trainer = build_trainer(config, splits, tokenizers, model)
-    counts = _row_counts(corpus, splits)
-    if trainer.is_world_process_zero():
-        _announce(counts, model)
-    if config.training.should_save:
-        _record(config, corpus, counts, tokenizers)
 
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.save_model()
-    trainer.save_state()
-    if trainer.is_world_process_zero():
-        print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
-    return _report(trainer, splits, tokenizers)
+    def __init__(self, config: RunConfig):
+        self.config = config
+
+    def run(self) -> dict[str, float]:
+        """Train, save, evaluate.
+
+        Returns:
+            The scores on the test split, or else on the validation split; empty without either.
+
+        Raises:
+            UserError: for a configuration or a corpus that cannot work.
+        """
+        config = self.config
+        self.check()
+        checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
+        corpus = _load(config)
+        tokenizers = load_tokenizers(checkpoint) if checkpoint else self.build_tokenizers(corpus)
+        model = self.build_model(tokenizers)
+        # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
+        longest = 1 + config.data.max_target_length
+        model.generation_config.max_length = min(longest, position_limit(model) or longest)
+        if checkpoint:
+            _check_same_model(model, checkpoint)
+        splits = self.tokenize(corpus, tokenizers)
+        trainer = self.build_trainer(splits, tokenizers, model)
+        counts = _row_counts(corpus, splits)
+        if trainer.is_world_process_zero():
+            _announce(counts, model)
+        if config.training.should_save:
+            _record(config, corpus, counts, tokenizers)
+
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.save_model()
+        trainer.save_state()
+        if trainer.is_world_process_zero():
+            print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
+        return _report(trainer, splits, tokenizers)
+
+    def check(self) -> None:
+        """Find what would fail only after the corpus was read, or at the first evaluation."""
+        check_config(self.config)
+
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
+        """The source and the target tokenizer: one object when the vocabulary is shared."""
+        return build_tokenizers(corpus, self.config)
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """The model as it is before training."""
+        source, target = tokenizers
+        return build_model(self.config, model_config(self.config.model, len(source), len(target)))
+
+    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
+        """The rows of each split as token ids."""
+        return {name: _tokenized(self.config, corpus, tokenizers, name) for name in corpus.splits}
+
+    def build_trainer(
+        self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
+    ) -> Trainer:
+        """A trainer for the tokenized splits."""
+        return build_trainer(self.config, splits, tokenizers, model)
 
 
-def model_config(arguments: ModelArguments, vocab_size: int, decoder_vocab_size: int) -> VaswaniConfig:
-    """The model's configuration.
+def model_config(
+    arguments: ModelArguments, vocab_size: int, decoder_vocab_size: int, **special_tokens: Any
+) -> VaswaniConfig:
+    """The model's configuration; the ids of special tokens are by default those of our own tokenizers.
 
     Raises:
         UserError: for values that make no model, such as heads that do not divide the width.
@@ -85,7 +128,9 @@ def model_config(arguments: ModelArguments, vocab_size: int, decoder_vocab_size:
     for stack in ("encoder_attention", "decoder_attention"):
         values[stack] = _for_all_layers(values[stack])
     try:
-        return VaswaniConfig(vocab_size=vocab_size, decoder_vocab_size=decoder_vocab_size, **values)
+        return VaswaniConfig(
+            vocab_size=vocab_size, decoder_vocab_size=decoder_vocab_size, **values, **special_tokens
+        )
     except (ValueError, StrictDataclassError) as error:
         raise UserError(" ".join(str(error.__cause__ or error).split())) from error
 
@@ -95,22 +140,18 @@ def _for_all_layers(attention: list[str]) -> str | list[str]:
     return attention[0] if len(attention) == 1 else attention
 
 
-def build_model(config: RunConfig, tokenizers: Tokenizers) -> PreTrainedModel:
-    """A model with fresh weights, drawn from the seed."""
-    source, target = tokenizers
+def build_model(config: RunConfig, shape: PreTrainedConfig) -> PreTrainedModel:
+    """A model of this shape with fresh weights, drawn from the seed."""
     seed = config.training.seed
     enable_full_determinism(seed) if config.training.full_determinism else set_seed(seed)
     kernel = config.model.attn_implementation
     try:
         model = AutoModelForSeq2SeqLM.from_config(
-            model_config(config.model, len(source), len(target)),
+            shape,
             **({"attn_implementation": kernel} if kernel else {}),
         )
     except (ValueError, ImportError) as error:
         raise UserError(" ".join(str(error).split())) from error
-    # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
-    longest = 1 + config.data.max_target_length
-    model.generation_config.max_length = min(longest, position_limit(model) or longest)
     return model
 
 
@@ -135,13 +176,17 @@ def _texts(rows: Dataset | IterableDataset, names: Sequence[str]) -> Iterator[li
 
 
 def build_trainer(
-    config: RunConfig, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
+    config: RunConfig,
+    splits: dict[str, Any],
+    tokenizers: Tokenizers,
+    model: PreTrainedModel,
+    kind: Callable[..., Trainer] = Trainer,
 ) -> Trainer:
     """A trainer for tokenized splits: `train`, and `validation` if there is one."""
     args, data = config.training, config.data
     source, target = tokenizers
     collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
-    train_collator: Callable = collator
+    train_collator = None
     if data.bpe_dropout > 0:
         train_collator = BpeDropoutCollator(
             collator,
@@ -152,13 +197,13 @@ def build_trainer(
             p=data.bpe_dropout,
         )
     patience = args.early_stopping_patience
-    return Trainer(
+    return kind(
         model=model,
         args=args,
         train_dataset=splits["train"],
         eval_dataset=splits.get("validation"),
         data_collator=collator,
-        train_data_collator=train_collator,
+        **({} if train_collator is None else {"train_data_collator": train_collator}),
         processing_class=source,
         target_processing_class=target,
         compute_metrics=TranslationMetrics(target) if args.predict_with_generate else None,
@@ -166,7 +211,7 @@ def build_trainer(
     )
 
 
-def _check(config: RunConfig) -> None:
+def check_config(config: RunConfig) -> None:
     """Find what would fail only after the corpus was read, or at the first evaluation."""
     args, data = config.training, config.data
     model_config(config.model, data.vocab_size, data.vocab_size)
@@ -184,9 +229,9 @@ def _check(config: RunConfig) -> None:
 
 def _check_same_model(model: PreTrainedModel, checkpoint: Path) -> None:
     """A checkpoint can only be continued with the model that it holds."""
-    saved = VaswaniConfig.from_pretrained(checkpoint)
+    saved = AutoConfig.from_pretrained(checkpoint)
     for name in (field.name for field in fields(ModelArguments) if field.name != "attn_implementation"):
-        if getattr(saved, name) != getattr(model.config, name):
+        if getattr(saved, name, None) != getattr(model.config, name, None):
             raise UserError(
                 f"{name}={getattr(model.config, name)}, but {checkpoint} has {getattr(saved, name)}; "
                 f"resume with the configuration of the run ({CONFIG_FILE_NAME} beside the checkpoint)"

@@ -1,0 +1,169 @@
+"""What a distillation can be told, beside what a training run can: a section of its own for the same YAML."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from vaswani.errors import UserError
+from vaswani.training.arguments import option
+from vaswani.training.config_file import RunConfig
+from vaswani.training.losses import DIVERGENCES
+from vaswani.training.metrics import METRICS
+
+
+@dataclass
+class Objectives:
+    """What a student is trained for: the weights of a sum of losses, each in nats per token.
+
+    DistilBERT's (arXiv:1910.01108, section 3) are soft_target_weight=5, label_weight=2, cosine_weight=1 at
+    temperature=2.
+
+    Raises:
+        UserError: a weight below 0, none above 0, an impossible temperature, divergence or number of heads.
+    """
+
+    label_weight: float = option(
+        1.0, "Weight of the task's own loss, cross-entropy with the labels (smoothed as in training)."
+    )
+    soft_target_weight: float = option(
+        1.0, "Weight of the divergence from the teacher's distributions, times temperature squared."
+    )
+    divergence: str = option(
+        "forward_kl", "How student and teacher are compared: forward_kl, reverse_kl or jensen_shannon."
+    )
+    temperature: float = option(1.0, "Divides the logits of student and teacher before they are compared.")
+    cosine_weight: float = option(
+        0.0, "Weight of 1 - cosine between the last hidden states, each stack's; projected if widths differ."
+    )
+    relation_weight: float = option(
+        0.0, "Weight of MiniLM's query-key and value relations, in the last self-attention of each stack."
+    )
+    relation_heads: int = option(8, "Heads into which relations are split; divides both widths.")
+
+    def __post_init__(self) -> None:
+        weights = {name: getattr(self, name) for name in WEIGHTS}
+        for name, weight in weights.items():
+            if not 0 <= weight < float("inf"):
+                raise UserError(f"{name}={weight} must be 0 or a positive number")
+        if not any(weights.values()):
+            raise UserError(
+                f"nothing to train for: all of {', '.join(weights)} are 0; give one a positive number"
+            )
+        if not 0 < self.temperature < float("inf"):
+            raise UserError(
+                f"temperature={self.temperature} must be above 0; 1 leaves the distributions as they are"
+            )
+        if self.divergence not in DIVERGENCES:
+            raise UserError(
+                f"divergence={self.divergence} is unknown; choose one of {', '.join(DIVERGENCES)}"
+            )
+        if self.relation_heads < 1:
+            raise UserError(f"relation_heads={self.relation_heads} must be at least 1")
+
+    @property
+    def uses_distributions(self) -> bool:
+        """Whether the teacher's distribution over the next token is needed."""
+        return self.soft_target_weight > 0
+
+    @property
+    def uses_states(self) -> bool:
+        """Whether the teacher's hidden states or projections are needed."""
+        return self.cosine_weight > 0 or self.relation_weight > 0
+
+
+WEIGHTS = ("label_weight", "soft_target_weight", "cosine_weight", "relation_weight")
+
+
+@dataclass
+class DistillationArguments(Objectives):
+    """The teacher, what is taken from it, and how the student begins.
+
+    Raises:
+        UserError: for a combination that cannot work, before any work is done.
+    """
+
+    teacher: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Folder or Hub name of any encoder-decoder; several are averaged. A configuration file "
+            "(.yaml) is trained first, unless it has been."
+        },
+    )
+    teacher_dtype: str | None = option(None, "float32, bfloat16 or float16; default as saved.")
+    targets: Literal["references", "teacher", "both"] = option(
+        "teacher",
+        "What to learn to write: the corpus's targets, the teacher's translations of its sources "
+        "(sequence-level distillation, arXiv:1606.07947), or both.",
+    )
+    teacher_num_beams: int = option(5, "Beams of the teacher's search for its translations.")
+    teacher_top_k: int | None = option(
+        None,
+        "Keep the k likeliest tokens of each of the teacher's distributions on disk, instead of computing "
+        "them in every epoch.",
+    )
+    teacher_cache: str | None = option(
+        None, "Folder of the teacher's translations and distributions; default teacher_cache in output_dir."
+    )
+    student: str = option(
+        "random",
+        "How the student begins: random weights in the shape of the model's fields; 'teacher' for evenly "
+        "spaced layers of it, encoder_layers and decoder_layers of them; or a folder (vaswani student).",
+    )
+    vocabulary: Literal["teacher", "own"] = option(
+        "teacher",
+        "The teacher's vocabulary, or one trained on the corpus (of vocab_size; sequence-level only).",
+    )
+    baseline: bool = option(
+        True, "Train the same student without the teacher too, in output_dir/baseline, for the report."
+    )
+    retention_metric: str = option("bleu", f"What the report compares: {', '.join(METRICS)}.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.teacher:
+            raise UserError("no teacher was given; set teacher to the folder of a trained model")
+        if self.retention_metric not in METRICS:
+            raise UserError(
+                f"retention_metric={self.retention_metric} is unknown; choose one of {', '.join(METRICS)}"
+            )
+        for name in ("teacher_num_beams", "teacher_top_k"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value} must be at least 1")
+        if self.targets == "references" and not (self.uses_distributions or self.uses_states):
+            raise UserError(
+                "nothing would be taken from the teacher; set targets=teacher, or one of "
+                f"{', '.join(WEIGHTS[1:])} above 0"
+            )
+        if self.vocabulary == "own":
+            self._check_own_vocabulary()
+        if self.teacher_top_k is not None and self.uses_states:
+            raise UserError(
+                "teacher_top_k keeps distributions alone; leave it out, or set cosine_weight and "
+                "relation_weight to 0"
+            )
+        if self.uses_states and len(self.teacher) > 1:
+            raise UserError(
+                f"hidden states of {len(self.teacher)} teachers cannot be averaged; give one teacher, or set "
+                "cosine_weight and relation_weight to 0"
+            )
+
+    def _check_own_vocabulary(self) -> None:
+        if self.student != "random":
+            raise UserError(
+                f"vocabulary=own needs student=random, not {self.student}, which has a vocabulary"
+            )
+        if self.uses_distributions or self.uses_states:
+            raise UserError(
+                "vocabulary=own has other tokens than the teacher, so only its translations can be learned: "
+                "set targets=teacher, and soft_target_weight, cosine_weight and relation_weight to 0"
+            )
+
+
+@dataclass
+class DistillationConfig(RunConfig):
+    """The resolved arguments of one distillation."""
+
+    distillation: DistillationArguments
+
+    command: ClassVar[str] = "distill"
+    purpose: ClassVar[str] = "Train a small student to do what a large teacher does."

@@ -1,0 +1,383 @@
+"""Measuring students against their teacher: size, quality with confidence, retention and decoding speed.
+
+Confidence intervals are percentiles of bootstrap resamples of the rows (Koehn, 2004, W04-3250). The same
+resamples serve every model, so those of retentions and differences are paired: what makes a row easy or hard
+for all models does not widen them.
+
+S rows · K statistics of a row, whose sums determine a score · R resamples
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from vaswani.errors import UserError
+from vaswani.inference.evaluation import Evaluation, evaluate
+from vaswani.inference.translation import Translator
+from vaswani.training.metrics import METRICS, score_translations
+
+RESAMPLES = 1000
+PERCENTILES = (2.5, 97.5)  # of the resamples: the ends of a 95 % confidence interval
+SPEED_ROWS = 500  # most rows that speed is measured on
+ROUNDS = 5  # that are timed, after one of warm-up
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to be measured.
+
+    Args:
+        name: how the report calls it.
+        translator: the model with its options of the search.
+        folder: where its weights lie, for their size; None if they were not saved.
+    """
+
+    name: str
+    translator: Translator
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % confidence interval, `low` to `high`."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """What was measured of one model.
+
+    Args:
+        name: of the candidate.
+        role: "teacher", "student" or "baseline".
+        parameters: their number; those that layers share count once.
+        parameter_ratio: to the teacher's.
+        weight_bytes: size of the weight files; None if they were not saved.
+        dtype: of the weights.
+        max_length: most tokens of a translation: positions may limit it more than the option does.
+        untranslated_rows: those too long for the model, which count as empty.
+        scores: of each metric of `METRICS`, 0 to 100.
+        retention: the comparison's metric as a fraction of the teacher's, with the paired interval; None if
+            the teacher scores 0. Resamples in which the teacher scores 0 are left out.
+        gain: of a student over the baseline, in points of the metric, with the paired interval.
+        seconds: of each timed round.
+        sentences_per_second: from the median of `seconds`.
+        speedup: ratio of the teacher's median to the model's.
+    """
+
+    name: str
+    role: str
+    parameters: int
+    parameter_ratio: float
+    weight_bytes: int | None
+    dtype: str
+    max_length: int
+    untranslated_rows: int
+    scores: dict[str, Estimate]
+    retention: Estimate | None
+    gain: Estimate | None
+    seconds: list[float]
+    sentences_per_second: float
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` measured.
+
+    Args:
+        metric: the name of the one that retention and gains are of.
+        data: what the rows are.
+        rows: their number.
+        models: the teacher, the students and, if there is one, the baseline.
+        signatures: of the metrics that have one.
+        search: options that all models were decoded with.
+        bootstrap: number of resamples, the percentiles that intervals end at, seed.
+        speed: rows that were decoded in each timed round, and number of rounds.
+        machine: device, CPU threads and version of torch.
+    """
+
+    metric: str
+    data: str
+    rows: int
+    models: list[ModelResult]
+    signatures: dict[str, str]
+    search: dict[str, Any]
+    bootstrap: dict[str, Any]
+    speed: dict[str, int]
+    machine: dict[str, Any]
+
+    @property
+    def teacher(self) -> ModelResult:
+        """The first of the models."""
+        return self.models[0]
+
+    @property
+    def students(self) -> list[ModelResult]:
+        """One or more, as they were given."""
+        return [model for model in self.models if model.role == "student"]
+
+    @property
+    def baseline(self) -> ModelResult | None:
+        """The student that was trained without distillation."""
+        return self.models[-1] if self.models[-1].role == "baseline" else None
+
+
+def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
+    """Load models, to be called by the names of their folders if these differ and else by their paths.
+
+    Args:
+        names: folders, or names on the Hub.
+        options: those of `Translator.from_pretrained`.
+
+    Raises:
+        UserError: a folder given twice, or one that cannot be loaded.
+    """
+    folders = [Path(name).resolve() for name in names]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise UserError(f"{names[number]} is given twice; give each model once")
+    differ = len({folder.name for folder in folders}) == len(folders)
+    candidates = []
+    for name, folder in zip(names, folders, strict=True):
+        translator = Translator.from_pretrained(name, **options)
+        loaded_from = Path(translator.model.name_or_path)  # of a model on the Hub, the folder in its cache
+        candidates.append(Candidate(folder.name if differ else name, translator, loaded_from))
+    return candidates
+
+
+def compare(
+    teacher: Candidate,
+    students: Sequence[Candidate],
+    rows: Iterable[Mapping[str, str]],
+    *,
+    data: str,
+    baseline: Candidate | None = None,
+    metric: str = "bleu",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Decode the rows with every model and measure them all.
+
+    Args:
+        teacher: what the others are measured against.
+        students: one or more.
+        rows: mappings with the texts `source` and `target`.
+        data: what the rows are, for the report.
+        baseline: the same student, trained without distillation.
+        metric: a name of `METRICS`, that retention and gains are of.
+        seed: of the resamples.
+        progress: is told of so many more sentences decoded, of `sentences_to_decode`.
+
+    Raises:
+        UserError: no student, no rows, an unknown metric, or models to be decoded in different ways.
+    """
+    candidates = [teacher, *students, *([baseline] if baseline else [])]
+    roles = ["teacher", *["student"] * len(students), *["baseline"] * (baseline is not None)]
+    translators = [candidate.translator for candidate in candidates]
+    _check(students, translators, metric)
+    rows = list(rows)
+    evaluations = [evaluate(translator, rows, score_translations, progress) for translator in translators]
+    sources = evenly_spread([row["source"] for row in rows], SPEED_ROWS)
+    seconds = decoding_seconds(translators, sources, progress)
+
+    references = [row["target"] for row in rows]
+    resampled = [_resample(evaluation, references, seed) for evaluation in evaluations]
+    measured = list(map(_Measured, candidates, roles, evaluations, resampled, seconds))
+    without_distillation = measured[-1] if baseline else None
+    return Comparison(
+        metric=metric,
+        data=data,
+        rows=len(rows),
+        models=[_result(one, measured[0], without_distillation, metric, len(sources)) for one in measured],
+        signatures=evaluations[0].signatures,
+        search=_search(teacher.translator),
+        bootstrap={"resamples": RESAMPLES, "percentiles": PERCENTILES, "seed": seed},
+        speed={"rows": len(sources), "rounds": ROUNDS},
+        machine=_machine(teacher.translator.model.device),
+    )
+
+
+def sentences_to_decode(models: int, rows: int) -> int:
+    """How many sentences `compare` decodes in all, for a progress bar."""
+    return models * (rows + (1 + ROUNDS) * min(rows, SPEED_ROWS))
+
+
+def check_metric(name: str) -> None:
+    """Raise a `UserError` if it is none of `METRICS`."""
+    if name not in METRICS:
+        raise UserError(f"metric={name} is unknown; choose one of {', '.join(METRICS)}")
+
+
+def _check(students: Sequence[Candidate], translators: Sequence[Translator], metric: str) -> None:
+    check_metric(metric)
+    if not students:
+        raise UserError("there is no student to compare with the teacher; give at least one")
+    searches = [{**_search(each), "device": str(each.model.device)} for each in translators]
+    for name, value in searches[0].items():
+        for search in searches:
+            if search[name] != value:
+                raise UserError(
+                    f"models to compare have {name}={value} and {name}={search[name]}; give all the same"
+                )
+
+
+def _search(translator: Translator) -> dict[str, Any]:
+    """The options that must be the same for a fair comparison."""
+    return {
+        "num_beams": translator.num_beams,
+        "length_penalty": float(translator.length_penalty),
+        "max_tokens_per_batch": translator.max_tokens_per_batch,
+    }
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"device": name, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
+
+
+# Quality: statistics of each row, and scores of resampled rows.
+
+
+def row_statistics(metric: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """What a score needs to know of each row: int64 [S, K]."""
+    if metric == "exact_match":
+        pairs = zip(predictions, references, strict=True)
+        return np.array([[prediction == reference, 1] for prediction, reference in pairs], dtype=np.int64)
+    # sacreBLEU's public functions score texts only, which would take minutes for each interval.
+    return np.array(_SACREBLEU[metric]._extract_corpus_statistics(predictions, [references]), dtype=np.int64)
+
+
+def score_of_sum(metric: str, total: np.ndarray) -> float:
+    """The metric's score, 0 to 100, of rows whose statistics sum up to `total` [K]."""
+    if metric == "exact_match":
+        equal, rows = total.tolist()
+        return 100.0 * equal / rows
+    return _SACREBLEU[metric]._compute_score_from_stats(total.tolist()).score
+
+
+_SACREBLEU: dict[str, Any] = {"bleu": BLEU(), "chrf": CHRF()}  # with the options of `METRICS`
+
+
+def bootstrap_scores(metric: str, statistics_of_rows: np.ndarray, seed: int) -> np.ndarray:
+    """Scores of resampled rows, float64 [R], from statistics [S, K]; a seed draws the same rows for all."""
+    generator = np.random.default_rng(seed)
+    count = len(statistics_of_rows)
+    draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))
+    return np.array([score_of_sum(metric, statistics_of_rows[rows].sum(axis=0)) for rows in draws])
+
+
+def _resample(evaluation: Evaluation, references: list[str], seed: int) -> dict[str, np.ndarray]:
+    predictions = [translation.text for translation in evaluation.translations]
+    return {
+        metric: bootstrap_scores(metric, row_statistics(metric, predictions, references), seed)
+        for metric in METRICS
+    }
+
+
+def _estimate(value: float, resampled: np.ndarray) -> Estimate:
+    low, high = np.percentile(resampled, PERCENTILES)
+    return Estimate(value, float(low), float(high))
+
+
+# Speed.
+
+
+def evenly_spread(texts: Sequence[str], limit: int) -> list[str]:
+    """At most `limit` of the texts, at equal distances: corpora may be sorted."""
+    count = min(len(texts), limit)
+    return [texts[number * len(texts) // count] for number in range(count)]
+
+
+def decoding_seconds(
+    translators: Sequence[Translator], sources: Sequence[str], progress: Progress | None = None
+) -> list[list[float]]:
+    """Seconds that each translator takes for all sources, `ROUNDS` times; they take turns.
+
+    What else happens on the machine so meets them all alike. A round of warm-up comes first.
+    """
+    seconds: list[list[float]] = [[] for _ in translators]
+    for _ in range(1 + ROUNDS):
+        for translator, times in zip(translators, seconds, strict=True):
+            start = time.perf_counter()
+            list(translator.translate(sources, with_scores=False, progress=progress))
+            times.append(time.perf_counter() - start)
+    return [times[1:] for times in seconds]
+
+
+# Results.
+
+
+@dataclass(frozen=True)
+class _Measured:
+    candidate: Candidate
+    role: str
+    evaluation: Evaluation
+    resampled: dict[str, np.ndarray]  # scores [R] of each metric
+    seconds: list[float]
+
+    @property
+    def parameters(self) -> int:
+        return self.candidate.translator.model.num_parameters()
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def _result(
+    model: _Measured, teacher: _Measured, baseline: _Measured | None, metric: str, speed_rows: int
+) -> ModelResult:
+    translator, scores = model.candidate.translator, model.evaluation.scores
+    return ModelResult(
+        name=model.candidate.name,
+        role=model.role,
+        parameters=model.parameters,
+        parameter_ratio=model.parameters / teacher.parameters,
+        weight_bytes=None if model.candidate.folder is None else weight_bytes(model.candidate.folder),
+        dtype=str(translator.model.dtype).removeprefix("torch."),
+        max_length=translator.max_length,
+        untranslated_rows=model.evaluation.untranslated_rows,
+        scores={name: _estimate(scores[name], model.resampled[name]) for name in METRICS},
+        retention=_retention(model, teacher, metric),
+        gain=_gain(model, baseline, metric) if baseline and model.role == "student" else None,
+        seconds=model.seconds,
+        sentences_per_second=speed_rows / model.median_seconds,
+        speedup=teacher.median_seconds / model.median_seconds,
+    )
+
+
+def _retention(model: _Measured, teacher: _Measured, metric: str) -> Estimate | None:
+    if teacher.evaluation.scores[metric] == 0:
+        return None
+    ratio = model.evaluation.scores[metric] / teacher.evaluation.scores[metric]
+    defined = teacher.resampled[metric] > 0
+    return _estimate(ratio, model.resampled[metric][defined] / teacher.resampled[metric][defined])
+
+
+def _gain(model: _Measured, baseline: _Measured, metric: str) -> Estimate:
+    return _estimate(
+        model.evaluation.scores[metric] - baseline.evaluation.scores[metric],
+        model.resampled[metric] - baseline.resampled[metric],
+    )
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of the weight files in a folder: of the safetensors or, where there are none, of the pickled."""
+    files = list(folder.glob("model*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,234 @@
+"""A teacher's outputs on disk: computed once, in shards, and tied by hash to what they were computed from.
+
+A cache is a folder with a `manifest.json`, which says what the outputs depend on, and one file for every
+`rows_per_shard` rows of the data. A shard appears when it is complete, and does not depend on the others: a
+run that is killed loses only the shards that it was at, and when resumed it leaves the same bytes as one that
+was not. The first line of a shard is JSON with the SHA-256 of the rest, which tells damage of any kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel
+
+from vaswani.errors import RunError, UserError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+HEADER_SIZE = 80  # bytes
+NOISE = {"_name_or_path", "_from_model_config", "architectures", "dtype", "transformers_version"}
+ROWS_HASHED_AT_ONCE = 10_000
+LONGEST_SHOWN = 40  # characters; what is longer, such as a hash, would not tell a reader anything
+
+
+class OutputCache:
+    """The folder of one kind of outputs, a shard for every `rows_per_shard` rows of the data.
+
+    Args:
+        folder: is made if there is none.
+        kind: what the outputs are.
+        identity: all that they depend on, as plain JSON values under names that a reader understands, such as
+            `{"teacher": fingerprint_model(model), "temperature": 2.0}`.
+        num_rows: rows of the data.
+        rows_per_shard: rows that a killed run may have to compute again.
+
+    Raises:
+        UserError: the folder holds outputs of something else (it says what differs), is damaged, or cannot be
+            made.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        kind: str,
+        identity: dict[str, Any],
+        num_rows: int,
+        rows_per_shard: int = 1024,
+    ) -> None:
+        self.folder = Path(folder)
+        self.num_rows = num_rows
+        self.rows_per_shard = rows_per_shard
+        manifest = {
+            "kind": kind,
+            "format_version": FORMAT_VERSION,
+            "identity": identity,
+            "num_rows": num_rows,
+            "rows_per_shard": rows_per_shard,
+        }
+        self._open(json.dumps(manifest, indent=2))
+
+    def _open(self, manifest: str) -> None:
+        path = self.folder / MANIFEST
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # In this order: a process that starts beside this one writes its manifest before its first shard.
+            has_shards = any(self.folder.glob("shard-*"))
+            if not path.exists() and not has_shards:
+                _write(path, manifest.encode())
+            found = json.loads(path.read_bytes())
+        except OSError as error:
+            raise UserError(
+                f"cannot use {path}: {error.strerror}; give another teacher_cache folder, or delete this one"
+            ) from error
+        except ValueError as error:
+            raise UserError(f"{path} is damaged; delete {self.folder} to compute its outputs anew") from error
+        if differences := ", ".join(_differences(found, json.loads(manifest))):
+            raise UserError(
+                f"{self.folder} was computed otherwise ({differences}); "
+                "give another teacher_cache folder, or delete this one"
+            )
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards a complete cache has."""
+        return -(-self.num_rows // self.rows_per_shard)
+
+    def rows_of(self, shard: int) -> range:
+        """The rows of the data whose outputs a shard holds."""
+        start = shard * self.rows_per_shard
+        return range(start, min(start + self.rows_per_shard, self.num_rows))
+
+    def path(self, shard: int) -> Path:
+        """The file of a shard: `HEADER_SIZE` bytes, and then its content."""
+        return self.folder / f"shard-{shard:06}"
+
+    def missing_shards(self, process_index: int = 0, num_processes: int = 1) -> list[int]:
+        """The shards to be computed by one of several processes.
+
+        All shards are dealt out in turn, and not only those that are missing: these get fewer while processes
+        that began earlier are at work, and a shard could fall to two of them or to none.
+        """
+        shards = range(process_index, self.num_shards, num_processes)
+        return [shard for shard in shards if not self.path(shard).exists()]
+
+    def write(self, shard: int, content: bytes) -> None:
+        """Store a shard, which appears once it is complete.
+
+        Raises:
+            RunError: it cannot be written: the disk is full.
+        """
+        try:
+            _write(self.path(shard), _header(content) + content)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self.path(shard)}: {error.strerror}; the shards before it are kept"
+            ) from error
+
+    def read(self, shard: int) -> bytes:
+        """The content of a shard.
+
+        Raises:
+            UserError: it is not what was written.
+        """
+        data = self.path(shard).read_bytes()
+        header, content = data[:HEADER_SIZE], data[HEADER_SIZE:]
+        if header != _header(content):
+            raise UserError(f"{self.path(shard)} is truncated or damaged; delete it and run again")
+        return content
+
+    def read_all(self) -> Iterator[bytes]:
+        """The contents of all shards, in the order of the rows.
+
+        Raises:
+            UserError: at once if shards are missing; as they are read, if one is damaged.
+        """
+        if missing := self.missing_shards():
+            raise UserError(
+                f"{self.folder} is not complete: it lacks {len(missing)} of {self.num_shards} shards; "
+                "run the teacher again, and it will compute those"
+            )
+        return map(self.read, range(self.num_shards))
+
+
+def _header(content: bytes) -> bytes:
+    line = json.dumps({"sha256": hashlib.sha256(content).hexdigest()})
+    return f"{line:{HEADER_SIZE - 1}}\n".encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that appears once it is complete; processes may do this side by side."""
+    unfinished = path.with_name(f"unfinished-{path.name}-{os.getpid()}")
+    try:
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _differences(found: Any, asked: dict[str, Any]) -> Iterator[str]:
+    """What differs between two manifests, entry by entry, in words."""
+    found = found if isinstance(found, dict) else {}
+    for name in {**asked, **found}:
+        there, here = found.get(name), asked.get(name)
+        if isinstance(here, dict):
+            yield from _differences(there, here)
+        elif there != here:
+            short = max(len(str(there)), len(str(here))) <= LONGEST_SHOWN
+            yield f"{name} {there} there, {here} asked" if short else f"not the same {name}"
+
+
+def fingerprint_model(model: PreTrainedModel) -> str:
+    """SHA-256 of a model: its configuration, and the name, dtype, shape and bytes of each of its weights.
+
+    Where it was loaded from, and by which version of transformers, does not count. Tied weights count once.
+    """
+    digest = hashlib.sha256(canonical_config(model.config).encode())
+    seen = set()
+    for name, tensor in sorted(model.state_dict().items()):
+        place = (tensor.data_ptr(), tensor.shape)
+        if place in seen:
+            continue
+        seen.add(place)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def canonical_config(config: Any) -> str:
+    """A configuration of transformers as JSON, without what does not change a model's outputs."""
+
+    def without_noise(entries: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in entries.items() if name not in NOISE}
+
+    # The dtype is among it: a configuration may name one or none, and the weights have theirs.
+    entries = json.loads(config.to_json_string(use_diff=False), object_hook=without_noise)
+    return json.dumps(entries, sort_keys=True)
+
+
+def fingerprint_rows(dataset: Dataset, columns: Sequence[str]) -> str:
+    """SHA-256 of the contents of some columns: texts, numbers, and lists of them.
+
+    Equal rows have equal fingerprints, however they are stored: in one file or several, selected or copied.
+    """
+    digest = hashlib.sha256(f"{len(dataset)} {list(columns)}".encode())
+    tables = dataset.select_columns(list(columns)).with_format("arrow").iter(ROWS_HASHED_AT_ONCE)
+    for table in tables:
+        for name in columns:
+            _hash_values(digest, table[name].combine_chunks())
+    return digest.hexdigest()
+
+
+def _hash_values(digest: Any, array: pa.Array) -> None:
+    """Add the values of an array; not its buffers, which hold more where it is a slice of another."""
+    digest.update(array.is_valid().to_numpy(zero_copy_only=False))
+    array = array.drop_null()
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        texts = pa.ListArray.from_arrays([0, len(array)], array.cast(pa.string()))
+        digest.update(pc.binary_length(array).to_numpy().astype(np.int64))
+        digest.update(pc.binary_join(texts, "")[0].as_buffer())
+    elif pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        digest.update(pc.list_value_length(array).to_numpy().astype(np.int64))
+        _hash_values(digest, array.flatten())
+    else:
+        digest.update(array.to_numpy(zero_copy_only=False))

@@ -1,0 +1,68 @@
+"""What passes through a model while it runs: each stack's output, and the projections of its last layer.
+
+By hooks, because no model returns its queries, keys and values, and because one that is asked for hidden
+states keeps those of all layers. Parts are found by the names that transformers' encoder-decoders give them.
+
+B batch · T tokens · D width
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from vaswani.errors import UserError
+
+PROJECTIONS = ("query", "key", "value")
+_PROJECTION_NAMES = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
+
+
+class Recorder:
+    """Keeps the latest `states`, `query`, `key` and `value`, each [B, T, D], of each stack of a model.
+
+    Args:
+        model: an encoder-decoder.
+        projections: whether queries, keys and values are wanted.
+
+    Raises:
+        UserError: the model has no self-attention with projections that are known here.
+    """
+
+    def __init__(self, model: PreTrainedModel, projections: bool):
+        self.recorded: dict[str, dict[str, torch.Tensor]] = {}
+        for name, stack in stacks(model).items():
+            self._record(stack, name, "states")
+            if projections:
+                for role, module in zip(PROJECTIONS, _last_self_attention(stack), strict=True):
+                    self._record(module, name, role)
+
+    def take(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Hand over what was recorded, by stack and kind, and forget it."""
+        recorded, self.recorded = self.recorded, {}
+        return recorded
+
+    def _record(self, module: nn.Module, stack: str, kind: str) -> None:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            states = output if isinstance(output, torch.Tensor) else output[0]
+            self.recorded.setdefault(stack, {})[kind] = states
+
+        module.register_forward_hook(keep)
+
+
+def stacks(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The stacks of layers of an encoder-decoder, by name."""
+    return {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+
+
+def _last_self_attention(stack: nn.Module) -> list[nn.Module]:
+    """The projections to queries, keys and values; in a decoder's layer self-attention comes first."""
+    layers = next((part for part in stack.children() if isinstance(part, nn.ModuleList)), nn.ModuleList())
+    for module in layers[-1].modules() if len(layers) else ():
+        for names in _PROJECTION_NAMES:
+            if all(isinstance(getattr(module, name, None), nn.Linear) for name in names):
+                return [getattr(module, name) for name in names]
+    raise UserError(
+        f"{type(stack).__name__} has no self-attention with projections to queries, keys and values that are "
+        "known here; set relation_weight to 0"
+    )

@@ -1,0 +1,173 @@
+"""Reporting a comparison: Markdown for a model card, JSON, and a picture of quality against speed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vaswani.distillation.comparison import Comparison, Estimate, ModelResult
+from vaswani.errors import RunError, UserError
+from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
+
+logger = logging.getLogger(__name__)
+
+MARKDOWN, JSON, PLOT = "report.md", "report.json", "quality_speed.png"
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "exact_match": "exact match"}
+COLUMNS = (
+    *("model", "role", "parameters", "weights", *METRIC_NAMES.values()),
+    *("retention", "sentences/s", "speed-up"),
+)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder of a report, so that one that cannot be written to is found before the work.
+
+    Raises:
+        UserError: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder} for the report: {error.strerror}; give another") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write the report into {folder}: permission denied; give another folder")
+
+
+def write_report(comparison: Comparison, folder: Path) -> None:
+    """Write `report.md`, `report.json` and `quality_speed.png`, each whole or not at all.
+
+    Without matplotlib there is no picture, and a warning says how to get it.
+
+    Raises:
+        UserError: the folder cannot be made or written to.
+        RunError: a file cannot be written.
+    """
+    prepare_folder(folder)
+    _write(folder / MARKDOWN, as_markdown(comparison).encode())
+    _write(folder / JSON, (json.dumps(as_dict(comparison), indent=2) + "\n").encode())
+    try:
+        picture = quality_against_speed_png(_points(comparison), METRIC_NAMES[comparison.metric])
+    except UserError as error:
+        logger.warning("%s is not drawn: %s", PLOT, error)
+    else:
+        _write(folder / PLOT, picture)
+
+
+def _write(path: Path, contents: bytes) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(contents)
+        os.replace(partial, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """All that was measured as plain JSON values, after the first student's numbers.
+
+    These are `retention`, a fraction of the teacher's score (0.987 is 98.7 %; null if the teacher's is 0),
+    `parameter_ratio` and `speedup`, both relative to the teacher, and `baseline_quality`, a score or null.
+    """
+    student, baseline = comparison.students[0], comparison.baseline
+    return {
+        "retention": student.retention and student.retention.value,
+        "parameter_ratio": student.parameter_ratio,
+        "speedup": student.speedup,
+        "baseline_quality": baseline and baseline.scores[comparison.metric].value,
+        **asdict(comparison),
+    }
+
+
+def _points(comparison: Comparison) -> list[PlottedModel]:
+    points = []
+    for model in comparison.models:
+        score = model.scores[comparison.metric]
+        speed = model.sentences_per_second
+        numbers = (model.parameters, speed, score.value, score.low, score.high)
+        points.append(PlottedModel(model.name, model.role, *numbers))
+    return points
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """A section for a model card: a row for each model, what that means, and how it was measured."""
+    rule = ["---" if column in ("model", "role") else "---:" for column in COLUMNS]
+    table = [COLUMNS, rule, *map(_cells, comparison.models)]
+    rows = [f"| {' | '.join(cells)} |" for cells in table]
+    parts = ["## Distillation", "", *rows, "", *_conclusions(comparison), "", *_conditions(comparison)]
+    return "\n".join(parts) + "\n"
+
+
+def _cells(model: ModelResult) -> tuple[str, ...]:
+    return (
+        model.name,
+        model.role,
+        f"{model.parameters:,} ({100 * model.parameter_ratio:.1f} %)",
+        "not saved" if model.weight_bytes is None else f"{model.weight_bytes / 1e6:.1f} MB",
+        *(_interval(model.scores[name]) for name in METRIC_NAMES),
+        "undefined" if model.retention is None else _percent(model.retention),
+        f"{model.sentences_per_second:.1f}",
+        f"{model.speedup:.2f}×",
+    )
+
+
+def _interval(estimate: Estimate, sign: str = "") -> str:
+    return f"{estimate.value:{sign}.2f} [{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
+
+
+def _percent(share: Estimate) -> str:
+    return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
+def _conclusions(comparison: Comparison) -> Iterator[str]:
+    metric = METRIC_NAMES[comparison.metric]
+    for student in comparison.students:
+        size = f"{100 * student.parameter_ratio:.1f} % of the teacher's parameters"
+        if student.retention is None:
+            quality = f"the teacher's {metric} is 0, so what it retains of that is undefined"
+        else:
+            quality = f"it retains {_percent(student.retention)} of the teacher's {metric}"
+        yield f"- `{student.name}` has {size} and decodes {student.speedup:.2f} times as fast; {quality}."
+        if student.gain is not None and comparison.baseline is not None:
+            against = f"Against `{comparison.baseline.name}`, which was trained without distillation"
+            points = f"{_interval(student.gain, sign='+')} points of {metric}"
+            yield f"  {against}: {points}, {_verdict(student.gain)}."
+
+
+def _verdict(gain: Estimate) -> str:
+    if gain.low > 0:
+        return "better by more than the confidence interval"
+    if gain.high < 0:
+        return "worse by more than the confidence interval"
+    return "no difference that the confidence interval would bear out"
+
+
+def _conditions(comparison: Comparison) -> Iterator[str]:
+    bootstrap, speed, machine = comparison.bootstrap, comparison.speed, comparison.machine
+    lengths = _listing(f"{model.max_length}" for model in comparison.models)
+    dtypes = _listing(model.dtype for model in comparison.models)
+    yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
+    for name, signature in comparison.signatures.items():
+        yield f"- {METRIC_NAMES[name]}: `{signature}`."
+    yield (
+        f"- In brackets: 95 % confidence intervals, from {bootstrap['resamples']:,} bootstrap resamples of "
+        f"the rows (Koehn, 2004), the same for all models; seed {bootstrap['seed']}."
+    )
+    search = ", ".join(f"{name} {value}" for name, value in comparison.search.items())
+    yield f"- Search: {search}, max_length {lengths}."
+    yield (
+        f"- Speed: median of {speed['rounds']} rounds of {speed['rows']:,} rows, in which models took turns; "
+        f"{machine['device']}, CPU threads: {machine['threads']}, torch {machine['torch']}, {dtypes}."
+    )
+    for model in comparison.models:
+        if model.untranslated_rows:
+            yield f"- Too long for `{model.name}`, counted as empty: {model.untranslated_rows:,} rows."
+
+
+def _listing(values: Iterable[str]) -> str:
+    """Each value once: one, if the models agree."""
+    return ", ".join(dict.fromkeys(values))

@@ -1,0 +1,323 @@
+"""A whole distillation: the teacher's outputs, the student, its like without a teacher, and the report."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from tqdm import tqdm
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from vaswani.data.batching import Seq2SeqCollator
+from vaswani.data.corpus import Corpus, RowReport
+from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
+from vaswani.distillation.output_cache import OutputCache, fingerprint_model, fingerprint_rows
+from vaswani.distillation.report import as_markdown, write_report
+from vaswani.distillation.student import student_from_teacher
+from vaswani.distillation.teacher import Teacher, check_same_vocabulary, load_teacher
+from vaswani.distillation.teacher_logits import (
+    TeacherLogits,
+    TeacherLogitsCollator,
+    store_logits,
+)
+from vaswani.distillation.teacher_targets import (
+    decode_targets,
+    read_targets,
+    search_identity,
+    with_teacher_targets,
+)
+from vaswani.distillation.trainer import DistillationTrainer
+from vaswani.errors import UserError
+from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.inference.translation import Translator
+from vaswani.model.modeling_vaswani import shift_tokens_right
+from vaswani.training.arguments import ModelArguments
+from vaswani.training.config_file import RunConfig
+from vaswani.training.run import (
+    Tokenizers,
+    TrainingRun,
+    build_model,
+    build_trainer,
+    check_config,
+    model_config,
+)
+from vaswani.training.trainer import Trainer
+
+BASELINE = "baseline"  # folder of the student that is trained without distillation
+RANDOM, FROM_TEACHER = "random", "teacher"  # how a student may begin, if it is not a folder
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+# What a student of the teacher's layers has of its own; all other fields are the teacher's.
+OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation", *DROPOUTS)
+
+
+def distill(config: DistillationConfig) -> Comparison | None:
+    """Train a student in `output_dir` and, for comparison, the same student without distillation; report.
+
+    Killed at any point, it goes on where it stopped with `resume_from_checkpoint=true`, to the same result.
+
+    Returns:
+        The comparison that the report is made of, in the main process and where there is a split to test on.
+
+    Raises:
+        UserError: for a configuration, a teacher or a corpus that cannot work.
+    """
+    run = DistillationRun(config)
+    run.run()
+    if config.distillation.baseline:
+        BaselineRun(config).run_unless_done()
+    return _report(config, run) if PartialState().is_main_process else None
+
+
+class DistillationRun(TrainingRun):
+    """A training run whose targets, loss and first weights may come from a teacher."""
+
+    config: DistillationConfig
+
+    def __init__(self, config: DistillationConfig):
+        super().__init__(config)
+        self.options = config.distillation
+        self.test_rows: Dataset | None = None  # of the corpus, for the report
+
+    def check(self) -> None:
+        """Find what would fail only later."""
+        check_config(self.config)
+        if self.config.data.streaming:
+            raise UserError("a distillation reads its corpus more than once; leave out streaming")
+        if self.config.data.bpe_dropout and self.options.teacher_top_k:
+            raise UserError(
+                "bpe_dropout splits words anew in every epoch, which teacher_top_k cannot keep; drop one"
+            )
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        """Loaded when it is first needed: it may have to be trained."""
+        return load_teacher(self.config)
+
+    # --------------------------------------------------------------------------- the student, as it begins
+
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
+        """Those of the teacher or of the student's folder, or new ones of its own."""
+        if self.options.vocabulary == "own":
+            return super().build_tokenizers(corpus)
+        if self.options.student in (RANDOM, FROM_TEACHER):
+            return self.teacher.tokenizers
+        _, source, target = load_checkpoint(self.options.student, "cpu")
+        if self.options.uses_distributions or self.options.uses_states:
+            whose = f"the teacher and the student {self.options.student}"
+            check_same_vocabulary(self.teacher.tokenizers, (source, target), whose)
+        return source, target
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """The student, before it has learned anything."""
+        options, model = self.options, self.config.model
+        if options.vocabulary == "own":
+            return super().build_model(tokenizers)
+        if options.student == RANDOM:
+            return build_model(self.config, _shape_for(model, self.teacher.model))
+        if options.student == FROM_TEACHER:
+            _check_teachers_fields(model, self.teacher.model.config)
+            dropouts = {name: getattr(model, name) for name in DROPOUTS}
+            student = student_from_teacher(
+                self.teacher.model, model.encoder_layers, model.decoder_layers, **dropouts
+            )
+            return student.float()
+        return load_checkpoint(options.student, self.config.training.device, torch.float32)[0]
+
+    # ---------------------------------------------------------------------------------- what it learns from
+
+    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
+        """Token ids of each split; of training, with the targets that were asked for."""
+        self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
+        if self.options.targets != "references":
+            rows = self._teach_targets(corpus.splits["train"])
+            corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
+        return super().tokenize(corpus, tokenizers)
+
+    def _teach_targets(self, rows: Dataset) -> Dataset:
+        """The training rows with the teacher's translations, from the cache or decoded into it."""
+        translator = self.teachers_translator(self.options.teacher_num_beams)
+        identity = {
+            "teacher": fingerprint_model(self.teacher.model),
+            "sources": fingerprint_rows(rows, ["source"]),
+            **search_identity(translator),
+        }
+        cache = OutputCache(self._cache_folder / "targets", "targets", identity, len(rows))
+        with _Progress(len(rows), "The teacher translates", " rows") as progress:
+            decode_targets(cache, translator, rows["source"], progress=progress.update, **_share())
+        PartialState().wait_for_everyone()
+        both = self.options.targets == "both"
+        taught = with_teacher_targets(rows, read_targets(cache), keep_references=both)
+        _say(f"train: {taught.report}")
+        return taught.rows
+
+    def build_trainer(
+        self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
+    ) -> Trainer:
+        """A trainer with the objectives, and with the teacher itself or with what it said before."""
+        parts: dict[str, Any] = {"objectives": self.options}
+        if self.options.uses_distributions and self.options.teacher_top_k is not None:
+            collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
+            logits = self._teach_logits(splits["train"], collator, self.options.teacher_top_k)
+            parts["train_data_collator"] = TeacherLogitsCollator(collator, logits)
+            numbered = splits["train"].add_column("row", np.arange(len(splits["train"])))
+            splits = {**splits, "train": numbered}
+        elif self.options.uses_distributions or self.options.uses_states:
+            parts["teacher"] = self.teacher.model
+        return build_trainer(self.config, splits, tokenizers, model, partial(DistillationTrainer, **parts))
+
+    def _teach_logits(self, rows: Dataset, collator: Seq2SeqCollator, top_k: int) -> TeacherLogits:
+        """The teacher's distributions for the training rows, from the cache or computed into it."""
+        conditions: dict[str, Any] = {
+            "top_k": top_k,
+            "temperature": self.options.temperature,
+            "max_tokens_per_batch": self.config.training.max_tokens_per_batch,
+        }
+        identity = {
+            "teacher": fingerprint_model(self.teacher.model),
+            "data": fingerprint_rows(rows, ["input_ids", "labels"]),
+            **conditions,
+        }
+        cache = OutputCache(self._cache_folder / "logits", "logits", identity, len(rows))
+        teach = partial(_logits, self.teacher.model)
+        with _Progress(len(rows), "The teacher rates tokens", " rows") as progress:
+            store_logits(cache, teach, rows, collator, progress=progress.update, **conditions, **_share())
+        PartialState().wait_for_everyone()
+        logits = TeacherLogits(cache)
+        _say(f"the teacher's distributions: {logits.bytes_per_token:.1f} bytes per token in {cache.folder}")
+        return logits
+
+    @property
+    def _cache_folder(self) -> Path:
+        return Path(self.options.teacher_cache or self.config.output_dir / "teacher_cache")
+
+    def teachers_translator(self, num_beams: int) -> Translator:
+        """The teacher with the options of a search."""
+        return Translator(
+            self.teacher.model, *self.teacher.tokenizers, num_beams=num_beams, **_search(self.config)
+        )
+
+
+class BaselineRun(TrainingRun):
+    """The same student, trained on the references alone from random weights, for as many updates."""
+
+    def __init__(self, config: DistillationConfig):
+        training = copy.copy(config.training)
+        training.output_dir = str(config.output_dir / BASELINE)
+        super().__init__(RunConfig(config.model, config.data, training))
+        self.student = config.output_dir
+
+    def run_unless_done(self) -> None:
+        """Train, or go on, unless the baseline is there already."""
+        folder = self.config.output_dir
+        if (folder / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
+            return
+        _say(f"training the same student without distillation in {folder}")
+        self.config.training.resume_from_checkpoint = "true" if folder.is_dir() else None
+        self.run()
+
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
+        """Those of the student."""
+        return load_checkpoint(self.student, "cpu")[1:]
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """A model of the student's shape with random weights."""
+        return build_model(self.config, load_checkpoint(self.student, "cpu")[0].config)
+
+
+def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> None:
+    """A student of the teacher's layers has all else from it too: a field that was set must be the same."""
+    for field in fields(ModelArguments):
+        value, of_teacher = getattr(model, field.name), getattr(teacher, field.name, None)
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if field.name not in OWN_FIELDS and value not in (default, of_teacher):
+            raise UserError(
+                f"student=teacher copies layers, whose {field.name} is {of_teacher}, not {value}; leave "
+                f"{field.name} out, or set student=random"
+            )
+
+
+def _shape_for(model: ModelArguments, teacher: PreTrainedModel) -> PreTrainedConfig:
+    """The configuration of a student that reads and writes the teacher's tokens."""
+    embeddings: tuple[Any, ...] = (teacher.get_input_embeddings(), teacher.get_output_embeddings())
+    sizes = [matrix.weight.shape[0] for matrix in embeddings]
+    names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    special_tokens: dict[str, Any] = {name: getattr(teacher.config, name, None) for name in names}
+    return model_config(model, sizes[0], sizes[1], **special_tokens)
+
+
+@torch.no_grad()
+def _logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The teacher's logits [B, T, V] for the labels of a batch."""
+    config = teacher.config
+    labels = batch["labels"].to(teacher.device)
+    source = {name: batch[name].to(teacher.device) for name in ("input_ids", "attention_mask")}
+    start = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
+    return teacher(**source, decoder_input_ids=start, use_cache=False).logits
+
+
+def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | None:
+    """Compare teacher, student and baseline on the test rows, write the report and print it."""
+    if run.test_rows is None:
+        return None
+    num_beams = config.training.generation_num_beams or 1
+    folders = {"student": config.output_dir}
+    if config.distillation.baseline:
+        folders[BASELINE] = config.output_dir / BASELINE
+    teacher = Candidate("teacher", run.teachers_translator(num_beams))
+    others = {}
+    for name, folder in folders.items():
+        translator = Translator.from_pretrained(
+            folder, device=config.training.device, num_beams=num_beams, **_search(config)
+        )
+        others[name] = Candidate(name, translator, folder)
+    with _Progress(
+        sentences_to_decode(1 + len(others), len(run.test_rows)), "Comparing", " rows"
+    ) as progress:
+        comparison = compare(
+            teacher,
+            [others["student"]],
+            run.test_rows,
+            data=config.data.dataset or ", ".join(config.data.test_file or config.data.validation_file),
+            baseline=others.get(BASELINE),
+            metric=config.distillation.retention_metric,
+            progress=progress.update,
+        )
+    write_report(comparison, config.output_dir)
+    print(as_markdown(comparison), flush=True)
+    return comparison
+
+
+def _search(config: DistillationConfig) -> dict[str, Any]:
+    """What every search of a run has in common."""
+    return {
+        "length_penalty": config.training.generation_length_penalty,
+        "max_length": config.data.max_target_length,
+        "max_tokens_per_batch": config.training.max_tokens_per_batch,
+    }
+
+
+class _Progress(tqdm):
+    """A bar on the terminal of the main process."""
+
+    def __init__(self, total: int, description: str, unit: str):
+        hidden = None if PartialState().is_main_process else True  # None: unless on a terminal
+        super().__init__(total=total, desc=description, unit=unit, disable=hidden)
+
+
+def _share() -> dict[str, int]:
+    """Which part of the work is this process's."""
+    state = PartialState()
+    return {"process_index": state.process_index, "num_processes": state.num_processes}
+
+
+def _say(message: str) -> None:
+    PartialState().print(message, flush=True)

@@ -1,0 +1,83 @@
+"""The teacher of a distillation: loaded, averaged with others, or trained first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from vaswani.data.corpus import CorpusSpec
+from vaswani.distillation.arguments import DistillationConfig
+from vaswani.errors import UserError
+from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.inference.ensembling import Ensemble
+from vaswani.training.config_file import load_config
+from vaswani.training.run import train
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """An encoder-decoder, or the average of several, with the tokenizers that belong to it."""
+
+    model: PreTrainedModel
+    source_tokenizer: PreTrainedTokenizerBase
+    target_tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+        """Those of the source and of the target."""
+        return self.source_tokenizer, self.target_tokenizer
+
+
+def load_teacher(config: DistillationConfig) -> Teacher:
+    """Load the teacher of a run, or the average of its teachers, on the run's device.
+
+    Raises:
+        UserError: a teacher that cannot be loaded, or teachers that do not share their vocabularies.
+    """
+    names, dtype = config.distillation.teacher, config.distillation.teacher_dtype
+    folders = [_trained(name, config) if _is_config_file(name) else name for name in names]
+    loaded = [Teacher(*load_checkpoint(folder, config.training.device, dtype)) for folder in folders]
+    if len(loaded) == 1:
+        return loaded[0]
+    for name, other in zip(folders[1:], loaded[1:], strict=True):
+        check_same_vocabulary(loaded[0].tokenizers, other.tokenizers, f"the teachers {folders[0]} and {name}")
+    return replace(loaded[0], model=Ensemble([teacher.model for teacher in loaded]).eval())
+
+
+def check_same_vocabulary(
+    tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
+) -> None:
+    """Check that token ids mean the same to both pairs of tokenizers, source and target.
+
+    Raises:
+        UserError: they do not; distributions over them cannot be compared.
+    """
+    for side, one, other in zip(("source", "target"), tokenizers, others, strict=True):
+        if one.get_vocab() != other.get_vocab():
+            raise UserError(
+                f"{whose} have different {side} vocabularies ({len(one)} and {len(other)} tokens), so "
+                "their distributions cannot be compared; distil by sequences: one teacher, targets=teacher, "
+                "and soft_target_weight, cosine_weight and relation_weight 0"
+            )
+
+
+def _is_config_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def _trained(name: str, config: DistillationConfig) -> Path:
+    """The folder of the model of a configuration file, trained on this run's corpus if need be."""
+    teacher = load_config(name)
+    if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
+        return teacher.output_dir
+    corpus = {field.name: getattr(config.data, field.name) for field in fields(CorpusSpec)}
+    teacher.data = replace(teacher.data, **corpus)
+    if teacher.output_dir.is_dir():
+        teacher.training.resume_from_checkpoint = "true"
+    print(f"training the teacher of {name} in {teacher.output_dir}", flush=True)
+    train(teacher)
+    return teacher.output_dir

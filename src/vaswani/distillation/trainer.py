@@ -1,0 +1,229 @@
+"""A trainer whose loss also compares the student with a teacher, or with what a teacher said before.
+
+B batch · T target tokens · S source tokens · k tokens of a teacher's distribution that were kept
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from vaswani.data.batching import IGNORED_LABEL
+from vaswani.distillation.arguments import Objectives
+from vaswani.distillation.recording import Recorder, stacks
+from vaswani.errors import UserError
+from vaswani.model.modeling_vaswani import shift_tokens_right
+from vaswani.training.losses import DIVERGENCES, cosine_loss, relation_loss, soft_target_loss
+from vaswani.training.trainer import Trainer
+
+TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student while it is trained, and a file of a checkpoint
+DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # that a batch may bring
+
+Count = torch.Tensor | int | None
+
+
+class DistillationTrainer(Trainer):
+    """Trains a student with a weighted sum of losses (see `Objectives`).
+
+    The teacher runs once per batch, in evaluation mode, without gradients, in its own dtype. Without one, a
+    batch must bring its distributions: `teacher_log_probs` [B, T, k + 1] and `teacher_tokens` [B, T, k] (see
+    `TeacherLogitsCollator`). Losses are divided by the tokens of the whole accumulated, distributed batch;
+    each is logged by itself, without its weight.
+
+    Args:
+        teacher: any encoder-decoder that predicts the student's tokens, or None.
+        objectives: the losses and their weights.
+        kwargs: as for `Trainer`.
+
+    Raises:
+        UserError: student and teacher do not fit, or an objective needs a teacher that is not there.
+    """
+
+    def __init__(
+        self, *, teacher: PreTrainedModel | None = None, objectives: Objectives | None = None, **kwargs: Any
+    ):
+        super().__init__(**kwargs)
+        self.objectives = objectives or Objectives()
+        self.teacher: Any = teacher
+        if teacher is not None:
+            self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
+        self._check_teacher()
+        self.compute_loss_func = self._distillation_loss
+        self._model_smooths = False
+        self._recorders = self._record()
+        self._inputs: dict[str, Any] = {}  # of the batch whose loss is being computed
+        self._num_source_tokens: Count = None  # of the whole accumulated, distributed batch
+        self._losses: dict[str, torch.Tensor] = {}  # summed since they were last logged
+        self._logged_step = 0
+
+    def _check_teacher(self) -> None:
+        if self.teacher is None:
+            if self.objectives.uses_states:
+                raise UserError(
+                    "cosine_weight and relation_weight need a teacher; give one, or set both to 0"
+                )
+            return
+        sizes = [model.get_output_embeddings().weight.shape[0] for model in (self.teacher, self.model)]
+        if self.objectives.uses_distributions and sizes[0] != sizes[1]:
+            raise UserError(
+                f"the teacher predicts {sizes[0]} tokens and the student {sizes[1]}, so their distributions "
+                "cannot be compared; set soft_target_weight to 0 and distil by sequences (targets=teacher)"
+            )
+        heads = self.objectives.relation_heads
+        for width in (self.teacher.config.hidden_size, self.model.config.hidden_size):
+            if self.objectives.relation_weight and width % heads:
+                raise UserError(
+                    f"relation_heads={heads} does not divide the width {width}; give one that does"
+                )
+
+    def _record(self) -> dict[str, Recorder]:
+        """Recorders of student and teacher, and maps between their widths, where objectives need them."""
+        if self.teacher is None or not self.objectives.uses_states:
+            return {}
+        width, teacher_width = (model.config.hidden_size for model in (self.model, self.teacher))
+        if self.objectives.cosine_weight and width != teacher_width:
+            maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(self.model)}
+            self.model.add_module(TO_TEACHER_WIDTH, nn.ModuleDict(maps).to(self.args.device))
+        projections = self.objectives.relation_weight > 0
+        return {
+            "student": Recorder(self.model, projections),
+            "teacher": Recorder(self.teacher, projections),
+        }
+
+    # ---------------------------------------------------------------------------------------------- losses
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The weighted sum of the objectives; in evaluation, the loss that `Trainer` gives any model."""
+        self._inputs = inputs
+        student_inputs = {name: value for name, value in inputs.items() if name not in DISTRIBUTION}
+        return super().compute_loss(model, student_inputs, *args, **kwargs)
+
+    def _distillation_loss(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
+    ) -> torch.Tensor:
+        if not self.model.training:
+            return self._smoothed_loss(outputs, labels, num_items_in_batch)
+        teacher_logits = self._teacher_logits(labels)
+        weights, kept = self.objectives, labels != IGNORED_LABEL
+        losses: dict[str, torch.Tensor] = {}
+        if weights.label_weight:
+            losses["label"] = self._smoothed_loss(outputs, labels, num_items_in_batch)
+        if weights.soft_target_weight:
+            teacher_log_probs, teacher_tokens = self._teacher_distribution(teacher_logits)
+            losses["soft_target"] = soft_target_loss(
+                outputs.logits,
+                teacher_log_probs,
+                kept,
+                teacher_tokens=teacher_tokens,
+                temperature=weights.temperature,
+                divergence=DIVERGENCES[weights.divergence],
+                num_tokens=num_items_in_batch,
+            )
+        if self._recorders:
+            losses |= self._state_losses(kept, num_items_in_batch)
+        for name, loss in losses.items():
+            self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
+        return torch.stack([getattr(weights, f"{name}_weight") * loss for name, loss in losses.items()]).sum()
+
+    @torch.no_grad()
+    def _teacher_logits(self, labels: torch.Tensor) -> torch.Tensor | None:
+        """Run the teacher on the batch: logits [B, T, V], or None where none is needed."""
+        if self.teacher is None or not (self.objectives.uses_distributions or self.objectives.uses_states):
+            return None
+        config = self.teacher.config
+        start = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
+        source = {name: self._inputs[name] for name in ("input_ids", "attention_mask")}
+        with torch.autocast(self.args.device.type, enabled=False):
+            return self.teacher(**source, decoder_input_ids=start, use_cache=False).logits
+
+    def _teacher_distribution(self, logits: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities at the temperature: of all tokens, or of those that the batch brings."""
+        if logits is not None:
+            return (logits.float() / self.objectives.temperature).log_softmax(-1), None
+        if missing := [name for name in DISTRIBUTION if name not in self._inputs]:
+            raise UserError(
+                f"the batch has no {' and no '.join(missing)} and there is no teacher; give a teacher, or "
+                "collate with a TeacherLogitsCollator"
+            )
+        log_probs, tokens = (self._inputs[name] for name in DISTRIBUTION)
+        return log_probs, tokens
+
+    def _state_losses(self, kept: torch.Tensor, num_target_tokens: Count) -> dict[str, torch.Tensor]:
+        """How hidden states and relations differ, each the mean over both stacks."""
+        student, teacher = (recorder.take() for recorder in self._recorders.values())
+        source_mask = self._inputs["attention_mask"].bool()
+        both_ways = source_mask[:, :, None] & source_mask[:, None]
+        backwards = (kept[:, :, None] & kept[:, None]).tril()
+        masks = {"encoder": (source_mask, both_ways), "decoder": (kept, backwards)}
+        counts = {"encoder": self._num_source_tokens, "decoder": num_target_tokens}
+        losses: dict[str, list[torch.Tensor]] = {"cosine": [], "relation": []}
+        for stack, (tokens, visible) in masks.items():
+            if self.objectives.cosine_weight:
+                states = self._to_teacher_width(student[stack]["states"], stack)
+                loss = cosine_loss(states, teacher[stack]["states"], tokens, num_tokens=counts[stack])
+                losses["cosine"].append(loss)
+            if self.objectives.relation_weight:
+                for a, b in (("query", "key"), ("value", "value")):
+                    loss = relation_loss(
+                        (student[stack][a], student[stack][b]),
+                        (teacher[stack][a], teacher[stack][b]),
+                        visible,
+                        num_heads=self.objectives.relation_heads,
+                        num_tokens=counts[stack],
+                    )
+                    losses["relation"].append(loss)
+        return {name: torch.stack(parts).mean() for name, parts in losses.items() if parts}
+
+    def _to_teacher_width(self, states: torch.Tensor, stack: str) -> torch.Tensor:
+        maps = getattr(self.model, TO_TEACHER_WIDTH, None)
+        return states if maps is None else maps[stack](states.to(maps[stack].weight.dtype))
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Count:
+        """Count the source tokens beside the labels: the encoder's losses are divided by them."""
+        if self._recorders:
+            count = sum(batch["attention_mask"].sum() for batch in batch_samples)
+            if self.args.average_tokens_across_devices and self.args.world_size > 1:
+                count = self.accelerator.gather(count.to(device)).sum()
+            self._num_source_tokens = count.to(device)
+        return super()._get_num_items_in_batch(batch_samples, device)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As in `Trainer`, and each loss by itself."""
+        if "loss" in logs and self._losses:
+            steps = max(self.state.global_step - self._logged_step, 1)
+            for name, loss in self._losses.items():
+                # What is divided by the tokens of all processes is a part of the sum.
+                reduction = "sum" if self.args.average_tokens_across_devices else "mean"
+                logs[f"{name}_loss"] = self.accelerator.reduce(loss, reduction).item() / steps
+            self._losses, self._logged_step = {}, self.state.global_step
+        super().log(logs, start_time)
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """Save the student alone, without what only its training needs."""
+        weights = self.model.state_dict() if state_dict is None else state_dict
+        own = {name: weight for name, weight in weights.items() if not name.startswith(TO_TEACHER_WIDTH)}
+        super()._save(output_dir, own)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        maps = getattr(self.model, TO_TEACHER_WIDTH, None)
+        if maps is not None and self.args.should_save:
+            directory = (
+                Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            )
+            directory.mkdir(parents=True, exist_ok=True)
+            save_file(maps.state_dict(), directory / f"{TO_TEACHER_WIDTH}.safetensors")
+        super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        maps = getattr(self.model, TO_TEACHER_WIDTH, None)
+        if maps is not None:
+            maps.load_state_dict(load_file(Path(resume_from_checkpoint) / f"{TO_TEACHER_WIDTH}.safetensors"))

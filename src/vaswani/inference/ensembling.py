@@ -1,0 +1,171 @@
+"""Several encoder-decoders as one, whose next-token distribution is the mean of theirs.
+
+Such an ensemble is the usual strong teacher in translation (Freitag et al., 2017, arXiv:1702.01802).
+
+B rows · S source length · T target length · V target vocabulary · W the members' widths together
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import EncoderDecoderCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from vaswani.errors import UserError
+from vaswani.model.decoding import position_limit
+
+
+@dataclass
+class EnsembleCache:
+    """Each member's keys and values."""
+
+    caches: list[EncoderDecoderCache]
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row r continues row `beam_idx[r]`, another beam of its source: int64 [B]."""
+        for cache in self.caches:  # what belongs to the source is the same for all its beams, and stays
+            cache.self_attention_cache.reorder_cache(beam_idx)  # type: ignore[arg-type]
+
+
+class EnsembleEncoder(nn.Module):
+    """The members' encoders, whose outputs stand side by side."""
+
+    def __init__(self, encoders: Sequence[nn.Module]):
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutput:
+        """int64 [B, S] -> [B, S, W]. `generate` gives more arguments, which change nothing here."""
+        states = [encoder(input_ids, attention_mask=attention_mask)[0] for encoder in self.encoders]
+        return BaseModelOutput(last_hidden_state=torch.cat(states, dim=-1))
+
+
+class Ensemble(PreTrainedModel, GenerationMixin):
+    """Encoder-decoders that predict each token together. It lives in memory: what is saved is its members.
+
+        ensemble = Ensemble([load_checkpoint(name)[0] for name in names])
+        Translator(ensemble, source_tokenizer, target_tokenizer)
+
+    Members may differ in kind, size and dtype. The first's `generation_config` says how to search.
+
+    Args:
+        models: of the same tokens and on one device; not copied, and put into evaluation mode.
+
+    Raises:
+        UserError: no models, or models whose vocabularies or special tokens differ.
+    """
+
+    def __init__(self, models: Sequence[PreTrainedModel]):
+        _check_agreement(models)
+        first = models[0]
+        self.widths: list[int] = [model.config.hidden_size for model in models]
+        limits = [limit for limit in map(position_limit, models) if limit is not None]
+        fields: dict[str, Any] = {
+            "hidden_size": sum(self.widths),
+            "max_position_embeddings": min(limits, default=None),
+            "pad_token_id": first.config.pad_token_id,
+            "bos_token_id": getattr(first.config, "bos_token_id", None),  # T5 has none
+            "eos_token_id": first.config.eos_token_id,
+            "decoder_start_token_id": first.config.decoder_start_token_id,
+        }
+        super().__init__(PreTrainedConfig(is_encoder_decoder=True, **fields))
+        self.generation_config = copy.deepcopy(first.generation_config)
+        self.members: Any = nn.ModuleList(models)
+        self.eval()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: EnsembleCache | None = None,
+        use_cache: bool | None = False,
+        return_dict: bool = True,
+    ) -> Seq2SeqLMOutput:
+        """Return the logarithm of the members' mean probability of each token as `logits`, float32 [B, T, V].
+
+        Args:
+            input_ids: int64 [B, S], unless `encoder_outputs` is given.
+            attention_mask: int64 [B, S], 0 where the source is padding.
+            decoder_input_ids: int64 [B, T].
+            decoder_attention_mask: int64 [B, T], 0 where the target is padding.
+            encoder_outputs: what `get_encoder()` returned: [B, S, W].
+            past_key_values: what an earlier call returned, for the tokens before these.
+            use_cache: whether to return it.
+            return_dict: asked for by `generate`, and always so.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.get_encoder()(input_ids, attention_mask)
+        caches = [None] * len(self.members) if past_key_values is None else past_key_values.caches
+        states = encoder_outputs[0].split(self.widths, dim=-1)
+        outputs = [
+            member(
+                encoder_outputs=BaseModelOutput(last_hidden_state=state.to(member.dtype)),
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                past_key_values=cache,
+                use_cache=use_cache,
+            )
+            for member, state, cache in zip(self.members, states, caches, strict=True)
+        ]
+        log_probs = (output.logits.float().log_softmax(-1) for output in outputs)
+        new_cache: Any = EnsembleCache([output.past_key_values for output in outputs]) if use_cache else None
+        return Seq2SeqLMOutput(
+            logits=reduce(torch.logaddexp, log_probs) - math.log(len(outputs)),
+            past_key_values=new_cache,
+        )
+
+    def get_encoder(self, modality: str | None = None) -> EnsembleEncoder:
+        """All members' encoders as one."""
+        return EnsembleEncoder([member.get_encoder() for member in self.members])
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The first member's, which has a row for each token of the source vocabulary."""
+        return self.members[0].get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The first member's, which has a row for each token of the target vocabulary."""
+        return self.members[0].get_output_embeddings()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """`generate` leaves it to the first step to make the cache, in which each member makes its own."""
+        return False
+
+
+def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What the members of an ensemble must have in common."""
+    embeddings: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
+    return {
+        "source vocabulary": len(embeddings[0].weight),
+        "target vocabulary": len(embeddings[1].weight),
+        "pad_token_id": model.config.pad_token_id,
+        "eos_token_id": model.config.eos_token_id,
+        "decoder_start_token_id": model.config.decoder_start_token_id,
+    }
+
+
+def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
+    if not models:
+        raise UserError("an ensemble of no models predicts nothing; give one or more")
+    expected = _tokens_of(models[0])
+    for number, model in enumerate(models[1:], start=2):
+        for name, value in _tokens_of(model).items():
+            if value != expected[name]:
+                raise UserError(
+                    f"models 1 and {number} of the ensemble differ in {name}, {expected[name]} and {value}; "
+                    "give models that were trained with the same tokenizers"
+                )

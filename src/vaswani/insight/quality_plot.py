@@ -1,0 +1,78 @@
+"""A picture of models' quality against their speed.
+
+matplotlib is optional, so it is imported where something is drawn; never its pyplot, whose state is global.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZE = (8.0, 4.5)  # inches
+COLOURS = {"teacher": "#0072b2", "student": "#009e73", "baseline": "#e69f00"}  # of Okabe and Ito
+MARKERS = "oDs^vPX<>"
+
+
+@dataclass(frozen=True)
+class PlottedModel:
+    """A point of the picture.
+
+    Args:
+        name: for the legend.
+        role: "teacher", "student" or "baseline"; each has a colour.
+        parameters: their number, for the legend.
+        speed: sentences per second.
+        quality: a score.
+        low: lower end of the score's confidence interval.
+        high: upper end.
+    """
+
+    name: str
+    role: str
+    parameters: int
+    speed: float
+    quality: float
+    low: float
+    high: float
+
+
+def draw_quality_against_speed(models: Sequence[PlottedModel], metric: str) -> Figure:
+    """Speed from 0 to the right, quality with its confidence interval upwards, a marker for each model.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    if find_spec("matplotlib") is None:
+        raise UserError("drawing needs matplotlib: pip install 'vaswani[plots]'")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for model, marker in zip(models, cycle(MARKERS), strict=False):
+        colour = COLOURS[model.role]
+        label = f"{model.name}\n{model.role}, {model.parameters / 1e6:.1f} M parameters"
+        axes.plot([model.speed] * 2, [model.low, model.high], marker="_", color=colour)
+        axes.plot(model.speed, model.quality, marker=marker, linestyle="", color=colour, label=label)
+    axes.set(xlabel="sentences per second", ylabel=f"{metric}, with 95 % confidence interval")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def quality_against_speed_png(models: Sequence[PlottedModel], metric: str) -> bytes:
+    """The picture of `draw_quality_against_speed` as the contents of a PNG file."""
+    picture = io.BytesIO()
+    draw_quality_against_speed(models, metric).savefig(picture, format="png")
+    return picture.getvalue()

@@ -1,0 +1,146 @@
+"""`vaswani compare` as a user runs it."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from toy_translation import save_toy_checkpoint, toy_rows
+from vaswani.cli import run
+from vaswani.distillation import comparison
+from vaswani.inference.translation import Translator
+
+FILES = {"report.md", "report.json", "quality_speed.png"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_timing() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "ROUNDS", 1)
+        patch.setattr(comparison, "SPEED_ROWS", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> SimpleNamespace:
+    """A teacher, and three smaller models."""
+    folder = tmp_path_factory.mktemp("models")
+    return SimpleNamespace(
+        teacher=save_toy_checkpoint(folder / "teacher", encoder_layers=2),
+        student=save_toy_checkpoint(folder / "student"),
+        baseline=save_toy_checkpoint(folder / "baseline"),
+        other=save_toy_checkpoint(folder / "other"),
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A folder with two splits."""
+    folder = tmp_path_factory.mktemp("data")
+    for split, rows in (("test", 8), ("validation", 5)):
+        pairs = [{"words": {"en": s}, "target": t} for s, t in toy_rows(rows, seed=-1, longest=3)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return folder
+
+
+@pytest.fixture
+def compare(data: Path, capfd, tmp_path: Path):
+    """Run the command with the corpus; returns exit status, output, errors and the report."""
+
+    def run_command(*arguments: str | Path, folder: Path = tmp_path) -> tuple[int, str, str, dict[str, Any]]:
+        corpus = ["--data", data, "--source_field", "words.en"]
+        status = run(list(map(str, ["compare", *arguments, *corpus, "--max_length", "12"])))
+        captured = capfd.readouterr()
+        report = folder / "report.json"
+        return status, captured.out, captured.err, json.loads(report.read_text()) if report.exists() else {}
+
+    return run_command
+
+
+def test_the_report_goes_into_the_first_student_s_folder_and_on_the_screen(
+    models: SimpleNamespace, data: Path, tmp_path: Path, compare
+) -> None:
+    student = Path(shutil.copytree(models.student, tmp_path / "student"))
+    before = {path.name for path in student.iterdir()}
+    arguments = [models.teacher, student, models.other, "--baseline", models.baseline]
+    status, output, errors, record = compare(*arguments, folder=student)
+    assert status == 0
+    assert {path.name for path in student.iterdir()} == before | FILES
+    assert output == (student / "report.md").read_text()
+    assert f"vaswani: wrote the report into {student}" in errors
+    roles = [(model["name"], model["role"]) for model in record["models"]]
+    assert roles == [
+        *(("teacher", "teacher"), ("student", "student"), ("other", "student"), ("baseline", "baseline"))
+    ]
+    assert record["models"][1]["weight_bytes"] == (student / "model.safetensors").stat().st_size
+    assert (record["data"], record["rows"], record["metric"]) == (f"test of {data}", 8, "bleu")
+    assert record["baseline_quality"] == record["models"][3]["scores"]["bleu"]["value"]
+    assert all(model["gain"] for model in record["models"][1:3])
+
+
+def test_every_option_reaches_the_report(
+    models: SimpleNamespace, data: Path, tmp_path: Path, compare
+) -> None:
+    _, _, _, plain = compare(models.teacher, models.student, "--output", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    assert plain["baseline_quality"] is None
+    _, _, _, record = compare(
+        *(models.teacher, models.student, "--output", tmp_path, "--split", "validation"),
+        *("--metric", "chrf", "--num_beams", "2", "--length_penalty", "1.5", "--max_tokens_per_batch", "99"),
+        *("--dtype", "bfloat16", "--device", "cpu", "--dataset_config", "german"),
+    )
+    assert (plain["rows"], record["rows"]) == (8, 5)
+    assert (record["data"], record["metric"]) == (f"validation of {data} (german)", "chrf")
+    assert record["search"] == {"num_beams": 2, "length_penalty": 1.5, "max_tokens_per_batch": 99}
+    assert {model["dtype"] for model in record["models"]} == {"bfloat16"}
+    assert {model["max_length"] for model in record["models"]} == {12}
+    assert record["machine"]["device"] == "cpu"
+    scores = [each["models"][1]["scores"]["chrf"]["value"] for each in (plain, record)]
+    assert scores[0] != scores[1]
+    assert record["retention"] == scores[1] / record["models"][0]["scores"]["chrf"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "{teacher} {student} --metric blue",
+            "metric=blue is unknown; choose one of bleu, chrf, exact_match",
+        ),
+        ("{teacher} {teacher}", "{teacher} is given twice; give each model once"),
+        ("{teacher} {student} --baseline {student}/", "{student}/ is given twice"),
+        ("{teacher} {models}/nowhere", "model folder {models}/nowhere does not exist"),
+        ("{teacher} {student} --split train", "the corpus has none of the splits 'train'; it has "),
+        ("{teacher} {student} --num_beams 0", "num_beams=0 must be at least 1"),
+        ("{teacher} {student} --output {student}/config.json", "File exists; give another"),
+        ("{teacher}", "Missing argument 'STUDENT...'"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_decoding(
+    models: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, compare, arguments: str, message: str
+) -> None:
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("decoded"))
+    names = {**vars(models), "models": models.teacher.parent}
+    status, output, errors, _ = compare(*arguments.format(**names).split())
+    assert (status, output) == (2, "")
+    assert errors.startswith("vaswani: ")
+    assert message.format(**names) in errors
+    assert errors.count("\n") == 1
+    assert not FILES & {path.name for path in models.student.iterdir()}
+
+
+def test_a_student_from_the_hub_has_no_folder_for_the_report(
+    models: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compare
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparison, "load_candidates", lambda names, **_: names)  # as if it were in the cache
+    status, _, errors, _ = compare(models.teacher, "someone/student")
+    assert status == 2
+    assert errors == (
+        "vaswani: someone/student is not a folder here to write the report into; give --output FOLDER\n"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,94 @@
+"""`vaswani student` as a user runs it."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, BertConfig
+
+from toy_translation import save_toy_checkpoint
+from vaswani.cli import run
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    return save_toy_checkpoint(tmp_path_factory.mktemp("teacher"), encoder_layers=3, decoder_layers=2)
+
+
+def student(capsys, *arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, output and errors."""
+    status = run(["student", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def weights_of(folder: Path) -> dict[str, list[float]]:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    return {name: weight.flatten().tolist() for name, weight in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "encoder", "decoder"),
+    [
+        ("", [0, 1, 2], [0, 1]),
+        ("--encoder-layers 2 --decoder-layers 1", [0, 2], [0]),
+        ("--encoder_layers 2,0 --decoder_layers 1,", [2, 0], [1]),
+    ],
+)
+def test_the_layers_that_are_asked_for_are_copied_and_counted(
+    teacher: Path, tmp_path: Path, capsys, options: str, encoder: list[int], decoder: list[int]
+) -> None:
+    output = tmp_path / "student"
+    status, said, errors = student(capsys, "--teacher", teacher, *options.split(), output)
+    before, after = weights_of(teacher), weights_of(output)
+    expected = {name: weight for name, weight in before.items() if ".layers." not in name}
+    for stack, layers in (("encoder", encoder), ("decoder", decoder)):
+        for place, index in enumerate(layers):
+            old, new = (f"model.{stack}.layers.{number}." for number in (index, place))
+            expected |= {name.replace(old, new): w for name, w in before.items() if name.startswith(old)}
+    assert after == expected
+    counts = [AutoModelForSeq2SeqLM.from_pretrained(folder).num_parameters() for folder in (teacher, output)]
+    fewer = 100 * (counts[0] - counts[1]) / counts[0]
+    assert (status, errors) == (0, "")
+    assert said == (
+        f"saved {output}: teacher {counts[0]:,} parameters, student {counts[1]:,} ({fewer:.1f} % fewer)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--encoder-layers 4", "encoder_layers=4 is impossible: the teacher has 3; give 1 to 3"),
+        ("--decoder-layers 0", "decoder_layers=0 is impossible: the teacher has 2; give 1 to 2"),
+        ("--decoder-layers -1", "decoder_layers=-1 is impossible"),
+        ("--encoder-layers 0,3", "encoder_layers=[0, 3] names layer 3, but the teacher's are 0 to 2"),
+        ("--encoder-layers 1,1", "encoder_layers=[1, 1] must name one layer or more, each once"),
+        ("--encoder-layers all", "encoder_layers='all' is not a number; give so many layers (6), or"),
+    ],
+)
+def test_impossible_layers_have_status_2_and_one_line(
+    teacher: Path, tmp_path: Path, capsys, options: str, message: str
+) -> None:
+    status, said, errors = student(capsys, "--teacher", teacher, *options.split(), tmp_path / "student")
+    assert (status, said) == (2, "")
+    assert errors.startswith(f"vaswani: {message}")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "student").exists()
+
+
+def test_teachers_and_folders_that_will_not_do(teacher: Path, tmp_path: Path, capsys) -> None:
+    BertConfig().save_pretrained(tmp_path / "bert")
+    for source, output, message in (
+        (tmp_path / "bert", tmp_path / "student", "holds a model of type 'bert', which does not translate"),
+        (tmp_path / "no" / "such", tmp_path / "student", "does not exist; give the folder that a training"),
+        (teacher, tmp_path / "bert", "is not an empty folder; give another one for the student"),
+    ):
+        status, said, errors = student(capsys, "--teacher", source, output)
+        assert (status, said, errors.count("\n")) == (2, "", 1)
+        assert message in errors
+    assert student(capsys, "--teacher", teacher)[0] == 2
+
+
+def test_the_help_advises_a_deep_encoder_and_a_shallow_decoder(capsys) -> None:
+    status, said, _ = student(capsys, "--help")
+    assert status == 0
+    assert "deep encoder and a shallow decoder" in " ".join(said.split())

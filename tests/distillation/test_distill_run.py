@@ -1,0 +1,233 @@
+"""Whole distillations of seconds: what they write, each option moves the student, and what cannot work."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+
+from tiny_runs import as_flags
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.comparison import Comparison
+from vaswani.distillation.run import distill
+from vaswani.distillation.student import save_student
+from vaswani.errors import UserError
+from vaswani.training.config_file import load_config
+from vaswani.training.run import train
+
+QUICK = {"generation_num_beams": 1, "teacher_num_beams": 2, "max_target_length": 16, "max_steps": 3}
+SOFT_TARGETS_ALONE = {"targets": "references", "label_weight": 0}
+SEQUENCES_ALONE = {"soft_target_weight": 0}
+
+
+@pytest.fixture(scope="module")
+def teacher(dates, tmp_path_factory) -> Path:
+    """A folder with a teacher of two layers that has learned a little."""
+    from tiny_runs import TINY_RUN
+
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    options = {
+        **TINY_RUN,
+        **dates,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "max_steps": 150,
+        "max_target_length": 16,
+    }
+    options |= {"generation_num_beams": 1, "save_steps": 150, "learning_rate": 1e-2, "warmup_steps": 10}
+    del options["test_file"]
+    train(load_config(None, as_flags({**options, "output_dir": folder})))
+    return folder
+
+
+@pytest.fixture
+def options(tiny_run, teacher) -> dict:
+    return {**tiny_run, **QUICK, "teacher": [str(teacher)], "baseline": "false"}
+
+
+def run(options: dict, **more) -> Comparison | None:
+    return distill(load_config(None, as_flags({**options, **more}), DistillationConfig))
+
+
+def student_of(options: dict, name: str, **more) -> torch.Tensor:
+    """Weights of the student of a run in a folder of its own, without test rows to report on."""
+    options = {**options, **more, "output_dir": f"{options['output_dir']}-{name}"}
+    options.pop("test_file", None)
+    options.pop("validation_file", None)
+    run(options)
+    return weights(options["output_dir"])
+
+
+def weights(folder: str | Path) -> torch.Tensor:
+    tensors = load_file(Path(folder) / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teacher, capsys):
+    comparison = run(options, baseline="true", teacher_top_k=8, retention_metric="chrf")
+    folder = Path(options["output_dir"])
+    student, baseline = (
+        AutoModelForSeq2SeqLM.from_pretrained(path) for path in (folder, folder / "baseline")
+    )
+    assert student.config.to_diff_dict() == baseline.config.to_diff_dict()
+    assert load_tokenizers(folder)[0].get_vocab() == load_tokenizers(teacher)[0].get_vocab()
+    assert not torch.equal(weights(folder), weights(folder / "baseline"))
+
+    report = json.loads((folder / "report.json").read_text())
+    assert report["metric"] == "chrf"
+    assert {"retention", "parameter_ratio", "speedup", "baseline_quality"} <= report.keys()
+    teachers = AutoModelForSeq2SeqLM.from_pretrained(teacher)
+    assert report["parameter_ratio"] == pytest.approx(student.num_parameters() / teachers.num_parameters())
+    assert [model.role for model in comparison.models] == ["teacher", "student", "baseline"]
+    assert (folder / "quality_speed.png").stat().st_size > 1000
+
+    printed = capsys.readouterr().out
+    assert "train: " in printed
+    assert "bytes per token" in printed
+    assert (folder / "report.md").read_text() in printed
+    saved = yaml.safe_load((folder / "training_config.yaml").read_text())
+    assert saved["teacher_top_k"] == 8
+    assert load_config(folder / "training_config.yaml", [], DistillationConfig).distillation.teacher == [
+        str(teacher)
+    ]
+
+
+def test_every_choice_of_targets_moves_the_student(options):
+    students = [
+        student_of(options, targets, targets=targets) for targets in ("references", "teacher", "both")
+    ]
+    assert not torch.equal(students[0], students[1])
+    assert not torch.equal(students[1], students[2])
+    other_search = student_of(options, "other search", teacher_num_beams=1)
+    assert not torch.equal(students[1], other_search)
+
+
+def test_the_cache_trains_as_the_live_teacher_does_as_k_grows(options):
+    options |= {**SOFT_TARGETS_ALONE, "optim": "sgd", "learning_rate": 0.1}  # steps as large as the gradients
+    live = student_of(options, "live")
+    distances = [
+        float((student_of(options, f"top {k}", teacher_top_k=k) - live).abs().max()) for k in (1, 8, 64, 300)
+    ]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[0] > 1e-3
+    assert distances[-1] < 1e-4  # k is the whole vocabulary; what is left is the rounding to 16 bits
+
+
+def test_the_student_may_begin_with_the_teachers_layers_or_from_a_folder(options, teacher, tmp_path):
+    save_student(teacher, tmp_path / "student", encoder_layers=1, decoder_layers=1)
+    fresh = student_of(options, "random", max_steps=1)
+    shrunk = student_of(options, "teacher", student="teacher", max_steps=1)
+    given = student_of(options, "folder", student=tmp_path / "student", max_steps=1)
+    assert torch.equal(shrunk, given)  # which keeps the first layer of each stack
+    assert not torch.equal(fresh, shrunk)
+
+
+def test_a_vocabulary_of_its_own_learns_from_sequences(options, teacher):
+    student_of(options, "own", vocabulary="own", vocab_size=280, **SEQUENCES_ALONE)
+    own = load_tokenizers(f"{options['output_dir']}-own")[0]
+    assert len(own) == 280 != len(load_tokenizers(teacher)[0])
+
+
+def test_several_teachers_are_averaged(options, teacher, tmp_path):
+    save_student(teacher, tmp_path / "second", encoder_layers=1)
+    both = [str(teacher), str(tmp_path / "second")]
+    one, two, other_order = (
+        student_of(options, name, teacher=teachers, **SOFT_TARGETS_ALONE)
+        for name, teachers in {"one": both[:1], "two": both, "order": both[::-1]}.items()
+    )
+    assert not torch.allclose(one, two, atol=1e-4)
+    torch.testing.assert_close(two, other_order, rtol=1e-3, atol=1e-4)
+    run(options, teacher=both)  # its translations, too, and a report on them
+
+
+def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tmp_path, capsys):
+    config = tmp_path / "teacher.yaml"
+    lines = yaml.safe_load((teacher / "training_config.yaml").read_text())
+    lines = {name: value for name, value in lines.items() if not name.endswith("_file")}  # this run's corpus
+    lines |= {"output_dir": str(tmp_path / "trained"), "max_steps": 2, "dataset": "dates"}
+    config.write_text(yaml.safe_dump(lines))
+    first = student_of(options, "first", teacher=str(config))
+    assert "training the teacher" in capsys.readouterr().out
+    second = student_of(options, "second", teacher=str(config))
+    assert "training the teacher" not in capsys.readouterr().out
+    assert torch.equal(first, second)
+
+
+def test_a_teacher_of_the_library_needs_nothing_but_its_folder(options, teacher, tmp_path):
+    source, target = load_tokenizers(teacher)
+    torch.manual_seed(0)
+    shape = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(source)}
+    shape |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    shape |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 128}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
+    MarianMTModel(MarianConfig(**shape, **ids)).save_pretrained(tmp_path / "marian")
+    save_tokenizers(source, target, tmp_path / "marian")
+    comparison = run(options, teacher=tmp_path / "marian", teacher_top_k=4, max_source_length=100)
+    student = AutoModelForSeq2SeqLM.from_pretrained(options["output_dir"])
+    assert student.config.model_type == "vaswani"
+    assert student.config.decoder_start_token_id == 0
+    assert comparison.students[0].parameters == student.num_parameters()
+
+
+# ------------------------------------------------------------------------------------------- what cannot work
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"teacher": None}, "no teacher was given"),
+        ({"teacher": "nowhere/at/all"}, "does not exist|no such"),
+        ({"temperature": 0}, "temperature=0.0 must be above 0"),
+        ({"soft_target_weight": -1}, "soft_target_weight=-1.0 must be 0 or a positive number"),
+        ({"divergence": "kl"}, "divergence=kl is unknown; choose one of forward_kl"),
+        ({"label_weight": 0, "soft_target_weight": 0}, "nothing to train for"),
+        ({"targets": "references", "soft_target_weight": 0}, "nothing would be taken from the teacher"),
+        ({"vocabulary": "own"}, "vocabulary=own has other tokens than the teacher.*targets=teacher"),
+        ({"vocabulary": "own", "student": "teacher"}, "vocabulary=own needs student=random"),
+        ({"teacher_top_k": 0}, "teacher_top_k=0 must be at least 1"),
+        ({"teacher_top_k": 301}, "301.*300"),
+        ({"teacher_top_k": 4, "cosine_weight": 1}, "teacher_top_k keeps distributions alone"),
+        ({"teacher_top_k": 4, "bpe_dropout": 0.1}, "bpe_dropout splits words anew"),
+        ({"retention_metric": "meteor"}, "retention_metric=meteor is unknown; choose one of bleu"),
+        ({"relation_weight": 1, "relation_heads": 3}, "relation_heads=3 does not divide the width 16"),
+        ({"student": "teacher", "encoder_layers": 3}, "encoder_layers=3 is impossible: the teacher has 2"),
+        ({"student": "teacher", "d_model": 24}, "d_model is 16, not 24; leave d_model out"),
+        ({"streaming": "true"}, "reads its corpus more than once; leave out streaming"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_is_said_in_one_line_and_nothing_is_written(options, wrong, message):
+    with pytest.raises(UserError, match=message) as error:
+        run({name: value for name, value in {**options, **wrong}.items() if value is not None})
+    assert "\n" not in str(error.value)
+    assert not (Path(options["output_dir"]) / "model.safetensors").exists()
+
+
+def test_a_student_with_other_tokens_cannot_learn_distributions(options, tmp_path):
+    student_of(options, "other", vocabulary="own", vocab_size=280, **SEQUENCES_ALONE)
+    other = f"{options['output_dir']}-other"
+    with pytest.raises(
+        UserError, match=r"different source vocabularies \(300 and 280 tokens\).*by sequences"
+    ):
+        run(options, student=other)
+    student_of(options, "by sequences", student=other, **SEQUENCES_ALONE)
+
+
+def test_a_cache_of_another_teacher_is_refused(options, teacher, tmp_path):
+    cache = {"teacher_cache": str(tmp_path / "cache")}
+    student_of(options, "first", **cache)
+    save_student(teacher, tmp_path / "second", encoder_layers=1)
+    with pytest.raises(UserError, match="teacher"):
+        run(options, teacher=tmp_path / "second", **cache)
+    with pytest.raises(UserError, match="num_beams"):
+        run(options, teacher_num_beams=1, **cache)
+
+
+def test_a_run_that_exists_is_not_mixed_with_another(options):
+    run(options)
+    with pytest.raises(UserError, match="already holds a run"):
+        run(options)

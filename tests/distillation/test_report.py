@@ -1,0 +1,265 @@
+"""Reports: each number in its place, files whole or not at all, and a picture of what was measured."""
+
+import json
+import logging
+import sys
+from dataclasses import asdict, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vaswani.distillation.comparison import Comparison, Estimate, ModelResult
+from vaswani.distillation.report import as_dict, as_markdown, prepare_folder, write_report
+from vaswani.errors import RunError, UserError
+from vaswani.insight.quality_plot import PlottedModel, draw_quality_against_speed, quality_against_speed_png
+
+
+def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:
+    scores = {
+        "bleu": Estimate(bleu, bleu - 1, bleu + 2),
+        "chrf": Estimate(55.5, 54.25, 56.75),
+        "exact_match": Estimate(12.5, 10.0, 15.0),
+    }
+    values: dict[str, Any] = {
+        "parameters": 2_000_000,
+        "parameter_ratio": 1.0,
+        "weight_bytes": 8_000_000,
+        "dtype": "float32",
+        "max_length": 1024,
+        "untranslated_rows": 0,
+        "scores": scores,
+        "retention": Estimate(bleu / 40, bleu / 40 - 0.01, bleu / 40 + 0.02),
+        "gain": None,
+        "seconds": [2.0, 3.0, 4.0],
+        "sentences_per_second": 100.0,
+        "speedup": 1.0,
+    }
+    return ModelResult(name, role, **{**values, **fields})
+
+
+STUDENT = a_model(
+    *("small", "student", 39.0),
+    parameters=1_000_000,
+    parameter_ratio=0.5,
+    weight_bytes=4_000_000,
+    gain=Estimate(3.0, 1.5, 4.5),
+    sentences_per_second=180.0,
+    speedup=1.8,
+)
+COMPARISON = Comparison(
+    metric="bleu",
+    data="test of toys",
+    rows=1200,
+    models=[a_model("large", "teacher", 40.0), STUDENT, a_model("plain", "baseline", 36.0)],
+    signatures={"bleu": "nrefs:1|tok:13a", "chrf": "nrefs:1|nc:6"},
+    search={"num_beams": 4, "length_penalty": 0.6, "max_tokens_per_batch": 8192},
+    bootstrap={"resamples": 1000, "percentiles": (2.5, 97.5), "seed": 3},
+    speed={"rows": 500, "rounds": 5},
+    machine={"device": "cpu", "threads": 2, "torch": "2.11.0"},
+)
+
+
+def with_student(**fields: Any) -> Comparison:
+    teacher, student, baseline = COMPARISON.models
+    return replace(COMPARISON, models=[teacher, replace(student, **fields), baseline])
+
+
+# Words.
+
+
+def table(comparison: Comparison) -> list[dict[str, str]]:
+    """The cells of each row, by their column."""
+    lines = [line for line in as_markdown(comparison).splitlines() if line.startswith("|")]
+    columns, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert set(rule) <= {"---", "---:"}
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def test_the_table_has_a_row_for_each_model() -> None:
+    rows = table(COMPARISON)
+    assert [row["model"] for row in rows] == ["large", "small", "plain"]
+    assert rows[1] == {
+        "model": "small",
+        "role": "student",
+        "parameters": "1,000,000 (50.0 %)",
+        "weights": "4.0 MB",
+        "BLEU": "39.00 [38.00, 41.00]",
+        "chrF2": "55.50 [54.25, 56.75]",
+        "exact match": "12.50 [10.00, 15.00]",
+        "retention": "97.5 % [96.5, 99.5]",
+        "sentences/s": "180.0",
+        "speed-up": "1.80×",
+    }
+    assert table(with_student(weight_bytes=None))[1]["weights"] == "not saved"
+
+
+def test_the_text_says_how_everything_was_measured() -> None:
+    text = as_markdown(COMPARISON)
+    for part in (
+        "Data: test of toys, 1,200 rows.",
+        "BLEU: `nrefs:1|tok:13a`.",
+        "chrF2: `nrefs:1|nc:6`.",
+        "95 % confidence intervals, from 1,000 bootstrap resamples",
+        "seed 3.",
+        "Search: num_beams 4, length_penalty 0.6, max_tokens_per_batch 8192, max_length 1024.",
+        "median of 5 rounds of 500 rows",
+        "cpu, CPU threads: 2, torch 2.11.0, float32.",
+        "`small` has 50.0 % of the teacher's parameters and decodes 1.80 times as fast",
+        "it retains 97.5 % [96.5, 99.5] of the teacher's BLEU.",
+    ):
+        assert part in text
+    assert "Too long" not in text
+
+
+def test_what_models_do_not_share_is_told_of() -> None:
+    text = as_markdown(with_student(dtype="bfloat16", max_length=512, untranslated_rows=3))
+    assert "max_length 1024, 512." in text
+    assert "float32, bfloat16." in text
+    assert "Too long for `small`, counted as empty: 3 rows." in text
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [
+        (Estimate(3.0, 0.1, 4.5), "+3.00 [+0.10, +4.50] points of BLEU, better by more than the confidence"),
+        (
+            Estimate(-3.0, -4.5, -0.1),
+            "-3.00 [-4.50, -0.10] points of BLEU, worse by more than the confidence",
+        ),
+        (Estimate(1.0, -0.1, 2.0), "+1.00 [-0.10, +2.00] points of BLEU, no difference that the confidence"),
+        (Estimate(0.0, 0.0, 0.0), "no difference that the confidence"),
+    ],
+)
+def test_a_gain_is_judged_by_its_interval(gain: Estimate, verdict: str) -> None:
+    text = as_markdown(with_student(gain=gain))
+    assert "Against `plain`, which was trained without distillation: " in text
+    assert verdict in text
+
+
+def test_without_a_baseline_there_is_nothing_to_gain_on() -> None:
+    teacher, student, _ = COMPARISON.models
+    comparison = replace(COMPARISON, models=[teacher, replace(student, gain=None)])
+    assert "Against" not in as_markdown(comparison)
+    assert as_dict(comparison)["baseline_quality"] is None
+
+
+def test_retention_of_nothing_is_undefined() -> None:
+    comparison = with_student(retention=None)
+    assert table(comparison)[1]["retention"] == "undefined"
+    assert "the teacher's BLEU is 0, so what it retains of that is undefined." in as_markdown(comparison)
+    assert as_dict(comparison)["retention"] is None
+
+
+def test_the_first_student_s_numbers_stand_on_top() -> None:
+    teacher, student, baseline = COMPARISON.models
+    second = replace(student, name="second", speedup=9.0)
+    record = as_dict(replace(COMPARISON, models=[teacher, student, second, baseline]))
+    assert list(record)[:4] == ["retention", "parameter_ratio", "speedup", "baseline_quality"]
+    assert record["retention"] == 0.975
+    assert record["parameter_ratio"] == 0.5
+    assert record["speedup"] == 1.8
+    assert record["baseline_quality"] == 36.0
+    assert [model["name"] for model in record["models"]] == ["large", "small", "second", "plain"]
+
+
+def test_another_metric_is_named_and_reported() -> None:
+    comparison = replace(COMPARISON, metric="chrf")
+    assert "of the teacher's chrF2." in as_markdown(comparison)
+    assert as_dict(comparison)["baseline_quality"] == 55.5
+
+
+# Files.
+
+
+def test_three_files_are_written_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    write_report(COMPARISON, folder)
+    assert {path.name for path in folder.iterdir()} == {"report.md", "report.json", "quality_speed.png"}
+    assert (folder / "report.md").read_text() == as_markdown(COMPARISON)
+    record = json.loads((folder / "report.json").read_text())
+    assert record == json.loads(json.dumps(as_dict(COMPARISON)))
+    assert record["models"][1] == asdict(STUDENT)
+    with Image.open(folder / "quality_speed.png") as image:
+        assert image.format == "PNG"
+
+
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    write_report(COMPARISON, tmp_path)
+    old = (tmp_path / "report.json").read_text()
+    (tmp_path / "report.json.partial").mkdir()  # which cannot be opened as a file
+    with pytest.raises(RunError, match=r"cannot write .*report\.json: Is a directory"):
+        write_report(with_student(speedup=7.0), tmp_path)
+    assert (tmp_path / "report.json").read_text() == old
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "report").write_text("")
+    with pytest.raises(UserError, match=r"cannot make .*report for the report: File exists; give another"):
+        prepare_folder(tmp_path / "report")
+
+
+def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(UserError, match=r"into .*: permission denied; give another folder"):
+        prepare_folder(tmp_path)
+
+
+def test_without_matplotlib_the_report_is_written_and_a_line_says_how_to_get_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with caplog.at_level(logging.WARNING, logger="vaswani.distillation.report"):
+        write_report(COMPARISON, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
+    assert caplog.messages == [
+        "quality_speed.png is not drawn: drawing needs matplotlib: pip install 'vaswani[plots]'"
+    ]
+
+
+# Pictures.
+
+
+POINTS = [
+    PlottedModel("large", "teacher", 2_000_000, speed=100.0, quality=40.0, low=39.0, high=42.0),
+    PlottedModel("small", "student", 1_000_000, speed=180.0, quality=39.0, low=37.5, high=40.0),
+    PlottedModel("plain", "baseline", 1_000_000, speed=175.0, quality=36.0, low=35.0, high=37.0),
+]
+
+
+def test_points_and_intervals_lie_where_they_were_measured() -> None:
+    figure = draw_quality_against_speed(POINTS, "BLEU")
+    (axes,) = figure.axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+    for model in POINTS:
+        assert ([model.speed], [model.quality]) in lines
+        assert ([model.speed, model.speed], [model.low, model.high]) in lines
+    assert axes.get_xlim()[0] == 0
+    assert axes.get_xlabel() == "sentences per second"
+    assert axes.get_ylabel() == "BLEU, with 95 % confidence interval"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "large\nteacher, 2.0 M parameters",
+        "small\nstudent, 1.0 M parameters",
+        "plain\nbaseline, 1.0 M parameters",
+    ]
+
+
+def test_models_of_a_role_share_a_colour_and_no_marker() -> None:
+    figure = draw_quality_against_speed([*POINTS, replace(POINTS[1], name="second")], "BLEU")
+    large, small, plain, second = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    assert len({line.get_color() for line in (large, small, plain)}) == 3
+    assert second.get_color() == small.get_color()
+    assert second.get_marker() != small.get_marker()
+
+
+def test_the_png_moves_with_what_is_drawn_and_needs_no_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
+
+    def pixels(points: list[PlottedModel]) -> bytes:
+        with Image.open(BytesIO(quality_against_speed_png(points, "BLEU"))) as image:
+            return image.tobytes()
+
+    assert pixels(POINTS) == pixels(POINTS)
+    assert pixels([*POINTS[:2], replace(POINTS[2], quality=36.5)]) != pixels(POINTS)

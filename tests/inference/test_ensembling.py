@@ -1,0 +1,233 @@
+"""An ensemble is a model like its members, of their mean probabilities."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (  # fmt: skip
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from toy_translation import toy_model, toy_sources, toy_tokenizer, toy_tokenizers
+from vaswani.errors import UserError
+from vaswani.inference.ensembling import Ensemble
+from vaswani.inference.translation import Translator
+from vaswani.model.decoding import position_limit
+
+SENTENCES = [*toy_sources(12, seed=-1), *toy_sources(2, seed=-2, longest=20)]
+IDS = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 304}
+
+
+def members() -> list[PreTrainedModel]:
+    """Two that have learned the language, of different widths, depths and dispositions."""
+    return [toy_model(), toy_model(d_model=16, norm_order="pre", decoder_layers=2)]
+
+
+def foreign_models(**fields: Any) -> list[PreTrainedModel]:
+    """One of each kind with random weights and one vocabulary."""
+    shape = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "init_std": 0.5}
+    shape |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 128}
+    shape |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2} | IDS | fields
+    t5 = {"d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "initializer_factor": 2.0}
+    return [
+        MarianMTModel(MarianConfig(**shape)),
+        BartForConditionalGeneration(BartConfig(**{**shape, "max_position_embeddings": 64})),
+        T5ForConditionalGeneration(T5Config(**t5, **IDS)),
+        toy_model(),
+    ]
+
+
+def batch() -> dict[str, torch.Tensor]:
+    data = toy_tokenizer()(SENTENCES, padding=True, return_tensors="pt")
+    source = {name: data[name] for name in ("input_ids", "attention_mask")}
+    return {**source, "decoder_input_ids": torch.randint(3, 304, (len(SENTENCES), 6))}
+
+
+def mean_log_probs(models: list[PreTrainedModel], data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The reference: probabilities added up by hand."""
+    probabilities = [model(**data, use_cache=False).logits.double().softmax(-1) for model in models]
+    return (sum(probabilities) / len(models)).log().float()
+
+
+def translator_of(model: PreTrainedModel, **options: Any) -> Translator:
+    return Translator(model, toy_tokenizer(), **options)
+
+
+# Next-token distributions.
+
+
+@pytest.mark.parametrize("models", [members, foreign_models])
+def test_logits_are_the_logarithm_of_the_mean_probability(models: Any) -> None:
+    models = [model.eval() for model in models()]
+    data = batch()
+    logits = Ensemble(models)(**data).logits
+    assert logits.shape == (len(SENTENCES), 6, 304)
+    torch.testing.assert_close(logits, mean_log_probs(models, data), rtol=1e-4, atol=1e-5)
+    for model in models:
+        assert (logits - model(**data).logits.log_softmax(-1)).abs().max() > 0.1
+
+
+def test_padding_of_the_target_is_told_to_the_members() -> None:
+    models, data = members(), batch()
+    data["decoder_attention_mask"] = torch.ones_like(data["decoder_input_ids"])
+    data["decoder_attention_mask"][0, :3] = 0
+    logits = Ensemble(models)(**data).logits
+    torch.testing.assert_close(logits[0, 3:], mean_log_probs(models, data)[0, 3:], rtol=1e-4, atol=1e-5)
+    del data["decoder_attention_mask"]
+    assert (logits - Ensemble(models)(**data).logits)[0, 3:].abs().max() > 0.01
+
+
+def test_members_compute_in_their_own_dtype_and_the_mean_is_float32() -> None:
+    models, data = members(), batch()
+    models[0].bfloat16()
+    logits = Ensemble(models)(**data).logits
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, mean_log_probs(models, data), rtol=1e-4, atol=1e-4)
+    assert Ensemble(models[:1])(**data).logits.dtype == torch.float32
+
+
+def test_members_are_shared_and_put_into_evaluation_mode() -> None:
+    models = [model.train() for model in members()]
+    ensemble = Ensemble(models)
+    assert list(ensemble.members) == models
+    assert not any(model.training for model in models)
+    assert ensemble.num_parameters() == sum(model.num_parameters() for model in models)
+    ensemble.generation_config.num_beams = 7
+    assert models[0].generation_config.num_beams != 7
+
+
+def test_the_configuration_is_that_of_one_wide_model_of_the_same_tokens() -> None:
+    models, data = foreign_models(), batch()
+    ensemble = Ensemble(models)
+    states = ensemble.get_encoder()(data["input_ids"], data["attention_mask"]).last_hidden_state
+    assert ensemble.config.hidden_size == states.shape[-1] == sum(model.config.d_model for model in models)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        assert getattr(ensemble.config, name) == getattr(models[0].config, name)
+    for embeddings in (ensemble.get_input_embeddings(), ensemble.get_output_embeddings()):
+        assert len(embeddings.weight) == 304
+
+
+# An ensemble of one.
+
+
+def test_an_ensemble_of_one_is_that_one() -> None:
+    model, data = toy_model(), batch()
+    ensemble = Ensemble([model])
+    torch.testing.assert_close(ensemble(**data).logits, model(**data).logits.log_softmax(-1))
+    for num_beams in (1, 4):
+        one, alone = (translator_of(m, num_beams=num_beams) for m in (ensemble, model))
+        for found, expected in zip(one.translate(SENTENCES), alone.translate(SENTENCES), strict=True):
+            assert found.text == expected.text
+            assert found.hypotheses[0].score == pytest.approx(expected.hypotheses[0].score, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_an_ensemble_of_one_searches_as_that_one_does_whatever_its_kind(kind: int) -> None:
+    model = foreign_models()[kind].eval()
+    options = {name: value for name, value in batch().items() if name != "decoder_input_ids"}
+    options |= {"num_beams": 4, "max_length": 12, "do_sample": False}
+    assert torch.equal(Ensemble([model]).generate(**options), model.generate(**options))
+
+
+# Searching.
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("models", [members, foreign_models])
+def test_a_search_with_caches_finds_what_it_finds_without(models: Any, num_beams: int) -> None:
+    ensemble = Ensemble(models())
+    options = {name: value for name, value in batch().items() if name != "decoder_input_ids"}
+    options |= {"num_beams": num_beams, "max_length": 16, "do_sample": False, "return_dict_in_generate": True}
+    options |= {"output_scores": True}
+    cached, recomputed = (ensemble.generate(**options, use_cache=choice) for choice in (True, False))
+    assert torch.equal(cached.sequences, recomputed.sequences)
+    if num_beams > 1:
+        torch.testing.assert_close(cached.sequences_scores, recomputed.sequences_scores)
+
+
+def test_a_step_with_the_cache_feeds_each_member_one_token() -> None:
+    models = members()
+    widths = set()
+    for model in models:
+        model.get_decoder().register_forward_pre_hook(
+            lambda module, args, kwargs: widths.add(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+    translator_of(Ensemble(models))(["one two three"])
+    assert widths == {1}
+
+
+def test_scores_are_those_of_the_search_and_translations_those_of_no_member() -> None:
+    models = members()
+    ensemble = Ensemble(models)
+    translations = list(translator_of(ensemble).translate(SENTENCES, n_best=2))
+    texts = [translation.text for translation in translations]
+    assert all(texts != translator_of(model)(SENTENCES) for model in models)
+    translator, tokenizer = translator_of(ensemble), toy_tokenizer()
+    for translation in translations[:6]:
+        encoded = tokenizer(translation.source, return_tensors="pt")
+        source = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        search = ensemble.generate(
+            **source,
+            num_beams=4,
+            num_return_sequences=2,
+            length_penalty=translator.length_penalty,
+            max_length=1 + source["input_ids"].shape[1] + 50,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        scores = [hypothesis.score for hypothesis in translation.hypotheses]
+        assert scores == pytest.approx(search.sequences_scores.tolist(), abs=1e-4)
+        tokens = search.sequences[0, 1:].tolist()
+        length = tokens.index(2) + 1 if 2 in tokens else len(tokens)
+        targets = search.sequences[:1, 1 : 1 + length]
+        with torch.no_grad():
+            predicted = mean_log_probs(models, {**source, "decoder_input_ids": search.sequences[:1, :length]})
+        expected = predicted.gather(2, targets[..., None]).sum().item()
+        assert translation.hypotheses[0].log_prob == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_translations_do_not_depend_on_batches(num_beams: int) -> None:
+    translator = translator_of(Ensemble(members()), num_beams=num_beams)
+    together = translator(SENTENCES)
+    assert len(set(together)) > 8
+    assert [translator([sentence])[0] for sentence in SENTENCES] == together
+
+
+def test_the_shortest_reach_of_learned_positions_is_that_of_the_ensemble() -> None:
+    marian, bart, t5, ours = foreign_models()
+    assert position_limit(Ensemble([marian, bart, t5, ours])) == 64
+    assert position_limit(Ensemble([marian, ours])) == 128
+    assert position_limit(Ensemble([t5, ours])) is None
+
+
+# What cannot be done.
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pad_token_id": 7}, "pad_token_id, 0 and 7"),
+        ({"eos_token_id": 9}, "eos_token_id, 2 and 9"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id, 1 and 0"),
+        ({"vocab_size": 300}, "source vocabulary, 304 and 300"),
+    ],
+)
+def test_models_that_do_not_read_and_write_the_same_tokens(fields: dict[str, int], message: str) -> None:
+    other = foreign_models(**fields)[0]
+    with pytest.raises(UserError, match=f"models 1 and 3 of the ensemble differ in {message}; give models"):
+        Ensemble([toy_model(), toy_model(), other])
+
+
+def test_a_target_vocabulary_of_another_size_and_no_models_at_all() -> None:
+    sizes = " and ".join(str(len(target)) for _, target in (toy_tokenizers(), toy_tokenizers(True)))
+    with pytest.raises(UserError, match=f"differ in target vocabulary, {sizes}; give models"):
+        Ensemble([toy_model(), toy_model(separate=True)])
+    with pytest.raises(UserError, match="an ensemble of no models"):
+        Ensemble([])

@@ -1,0 +1,66 @@
+"""Options of a run that takes a second, and the corpus of few dates that it trains on."""
+
+from pathlib import Path
+
+import datasets
+import pytest
+
+from vaswani.data.dates import generate_dates
+
+TINY_MODEL = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+}
+TINY_RUN = {
+    **TINY_MODEL,
+    "vocab_size": 300,
+    "learning_rate": 3e-3,
+    "warmup_steps": 4,
+    "max_steps": 6,
+    "max_tokens_per_batch": 1200,
+    "logging_steps": 1,
+    "save_steps": 3,
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+
+
+def as_flags(options: dict) -> list[str]:
+    """`{"d_model": 16}` -> `["--d_model", "16"]`."""
+    flags = []
+    for name, value in options.items():
+        flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return flags
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Corpora are cached where the tests' other files are."""
+    folder = tmp_path_factory.getbasetemp() / "datasets"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    return folder
+
+
+def write_dates(folder: Path, **rows: int) -> dict[str, str]:
+    """`{"train_file": path, ...}` of a small corpus of dates in three languages."""
+    splits = generate_dates("de,en,fr", **rows)
+    for name, split in splits.items():
+        split.to_json(str(folder / f"{name}.jsonl"), force_ascii=False)
+    return {f"{name}_file": str(folder / f"{name}.jsonl") for name in splits}
+
+
+@pytest.fixture(scope="session")
+def dates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """`{"train_file": path, ...}` of a corpus that a tiny model reads within a second."""
+    return write_dates(tmp_path_factory.mktemp("dates"), train_rows=400, validation_rows=30, test_rows=40)
+
+
+@pytest.fixture
+def tiny_run(dates: dict[str, str], tmp_path: Path) -> dict:
+    """Options of a run of a second; `as_flags` makes flags of them."""
+    return {**TINY_RUN, **dates, "output_dir": str(tmp_path / "run")}
