@@ -1,5 +1,6 @@
 """The examples run as they are, offline, and do what they say."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,12 @@ def test_a_library_model_becomes_sparse_and_stays_so(tmp_path: Path) -> None:
     times, loaded = run_example("04_long_documents.py", tmp_path)
     assert times.startswith("4,096 tokens: ")
     assert loaded == "loaded again as SparseBertForMaskedLM, with equal outputs"
+
+
+@pytest.mark.slow
+def test_a_library_model_is_distilled_into_ours(tmp_path: Path) -> None:
+    lines = run_example("05_distill_a_library_model.py", tmp_path)
+    assert share_right(lines) >= 0.75
+    (counts,) = (line for line in lines if line.startswith("teacher "))
+    teacher, student = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+\d", counts))
+    assert student < 0.6 * teacher

@@ -17,6 +17,7 @@ from vaswani.model.modeling_vaswani import (
 )
 
 if TYPE_CHECKING:
+    from vaswani.distillation.arguments import DistillationObjectives
     from vaswani.distillation.trainer import DistillationTrainer
     from vaswani.inference.translation import Translator
     from vaswani.training.arguments import TrainingArguments
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DistillationObjectives",
     "DistillationTrainer",
     "Trainer",
     "TrainingArguments",
@@ -42,6 +44,7 @@ AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration)
 
 # Imported when first asked for, so that loading a model does not wait for what trains it.
 _LATE = {
+    "DistillationObjectives": "vaswani.distillation.arguments",
     "DistillationTrainer": "vaswani.distillation.trainer",
     "Trainer": "vaswani.training.trainer",
     "TrainingArguments": "vaswani.training.arguments",

@@ -19,9 +19,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from vaswani import DistillationTrainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani import (
+    DistillationObjectives,
+    DistillationTrainer,
+    TrainingArguments,
+    VaswaniConfig,
+    VaswaniForConditionalGeneration,
+)
 from vaswani.data.batching import Seq2SeqCollator
-from vaswani.distillation.arguments import Objectives
 from vaswani.errors import UserError
 from vaswani.training.losses import forward_kl, label_smoothed_loss, soft_target_loss
 
@@ -92,7 +97,7 @@ def make_trainer(folder: Path, teacher=None, student=None, objectives=None, **op
     return DistillationTrainer(
         model=student or vaswani_model(),
         teacher=teacher,
-        objectives=Objectives(**(objectives or {})),
+        objectives=DistillationObjectives(**(objectives or {})),
         args=TrainingArguments(output_dir=str(folder), **{**arguments, **options}),
         train_dataset=tokenized(),
         eval_dataset=tokenized(),

@@ -11,7 +11,7 @@ from vaswani.training.metrics import METRICS
 
 
 @dataclass
-class Objectives:
+class DistillationObjectives:
     """What a student is trained for: the weights of a sum of losses, each in nats per token.
 
     DistilBERT's (arXiv:1910.01108, section 3) are soft_target_weight=5, label_weight=2, cosine_weight=1 at
@@ -74,7 +74,7 @@ WEIGHTS = ("label_weight", "soft_target_weight", "cosine_weight", "relation_weig
 
 
 @dataclass
-class DistillationArguments(Objectives):
+class DistillationArguments(DistillationObjectives):
     """The teacher, what is taken from it, and how the student begins.
 
     Raises:

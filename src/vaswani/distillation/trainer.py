@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.batching import IGNORED_LABEL
-from vaswani.distillation.arguments import Objectives
+from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.recording import Recorder, stacks
 from vaswani.errors import UserError
 from vaswani.model.modeling_vaswani import shift_tokens_right
@@ -29,7 +29,7 @@ Count = torch.Tensor | int | None
 
 
 class DistillationTrainer(Trainer):
-    """Trains a student with a weighted sum of losses (see `Objectives`).
+    """Trains a student with a weighted sum of losses (see `DistillationObjectives`).
 
     The teacher runs once per batch, in evaluation mode, without gradients, in its own dtype. Without one, a
     batch must bring its distributions: `teacher_log_probs` [B, T, k + 1] and `teacher_tokens` [B, T, k] (see
@@ -46,10 +46,14 @@ class DistillationTrainer(Trainer):
     """
 
     def __init__(
-        self, *, teacher: PreTrainedModel | None = None, objectives: Objectives | None = None, **kwargs: Any
+        self,
+        *,
+        teacher: PreTrainedModel | None = None,
+        objectives: DistillationObjectives | None = None,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.objectives = objectives or Objectives()
+        self.objectives = objectives or DistillationObjectives()
         self.teacher: Any = teacher
         if teacher is not None:
             self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
