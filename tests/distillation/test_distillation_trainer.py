@@ -139,9 +139,8 @@ def test_soft_targets_are_the_teachers_in_evaluation_mode(tmp_path):
         logits = [model.eval()(**inputs).logits for model in (vaswani_model(), teacher)]
     for temperature in (1.0, 2.0):
         loss = soft_target_loss(
-            logits[0],
-            (logits[1] / temperature).log_softmax(-1),
-            kept,
+            logits[0][kept],
+            (logits[1][kept] / temperature).log_softmax(-1),
             temperature=temperature,
             divergence=forward_kl,
             num_tokens=None,
@@ -236,10 +235,10 @@ def test_teachers_of_the_library_teach_with_their_own_start_token(tmp_path, kind
     with torch.no_grad():  # from the labels, the library makes the decoder's input itself
         theirs = teacher(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")}).logits
         ours = vaswani_model().eval()(**{name: batch[name] for name in batch if name != "labels"}).logits
+    kept = batch["labels"] != -100
     loss = soft_target_loss(
-        ours,
-        theirs.log_softmax(-1),
-        batch["labels"] != -100,
+        ours[kept],
+        theirs[kept].log_softmax(-1),
         temperature=1.0,
         divergence=forward_kl,
         num_tokens=None,

@@ -104,16 +104,15 @@ def soft_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def soft_loss(student, teacher, kept, temperature=1.0, divergence="forward_kl", num_tokens=None, k=None):
-    """The loss from teacher's logits; with k, from so many of its tokens and the rest."""
-    log_probs, tokens = (teacher / temperature).log_softmax(-1), None
+    """The loss of the kept tokens, from a teacher's logits; with k, from so many tokens and the rest."""
+    log_probs, tokens = (teacher[kept] / temperature).log_softmax(-1), None
     if k is not None:
         sorted_log_probs, order = log_probs.sort(-1, descending=True)
         tail = sorted_log_probs[..., k:].logsumexp(-1, keepdim=True)
         log_probs, tokens = torch.cat([sorted_log_probs[..., :k], tail], -1), order[..., :k]
     return soft_target_loss(
-        student,
+        student[kept],
         log_probs,
-        kept,
         temperature=temperature,
         divergence=DIVERGENCES[divergence],
         num_tokens=num_tokens,

@@ -1,10 +1,12 @@
 """A trainer whose loss also compares the student with a teacher, or with what a teacher said before.
 
-B batch · T target tokens · S source tokens · k tokens of a teacher's distribution that were kept
+B batch · T target tokens, N of which count · S source tokens · V vocabulary · k tokens of a distribution
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,21 @@ from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.recording import Recorder, stacks
 from vaswani.errors import UserError
 from vaswani.model.modeling_vaswani import shift_tokens_right
-from vaswani.training.losses import DIVERGENCES, cosine_loss, relation_loss, soft_target_loss
+from vaswani.model.projected_loss import TokenLoss
+from vaswani.training.losses import (
+    DIVERGENCES,
+    cosine_loss,
+    label_smoothed_loss,
+    relation_loss,
+    soft_target_loss,
+)
 from vaswani.training.trainer import Trainer
 
 TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student while it is trained, and a file of a checkpoint
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # that a batch may bring
 
 Count = torch.Tensor | int | None
+Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]  # log-probabilities and tokens
 
 
 class DistillationTrainer(Trainer):
@@ -61,7 +71,9 @@ class DistillationTrainer(Trainer):
         self.compute_loss_func = self._distillation_loss
         self._model_smooths = False
         self._recorders = self._record()
-        self._inputs: dict[str, Any] = {}  # of the batch whose loss is being computed
+        self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
+        self._token_loss: TokenLoss | None = None  # of the batch whose loss is being computed
+        self._source_mask = torch.empty(0)  # of the same batch: bool [B, S]
         self._num_source_tokens: Count = None  # of the whole accumulated, distributed batch
         self._losses: dict[str, torch.Tensor] = {}  # summed since they were last logged
         self._logged_step = 0
@@ -102,66 +114,104 @@ class DistillationTrainer(Trainer):
 
     # ---------------------------------------------------------------------------------------------- losses
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Count = None,
+    ) -> Any:
         """The weighted sum of the objectives; in evaluation, the loss that `Trainer` gives any model."""
-        self._inputs = inputs
         student_inputs = {name: value for name, value in inputs.items() if name not in DISTRIBUTION}
-        return super().compute_loss(model, student_inputs, *args, **kwargs)
-
-    def _distillation_loss(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
-    ) -> torch.Tensor:
-        if not self.model.training:
-            return self._smoothed_loss(outputs, labels, num_items_in_batch)
-        teacher_logits = self._teacher_logits(labels)
-        weights, kept = self.objectives, labels != IGNORED_LABEL
-        losses: dict[str, torch.Tensor] = {}
-        if weights.label_weight:
-            losses["label"] = self._smoothed_loss(outputs, labels, num_items_in_batch)
-        if weights.soft_target_weight:
-            teacher_log_probs, teacher_tokens = self._teacher_distribution(teacher_logits)
-            losses["soft_target"] = soft_target_loss(
-                outputs.logits,
-                teacher_log_probs,
-                kept,
-                teacher_tokens=teacher_tokens,
-                temperature=weights.temperature,
-                divergence=DIVERGENCES[weights.divergence],
-                num_tokens=num_items_in_batch,
-            )
-        if self._recorders:
-            losses |= self._state_losses(kept, num_items_in_batch)
-        for name, loss in losses.items():
-            self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
-        return torch.stack([getattr(weights, f"{name}_weight") * loss for name, loss in losses.items()]).sum()
+        if model.training:
+            self._source_mask = inputs["attention_mask"].bool()
+            self._token_loss = self._token_losses(inputs, self._teacher_logits(inputs), num_items_in_batch)
+            if self._student_takes_token_loss:
+                student_inputs["token_loss"] = self._token_loss
+        return super().compute_loss(model, student_inputs, return_outputs, num_items_in_batch)
 
     @torch.no_grad()
-    def _teacher_logits(self, labels: torch.Tensor) -> torch.Tensor | None:
-        """Run the teacher on the batch: logits [B, T, V], or None where none is needed."""
+    def _teacher_logits(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """Run the teacher on the batch: logits [B, T, V], or None where nothing of it is needed."""
         if self.teacher is None or not (self.objectives.uses_distributions or self.objectives.uses_states):
             return None
-        config = self.teacher.config
-        start = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
-        source = {name: self._inputs[name] for name in ("input_ids", "attention_mask")}
+        config, source = self.teacher.config, {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        start = shift_tokens_right(inputs["labels"], config.pad_token_id, config.decoder_start_token_id)
         with torch.autocast(self.args.device.type, enabled=False):
             return self.teacher(**source, decoder_input_ids=start, use_cache=False).logits
 
-    def _teacher_distribution(self, logits: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probabilities at the temperature: of all tokens, or of those that the batch brings."""
-        if logits is not None:
-            return (logits.float() / self.objectives.temperature).log_softmax(-1), None
-        if missing := [name for name in DISTRIBUTION if name not in self._inputs]:
+    def _token_losses(
+        self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, num_tokens: Count
+    ) -> TokenLoss | None:
+        """The losses of a batch that compare distributions over the next token, if there are any."""
+        weights, kept = self.objectives, inputs["labels"] != IGNORED_LABEL
+        if not (weights.label_weight or weights.soft_target_weight):
+            return None
+        labels = inputs["labels"][kept]
+        taught = self._distributions(inputs, teacher_logits, kept) if weights.soft_target_weight else None
+
+        def weighted_sum(logits: torch.Tensor, rows: slice) -> torch.Tensor:
+            losses = {}
+            if weights.label_weight:
+                smoothing = self.args.label_smoothing_factor
+                losses["label"] = label_smoothed_loss(
+                    logits, labels[rows], smoothing=smoothing, num_tokens=num_tokens
+                )
+            if taught is not None:
+                teacher_log_probs, teacher_tokens = taught(rows)
+                losses["soft_target"] = soft_target_loss(
+                    logits,
+                    teacher_log_probs,
+                    temperature=weights.temperature,
+                    divergence=DIVERGENCES[weights.divergence],
+                    num_tokens=num_tokens,
+                    teacher_tokens=teacher_tokens,
+                )
+            return self._weighted(losses)
+
+        return TokenLoss(kept, weighted_sum)
+
+    def _distributions(
+        self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, kept: torch.Tensor
+    ) -> Distributions:
+        """The teacher's distributions for some of the tokens that are kept: its own, or the batch's."""
+        if teacher_logits is not None:
+            logits = teacher_logits[kept]  # [N, V]
+            return lambda rows: ((logits[rows].float() / self.objectives.temperature).log_softmax(-1), None)
+        if missing := [name for name in DISTRIBUTION if name not in inputs]:
             raise UserError(
                 f"the batch has no {' and no '.join(missing)} and there is no teacher; give a teacher, or "
                 "collate with a TeacherLogitsCollator"
             )
-        log_probs, tokens = (self._inputs[name] for name in DISTRIBUTION)
-        return log_probs, tokens
+        log_probs, tokens = (inputs[name][kept] for name in DISTRIBUTION)
+        return lambda rows: (log_probs[rows], tokens[rows])
+
+    def _distillation_loss(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
+    ) -> torch.Tensor:
+        """What `Trainer` asks for when the student has run."""
+        if not self.model.training:
+            return self._smoothed_loss(outputs, labels, num_items_in_batch)
+        parts = []
+        if self._token_loss is not None:
+            in_forward = self._student_takes_token_loss
+            parts.append(outputs.loss if in_forward else _at_once(self._token_loss, outputs.logits))
+        if self._recorders:
+            states = self._state_losses(labels != IGNORED_LABEL, num_items_in_batch)
+            parts.append(self._weighted(states))
+        return torch.stack(parts).sum()
+
+    def _weighted(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The weighted sum of losses, each of which is kept for the log."""
+        for name, loss in losses.items():
+            self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
+        weighted = [getattr(self.objectives, f"{name}_weight") * loss for name, loss in losses.items()]
+        return torch.stack(weighted).sum()
 
     def _state_losses(self, kept: torch.Tensor, num_target_tokens: Count) -> dict[str, torch.Tensor]:
         """How hidden states and relations differ, each the mean over both stacks."""
         student, teacher = (recorder.take() for recorder in self._recorders.values())
-        source_mask = self._inputs["attention_mask"].bool()
+        source_mask = self._source_mask
         both_ways = source_mask[:, :, None] & source_mask[:, None]
         backwards = (kept[:, :, None] & kept[:, None]).tril()
         masks = {"encoder": (source_mask, both_ways), "decoder": (kept, backwards)}
@@ -231,3 +281,9 @@ class DistillationTrainer(Trainer):
         maps = getattr(self.model, TO_TEACHER_WIDTH, None)
         if maps is not None:
             maps.load_state_dict(load_file(Path(resume_from_checkpoint) / f"{TO_TEACHER_WIDTH}.safetensors"))
+
+
+def _at_once(token_loss: TokenLoss, logits: torch.Tensor) -> torch.Tensor:
+    """The loss of a student of the library, from all its logits [B, T, V]."""
+    rows = logits[token_loss.kept]
+    return token_loss.function(rows, slice(0, len(rows)))

@@ -46,13 +46,18 @@ def linear_cross_entropy(
         )
     kept = labels.flatten() != IGNORED_LABEL
     rows, targets = hidden_states.flatten(0, -2)[kept], labels.flatten()[kept]
-    return _LinearCrossEntropy.apply(rows, weight, targets, label_smoothing)
+    return _LinearCrossEntropy.apply(rows, weight, targets, label_smoothing, torch.is_grad_enabled())
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, smoothing: float
+        ctx: Any,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        smoothing: float,
+        wants_gradients: bool,
     ) -> torch.Tensor:
         """Rows [N, D], weight [V, D], targets int64 [N] -> the summed loss; its gradients wait in `ctx`.
 
@@ -65,7 +70,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = -smoothing * (row_sum * mean_weight).sum()
         row_gradient = torch.empty_like(rows)
         weight_gradient = torch.zeros_like(weight, dtype=precision)
-        size = _rows_per_chunk(rows, weight)
+        size = rows_per_chunk(rows, weight)
         for start in range(0, len(rows), size):
             chunk, target = rows[start : start + size], targets[start : start + size, None]
             logits = product(chunk, weight).to(precision)  # [n, V]
@@ -73,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             highest = logits.amax(-1)
             probs = torch.softmax(logits, dim=-1, out=logits)
             loss += (highest - probs.amax(-1).log()).sum()  # log-sum-exp: the highest is in both
-            if any(ctx.needs_input_grad):
+            if wants_gradients:
                 # p − (1 − ε) · one-hot, the gradient of the logits but for the uniform part
                 probs.scatter_add_(1, target, probs.new_full((), smoothing - 1).expand_as(target))
                 gradient = probs.to(rows.dtype)
@@ -84,12 +89,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the gradients by that of the sum."""
         row_gradient, weight_gradient = ctx.saved_tensors
-        return row_gradient * grad_output, weight_gradient * grad_output, None, None
+        return row_gradient * grad_output, weight_gradient * grad_output, None, None, None
 
 
-def _rows_per_chunk(rows: torch.Tensor, weight: torch.Tensor) -> int:
+def rows_per_chunk(rows: torch.Tensor, weight: torch.Tensor) -> int:
+    """How many rows' logits are held at a time."""
     elements = CHUNK_ELEMENTS.get(rows.device.type, CHUNK_ELEMENTS["cuda"])
     return max(MIN_CHUNK_ROWS, elements // len(weight))

@@ -46,6 +46,7 @@ from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from .generation import SharedSourceMixin
 from .linear import Linear
 from .linear_cross_entropy import linear_cross_entropy
+from .projected_loss import TokenLoss, projected_loss
 from .short_attention import additive_mask, gains_from_short_attention, short_attention_forward
 from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
 from .sparse_pattern import SparsePattern
@@ -728,6 +729,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         label_smoothing: float | None = None,
+        token_loss: TokenLoss | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         r"""
@@ -736,6 +738,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         label_smoothing (`float`, *optional*):
             Compute the loss with this ε (section 5.4; 0 is plain cross-entropy) in one pass with the output
             projection, which takes far less time and memory. `logits` are then `None`.
+        token_loss (`TokenLoss`, *optional*):
+            In place of labels, any loss of the logits, computed in one pass with the output projection too.
         """
         if labels is not None:
             use_cache = False
@@ -754,7 +758,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
             **kwargs,
         )
         loss = logits = None
-        if labels is not None and label_smoothing is not None:
+        if token_loss is not None:
+            loss = self.sum_of(token_loss, outputs.last_hidden_state)
+        elif labels is not None and label_smoothing is not None:
             loss = self.smoothed_loss(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
@@ -771,6 +777,13 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def sum_of(self, token_loss: TokenLoss, hidden_states: torch.Tensor) -> torch.Tensor:
+        """A loss of the logits, summed over the tokens that count; from the decoder's [B, T, d_model]."""
+        if type(self.lm_head) is nn.Linear:
+            return projected_loss(hidden_states, self.lm_head.weight, token_loss)
+        logits = self.lm_head(hidden_states[token_loss.kept])  # an adapter took its place
+        return token_loss.function(logits, slice(0, len(logits)))
 
     def smoothed_loss(
         self,

@@ -3,7 +3,8 @@
 Each loss is a sum over the kept tokens divided by `num_tokens`. The caller chooses the divisor: micro-batches
 that are divided by the tokens of their whole accumulated step add up to the loss of one large batch.
 
-B batch · T tokens · V vocabulary · C classes (V, or k tokens and the rest) · D width · R relation heads
+B batch · T tokens · N of them that count · V vocabulary · C classes: V, or k tokens and the rest · D width ·
+R relation heads
 """
 
 from collections.abc import Callable
@@ -24,8 +25,8 @@ def label_smoothed_loss(
     Label smoothing as in Vaswani et al. (2017), section 5.4, after Szegedy et al. (2016), section 7.
 
     Args:
-        logits: [batch, target length, vocabulary], any floating dtype; the loss is computed in float32.
-        labels: [batch, target length], int64, aligned with the logits; −100 does not count.
+        logits: [..., V], any floating dtype; the loss is computed in float32.
+        labels: [...], int64, aligned with the logits; −100 does not count.
         smoothing: ε, from 0 (plain cross-entropy) to 1.
         num_tokens: the divisor of the summed loss; `None` means the labels that count here.
 
@@ -84,7 +85,6 @@ def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 def soft_target_loss(
     student_logits: torch.Tensor,
     teacher_log_probs: torch.Tensor,
-    kept: torch.Tensor,
     *,
     temperature: float,
     divergence: Divergence,
@@ -96,23 +96,22 @@ def soft_target_loss(
     The factor keeps the size of the gradients while T changes (Hinton et al., 2015, section 2).
 
     Args:
-        student_logits: [B, T, V], any floating dtype; the loss is computed in float32.
-        teacher_log_probs: float32, at the same temperature: [B, T, V], or [B, T, k + 1], of k tokens and, in
-            the last place, of all the others together.
-        kept: bool [B, T]; other positions do not count.
+        student_logits: [N, V], of the tokens that count, any floating dtype; computed in float32.
+        teacher_log_probs: float32, at the same temperature: [N, V], or [N, k + 1], of k tokens and, in the
+            last place, of all the others together.
         temperature: T, above 0.
         divergence: one of `DIVERGENCES`.
-        num_tokens: the divisor of the summed loss; `None` means the positions that count here.
-        teacher_tokens: int64 [B, T, k], the ids of the k tokens; `None` for the whole vocabulary.
+        num_tokens: the divisor of the summed loss; `None` means N.
+        teacher_tokens: int64 [N, k], the ids of the k tokens; `None` for the whole vocabulary.
 
     Returns:
         A float32 scalar.
     """
-    student = (student_logits[kept].float() / temperature).log_softmax(-1)  # [N, V]
+    student = (student_logits.float() / temperature).log_softmax(-1)
     if teacher_tokens is not None:
-        student = _bucketed(student, teacher_tokens[kept])
-    summed = divergence(student, teacher_log_probs[kept]).sum() * temperature**2
-    return _per_token(summed, kept, num_tokens)
+        student = _bucketed(student, teacher_tokens)
+    losses = divergence(student, teacher_log_probs)
+    return _per_token(losses.sum() * temperature**2, torch.ones_like(losses), num_tokens)
 
 
 def _bucketed(log_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

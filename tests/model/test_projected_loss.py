@@ -1,0 +1,113 @@
+"""A loss that is computed a few tokens at a time equals that of all at once, and so do its gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.model import projected_loss as module
+from vaswani.model.projected_loss import TokenLoss, projected_loss
+
+ROWS, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 19
+
+
+@pytest.fixture
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, weight, which tokens are kept, and a target distribution for each of these."""
+    kept = torch.rand(ROWS, LENGTH) < 0.7
+    states = torch.randn(ROWS, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, requires_grad=True)
+    return states, weight, kept, torch.randn(int(kept.sum()), VOCABULARY, dtype=torch.float64).softmax(-1)
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return -(targets * logits.log_softmax(-1)).sum()
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 4, 5, 1000])
+def test_chunks_add_up_to_the_whole_with_its_gradients(inputs, rows_at_a_time, monkeypatch):
+    states, weight, kept, targets = inputs
+    monkeypatch.setattr(module, "rows_per_chunk", lambda rows, weight: rows_at_a_time)
+    seen = []
+
+    def function(logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        seen.append((rows.stop - rows.start, len(logits)))
+        return cross_entropy(logits, targets[rows])
+
+    loss = projected_loss(states, weight, TokenLoss(kept, function))
+    gradients = torch.autograd.grad(3 * loss, (states, weight))
+    expected = cross_entropy(states[kept] @ weight.t(), targets)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients, torch.autograd.grad(3 * expected, (states, weight)))
+    assert all(wanted == given <= rows_at_a_time for wanted, given in seen)
+    assert sum(given for _, given in seen) == len(targets)
+
+
+def test_nothing_kept_is_no_loss(inputs):
+    states, weight, kept, _ = inputs
+    loss = projected_loss(
+        states, weight, TokenLoss(torch.zeros_like(kept), lambda logits, rows: logits.sum())
+    )
+    loss.backward()
+    assert loss == 0
+    assert not states.grad.any()
+
+
+def test_half_precision_keeps_its_dtype_and_sums_in_float32(inputs):
+    states, weight, kept, targets = inputs
+    halves = [tensor.detach().bfloat16().requires_grad_() for tensor in (states, weight)]
+
+    def function(logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        return cross_entropy(logits.float(), targets[rows].float())
+
+    loss = projected_loss(*halves, TokenLoss(kept, function))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert [half.grad.dtype for half in halves] == [torch.bfloat16] * 2
+    torch.testing.assert_close(
+        loss.double(), cross_entropy(states[kept] @ weight.t(), targets), rtol=0.02, atol=0
+    )
+
+
+def test_without_gradients_none_are_computed(inputs):
+    states, weight, kept, targets = inputs
+
+    def function(logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        assert not logits.requires_grad
+        return cross_entropy(logits, targets[rows])
+
+    with torch.no_grad():
+        projected_loss(states, weight, TokenLoss(kept, function))
+
+
+class Adapter(nn.Module):
+    """What may take the place of the output projection."""
+
+    def __init__(self, projection: nn.Linear):
+        super().__init__()
+        self.projection = projection
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return 2 * self.projection(states)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_model_takes_any_loss_of_its_logits(adapted):
+    shape = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": VOCABULARY}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**shape, **heads, dropout=0.0))
+    if adapted:
+        model.lm_head = Adapter(model.lm_head)
+    batch = {"input_ids": torch.randint(3, 19, (2, 5)), "decoder_input_ids": torch.randint(3, 19, (2, 4))}
+    kept = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    targets = torch.randn(4, VOCABULARY).softmax(-1)
+    loss = TokenLoss(kept, lambda logits, rows: cross_entropy(logits, targets[rows]))
+    outputs = model(**batch, token_loss=loss)
+    outputs.loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    expected = cross_entropy(model(**batch).logits[kept], targets)
+    expected.backward()
+    assert outputs.logits is None
+    torch.testing.assert_close(outputs.loss, expected)
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in model.parameters()])
