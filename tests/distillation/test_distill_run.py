@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM, BertConfig, BertModel, MarianConfig, MarianMTModel
 
 from tiny_runs import as_flags
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
@@ -225,6 +225,25 @@ def test_a_cache_of_another_teacher_is_refused(options, teacher, tmp_path):
         run(options, teacher=tmp_path / "second", **cache)
     with pytest.raises(UserError, match="num_beams"):
         run(options, teacher_num_beams=1, **cache)
+
+
+@pytest.mark.parametrize("outputs", ["targets", "logits"])
+def test_a_truncated_cache_is_named_and_nothing_else_is_lost(options, tmp_path, outputs):
+    options |= {"teacher_cache": str(tmp_path / "cache"), "teacher_top_k": 4}
+    whole = student_of(options, "whole")
+    (shard,) = (tmp_path / "cache" / outputs).glob("shard-*")
+    shard.write_bytes(shard.read_bytes()[:-7])
+    with pytest.raises(UserError, match=f"{shard.name} is truncated or damaged; delete it and run again"):
+        student_of(options, "damaged")
+    shard.unlink()
+    assert torch.equal(student_of(options, "mended"), whole)
+
+
+def test_a_teacher_of_another_kind_is_refused(options, tmp_path):
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(UserError, match="type 'bert', which does not translate; expected an encoder-decoder"):
+        run(options, teacher=tmp_path / "bert")
 
 
 def test_a_run_that_exists_is_not_mixed_with_another(options):
