@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from vaswani.inference.translation import Translator
-    from vaswani.training.config_file import RunConfig
+    from vaswani.training.config_file import Config, RunConfig
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
 
@@ -45,58 +45,51 @@ def _common(
     """Declare what all commands take; `run` acts on it."""
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def train(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config")] = None,
-    show_help: Annotated[bool, typer.Option("--help", "-h")] = False,
-) -> None:
+ConfigFile = Annotated[Path | None, typer.Option("--config")]
+ShowHelp = Annotated[bool, typer.Option("--help", "-h")]
+ANY_FLAG: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+
+
+@app.command(**ANY_FLAG)
+def train(context: typer.Context, config: ConfigFile = None, show_help: ShowHelp = False) -> None:
     """Train a model: --config FILE gives defaults, any field is a flag."""
-    from vaswani.training.config_file import describe_options, load_config
+    from vaswani.training.config_file import RunConfig
 
-    if show_help:
-        print(describe_options())
-        return
-    if config is None and not context.args:
-        raise UserError(
-            "nothing to train: give --config FILE, such as configs/dates.yaml (see vaswani train --help)"
-        )
-    resolved = load_config(config, context.args)
+    if resolved := _resolve(RunConfig, context, config, show_help):
+        from vaswani.training.run import train as run
 
-    from vaswani.training.run import train as run_training
-
-    _run_training(run_training, resolved)
+        _run_training(run, resolved)
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def distill(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config")] = None,
-    show_help: Annotated[bool, typer.Option("--help", "-h")] = False,
-) -> None:
+@app.command(**ANY_FLAG)
+def distill(context: typer.Context, config: ConfigFile = None, show_help: ShowHelp = False) -> None:
     """Train a small student to do what a large teacher does, and report how well it does."""
     from vaswani.distillation.arguments import DistillationConfig
+
+    if resolved := _resolve(DistillationConfig, context, config, show_help):
+        from vaswani.distillation.run import distill as run
+
+        _run_training(run, resolved)
+
+
+def _resolve(
+    kind: "type[Config]", context: typer.Context, config: Path | None, show_help: bool
+) -> "Config | None":
+    """The configuration of a run, or None where help was wanted, which is printed."""
     from vaswani.training.config_file import describe_options, load_config
 
     if show_help:
-        print(describe_options(DistillationConfig))
-        return
+        print(describe_options(kind))
+        return None
     if config is None and not context.args:
         raise UserError(
-            "nothing to distil: give --config FILE, such as configs/distill_dates.yaml "
-            "(see vaswani distill --help)"
+            f"nothing to {kind.command}: give --config FILE, such as {kind.example} "
+            f"(see vaswani {kind.command} --help)"
         )
-    resolved = load_config(config, context.args, DistillationConfig)
-
-    from vaswani.distillation.run import distill as run_distillation
-
-    _run_training(run_distillation, resolved)
+    return load_config(config, context.args, kind)
 
 
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:

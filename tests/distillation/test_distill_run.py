@@ -1,13 +1,14 @@
 """Whole distillations of seconds: what they write, each option moves the student, and what cannot work."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, BertConfig, BertModel, MarianConfig, MarianMTModel
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, BertConfig, BertModel
 
 from tiny_runs import as_flags
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
@@ -157,20 +158,40 @@ def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tm
     assert torch.equal(first, second)
 
 
-def test_a_teacher_of_the_library_needs_nothing_but_its_folder(options, teacher, tmp_path):
-    source, target = load_tokenizers(teacher)
-    torch.manual_seed(0)
-    shape = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(source)}
-    shape |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    shape |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 128}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
-    MarianMTModel(MarianConfig(**shape, **ids)).save_pretrained(tmp_path / "marian")
-    save_tokenizers(source, target, tmp_path / "marian")
-    comparison = run(options, teacher=tmp_path / "marian", teacher_top_k=4, max_source_length=100)
+@pytest.fixture
+def library_teacher(teacher, tmp_path) -> Callable[[str], Path]:
+    """Saves a library's model of a kind with random weights, and the tokenizers of the other teacher."""
+
+    def save(kind: str) -> Path:
+        tokenizers = load_tokenizers(teacher)
+        torch.manual_seed(0)
+        shape = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": len(tokenizers[0])}
+        shape |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        shape |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 128}
+        ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
+        config = AutoConfig.for_model(kind, **shape, **ids)
+        AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / kind)
+        save_tokenizers(*tokenizers, tmp_path / kind)
+        return tmp_path / kind
+
+    return save
+
+
+def test_a_teacher_of_the_library_needs_nothing_but_its_folder(options, library_teacher):
+    comparison = run(options, teacher=library_teacher("marian"), teacher_top_k=4, max_source_length=100)
     student = AutoModelForSeq2SeqLM.from_pretrained(options["output_dir"])
     assert student.config.model_type == "vaswani"
     assert student.config.decoder_start_token_id == 0
     assert comparison.students[0].parameters == student.num_parameters()
+
+
+def test_a_student_of_the_librarys_layers_is_of_its_kind(options, library_teacher):
+    options |= {"teacher": library_teacher("bart"), "student": "teacher", "baseline": "true"}
+    comparison = run(options, max_source_length=100)
+    student = AutoModelForSeq2SeqLM.from_pretrained(options["output_dir"])
+    assert student.config.model_type == "bart"
+    assert student.config.encoder_layers == 1
+    assert comparison.baseline.parameters == student.num_parameters()
 
 
 # ------------------------------------------------------------------------------------------- what cannot work

@@ -60,6 +60,7 @@ class RunConfig:
 
     command: ClassVar[str] = "train"
     purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
+    example: ClassVar[str] = "configs/dates.yaml"
 
     @property
     def output_dir(self) -> Path:
