@@ -84,6 +84,7 @@ def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teache
     teachers = AutoModelForSeq2SeqLM.from_pretrained(teacher)
     assert report["parameter_ratio"] == pytest.approx(student.num_parameters() / teachers.num_parameters())
     assert [model.role for model in comparison.models] == ["teacher", "student", "baseline"]
+    assert all(model.weight_bytes > 4 * model.parameters for model in comparison.models)
     assert (folder / "quality_speed.png").stat().st_size > 1000
 
     printed = capsys.readouterr().out

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import as_flags
 
+from tiny_runs import as_flags
 from vaswani.training.checkpoints import last_complete_checkpoint
 
 STEPS = 40  # an epoch has about nine

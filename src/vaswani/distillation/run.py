@@ -272,7 +272,9 @@ def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | No
     folders = {"student": config.output_dir}
     if config.distillation.baseline:
         folders[BASELINE] = config.output_dir / BASELINE
-    teacher = Candidate("teacher", run.teachers_translator(num_beams))
+    is_one = len(config.distillation.teacher) == 1
+    saved_in = Path(str(run.teacher.model.name_or_path)) if is_one else None
+    teacher = Candidate("teacher", run.teachers_translator(num_beams), saved_in)
     others = {}
     for name, folder in folders.items():
         translator = Translator.from_pretrained(

@@ -88,6 +88,7 @@ class TrainingRun:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.save_model()
         trainer.save_state()
+        trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
         if trainer.is_world_process_zero():
             print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
         return _report(trainer, splits, tokenizers)
