@@ -185,3 +185,16 @@ def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
         model(input_ids=source, labels=target, label_smoothing=0.1).loss.backward()
     counts = counter.get_flop_counts()["Global"]
     assert counts[torch.ops.aten.mm] + counts[torch.ops.aten.addmm] == flops(model.config, 2 * 9, 2 * 5)
+
+
+@pytest.mark.slow
+def test_the_losses_of_distillation_are_timed_in_each_way():
+    table, record = run("distillation_speed.py")
+    assert [row[:2] for row in table[::2]] == [
+        ["labels", "as they come"],
+        ["labels, top 16 on disk", "as they come"],
+        ["labels, teacher at work", "as they come"],
+    ]
+    assert all(float(row[2]) >= 0 for row in table)
+    assert list(record) == ["labels_at_once", "cached", "cached_at_once", "live", "live_at_once"]
+    assert all(ratio > 0 for ratio in record.values())
