@@ -160,15 +160,15 @@ def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tm
 
 
 @pytest.fixture
-def library_teacher(teacher, tmp_path) -> Callable[[str], Path]:
+def library_teacher(teacher, tmp_path) -> Callable[..., Path]:
     """Saves a library's model of a kind with random weights, and the tokenizers of the other teacher."""
 
-    def save(kind: str) -> Path:
+    def save(kind: str, max_positions: int = 128) -> Path:
         tokenizers = load_tokenizers(teacher)
         torch.manual_seed(0)
         shape = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": len(tokenizers[0])}
         shape |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-        shape |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 128}
+        shape |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": max_positions}
         ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
         config = AutoConfig.for_model(kind, **shape, **ids)
         AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / kind)
@@ -247,6 +247,12 @@ def test_a_cache_of_another_teacher_is_refused(options, teacher, tmp_path):
         run(options, teacher=tmp_path / "second", **cache)
     with pytest.raises(UserError, match="num_beams"):
         run(options, teacher_num_beams=1, **cache)
+
+
+def test_rows_beyond_a_teachers_positions_are_found_before_the_training(options, library_teacher):
+    options |= {"teacher": library_teacher("marian", max_positions=16), "targets": "references"}
+    with pytest.raises(UserError, match="the teacher has positions for 16 tokens, and a row of train has"):
+        run(options)
 
 
 @pytest.mark.parametrize("outputs", ["targets", "logits"])

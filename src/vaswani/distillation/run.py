@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from vaswani.data.batching import Seq2SeqCollator
+from vaswani.data.batching import Seq2SeqCollator, token_lengths
 from vaswani.data.corpus import Corpus, RowReport
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
@@ -35,12 +35,13 @@ from vaswani.distillation.teacher_targets import (
     search_identity,
     with_teacher_targets,
 )
-from vaswani.distillation.trainer import DistillationTrainer
+from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
 from vaswani.errors import UserError
 from vaswani.inference.checkpoint import load_checkpoint
 from vaswani.inference.translation import Translator
-from vaswani.model.modeling_vaswani import shift_tokens_right
+from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
+from vaswani.training.checkpoints import CONFIG_FILE_NAME
 from vaswani.training.config_file import RunConfig
 from vaswani.training.run import (
     Tokenizers,
@@ -137,6 +138,9 @@ class DistillationRun(TrainingRun):
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """Token ids of each split; of training, with the targets that were asked for."""
         self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
+        if self.config.training.should_save:  # from here on there is something to go on with
+            self.config.output_dir.mkdir(parents=True, exist_ok=True)
+            self.config.save(self.config.output_dir / CONFIG_FILE_NAME)
         if self.options.targets != "references":
             rows = self._teach_targets(corpus.splits["train"])
             corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
@@ -163,14 +167,18 @@ class DistillationRun(TrainingRun):
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
     ) -> Trainer:
         """A trainer with the objectives, and with the teacher itself or with what it said before."""
-        parts: dict[str, Any] = {"objectives": self.options}
-        if self.options.uses_distributions and self.options.teacher_top_k is not None:
+        options = self.options
+        parts: dict[str, Any] = {"objectives": options}
+        asks_teacher = options.uses_distributions or options.uses_states
+        readers = {"student": model, **({"teacher": self.teacher.model} if asks_teacher else {})}
+        _check_positions(splits["train"], readers)
+        if options.uses_distributions and options.teacher_top_k is not None:
             collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
-            logits = self._teach_logits(splits["train"], collator, self.options.teacher_top_k)
+            logits = self._teach_logits(splits["train"], collator, options.teacher_top_k)
             parts["train_data_collator"] = TeacherLogitsCollator(collator, logits)
             numbered = splits["train"].add_column("row", np.arange(len(splits["train"])))
             splits = {**splits, "train": numbered}
-        elif self.options.uses_distributions or self.options.uses_states:
+        elif asks_teacher:
             parts["teacher"] = self.teacher.model
         return build_trainer(self.config, splits, tokenizers, model, partial(DistillationTrainer, **parts))
 
@@ -187,7 +195,7 @@ class DistillationRun(TrainingRun):
             **conditions,
         }
         cache = OutputCache(self._cache_folder / "logits", "logits", identity, len(rows))
-        teach = partial(_logits, self.teacher.model)
+        teach = partial(teacher_logits, self.teacher.model)
         with _Progress(len(rows), "The teacher rates tokens", " rows") as progress:
             store_logits(cache, teach, rows, collator, progress=progress.update, **conditions, **_share())
         PartialState().wait_for_everyone()
@@ -221,7 +229,8 @@ class BaselineRun(TrainingRun):
         if (folder / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
             return
         _say(f"training the same student without distillation in {folder}")
-        self.config.training.resume_from_checkpoint = "true" if folder.is_dir() else None
+        has_begun = (folder / CONFIG_FILE_NAME).is_file()
+        self.config.training.resume_from_checkpoint = "true" if has_begun else None
         self.run()
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
@@ -231,6 +240,18 @@ class BaselineRun(TrainingRun):
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A model of the student's shape with random weights."""
         return build_model(self.config, load_checkpoint(self.student, "cpu")[0].config)
+
+
+def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:
+    """A model with learned positions cannot take more tokens than it has of these."""
+    longest = max(lengths.max() for lengths in token_lengths(rows))
+    for name, model in models.items():
+        limit = position_limit(model)
+        if limit is not None and longest > limit:
+            raise UserError(
+                f"the {name} has positions for {limit} tokens, and a row of train has {longest}; set "
+                f"max_source_length and max_target_length to {limit} or less"
+            )
 
 
 def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> None:
@@ -252,16 +273,6 @@ def _shape_for(model: ModelArguments, teacher: PreTrainedModel) -> PreTrainedCon
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     special_tokens: dict[str, Any] = {name: getattr(teacher.config, name, None) for name in names}
     return model_config(model, sizes[0], sizes[1], **special_tokens)
-
-
-@torch.no_grad()
-def _logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The teacher's logits [B, T, V] for the labels of a batch."""
-    config = teacher.config
-    labels = batch["labels"].to(teacher.device)
-    source = {name: batch[name].to(teacher.device) for name in ("input_ids", "attention_mask")}
-    start = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
-    return teacher(**source, decoder_input_ids=start, use_cache=False).logits
 
 
 def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | None:

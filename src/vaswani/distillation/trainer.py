@@ -130,15 +130,11 @@ class DistillationTrainer(Trainer):
                 student_inputs["token_loss"] = self._token_loss
         return super().compute_loss(model, student_inputs, return_outputs, num_items_in_batch)
 
-    @torch.no_grad()
     def _teacher_logits(self, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """Run the teacher on the batch: logits [B, T, V], or None where nothing of it is needed."""
+        """What the teacher makes of the batch, or None where nothing of it is needed."""
         if self.teacher is None or not (self.objectives.uses_distributions or self.objectives.uses_states):
             return None
-        config, source = self.teacher.config, {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        start = shift_tokens_right(inputs["labels"], config.pad_token_id, config.decoder_start_token_id)
-        with torch.autocast(self.args.device.type, enabled=False):
-            return self.teacher(**source, decoder_input_ids=start, use_cache=False).logits
+        return teacher_logits(self.teacher, inputs)
 
     def _token_losses(
         self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, num_tokens: Count
@@ -281,6 +277,20 @@ class DistillationTrainer(Trainer):
         maps = getattr(self.model, TO_TEACHER_WIDTH, None)
         if maps is not None:
             maps.load_state_dict(load_file(Path(resume_from_checkpoint) / f"{TO_TEACHER_WIDTH}.safetensors"))
+
+
+@torch.no_grad()
+def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A teacher's logits [B, T, V] for the labels of a batch [B, T], in its own dtype."""
+    config, device = teacher.config, teacher.device
+    start = shift_tokens_right(batch["labels"], config.pad_token_id, config.decoder_start_token_id)
+    with torch.autocast(device.type, enabled=False):
+        return teacher(
+            input_ids=batch["input_ids"].to(device),
+            attention_mask=batch["attention_mask"].to(device),
+            decoder_input_ids=start.to(device),
+            use_cache=False,
+        ).logits
 
 
 def _at_once(token_loss: TokenLoss, logits: torch.Tensor) -> torch.Tensor:
