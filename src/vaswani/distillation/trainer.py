@@ -99,18 +99,30 @@ class DistillationTrainer(Trainer):
                 )
 
     def _record(self) -> dict[str, Recorder]:
-        """Recorders of student and teacher, and maps between their widths, where objectives need them."""
+        """Recorders of student and teacher, where objectives need them."""
         if self.teacher is None or not self.objectives.uses_states:
             return {}
-        width, teacher_width = (model.config.hidden_size for model in (self.model, self.teacher))
-        if self.objectives.cosine_weight and width != teacher_width:
-            maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(self.model)}
-            self.model.add_module(TO_TEACHER_WIDTH, nn.ModuleDict(maps).to(self.args.device))
         projections = self.objectives.relation_weight > 0
         return {
             "student": Recorder(self.model, projections),
             "teacher": Recorder(self.teacher, projections),
         }
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `Trainer`; maps between widths, where cosines need them, belong to the student meanwhile."""
+        self._add_maps()
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.model._modules.pop(TO_TEACHER_WIDTH, None)
+
+    def _add_maps(self) -> None:
+        if self.teacher is None or not self.objectives.cosine_weight:
+            return
+        width, teacher_width = (model.config.hidden_size for model in (self.model, self.teacher))
+        if width != teacher_width:
+            maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(self.model)}
+            self.model.add_module(TO_TEACHER_WIDTH, nn.ModuleDict(maps).to(self.args.device))
 
     # ---------------------------------------------------------------------------------------------- losses
 

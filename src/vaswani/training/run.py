@@ -77,11 +77,10 @@ class TrainingRun:
         if checkpoint:
             _check_same_model(model, checkpoint)
         splits = self.tokenize(corpus, tokenizers)
-        num_parameters = model.num_parameters()  # before a trainer adds what only training needs
         trainer = self.build_trainer(splits, tokenizers, model)
         counts = _row_counts(corpus, splits)
         if trainer.is_world_process_zero():
-            _announce(counts, model.config, num_parameters)
+            _announce(counts, model)
         if config.training.should_save:
             _record(config, corpus, counts, tokenizers)
 
@@ -298,12 +297,13 @@ def _record(config: RunConfig, corpus: Corpus, counts: dict[str, str], tokenizer
     (config.output_dir / CORPUS_FILE_NAME).write_text(provenance, encoding="utf-8")
 
 
-def _announce(counts: dict[str, str], shape: PreTrainedConfig, num_parameters: int) -> None:
+def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
     """Say what is trained on what."""
     print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
-    sizes = sorted({shape.vocab_size, getattr(shape, "decoder_vocab_size", shape.vocab_size)})
+    source = model.config.vocab_size
+    sizes = sorted({source, getattr(model.config, "decoder_vocab_size", source)})
     vocabulary = " and ".join(f"{size:,}" for size in sizes)
-    print(f"model: {num_parameters:,} parameters, vocabulary of {vocabulary} tokens", flush=True)
+    print(f"model: {model.num_parameters():,} parameters, vocabulary of {vocabulary} tokens", flush=True)
 
 
 def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:
