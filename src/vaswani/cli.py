@@ -93,11 +93,9 @@ def _resolve(
 
 
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
-    from transformers.utils import logging
-
     from vaswani.training.failures import describe_failure
 
-    logging.disable_progress_bar()  # of the writing of each checkpoint; that of the training stays
+    _hide_library_progress()
     try:
         run(config)
     except UserError:
@@ -271,11 +269,9 @@ def student(
     6 layers and 1: the decoder runs once for each generated token, the
     encoder once for a sentence.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from vaswani.distillation.student import parse_layers, save_student
 
-    disable_progress_bar()
+    _hide_library_progress()
     layers = [parse_layers(encoder_layers, "encoder_layers"), parse_layers(decoder_layers, "decoder_layers")]
     before, after = save_student(teacher, output, *layers)
     fewer = 100 * (1 - after / before)
@@ -319,15 +315,13 @@ def compare(
     dtype: DType = None,
 ) -> None:
     """Measure students against their teacher: size, quality, retention and decoding speed."""
-    from transformers.utils.logging import disable_progress_bar
-
     from vaswani.distillation.comparison import check_metric, load_candidates, sentences_to_decode
     from vaswani.distillation.comparison import compare as compare_models
     from vaswani.distillation.report import as_markdown, prepare_folder, write_report
     from vaswani.inference.files import STANDARD_STREAM, LineWriter
 
     check_metric(metric)
-    disable_progress_bar()
+    _hide_library_progress()
     candidates = load_candidates(
         [teacher, *students, *([baseline] if baseline else [])],
         device=device,
@@ -410,12 +404,17 @@ def _load_split(files: list[str], split: str, **fields: Any) -> tuple[str, "Data
     return split, rows
 
 
-def _load_translator(model: str, **options: Any) -> "Translator":
+def _hide_library_progress() -> None:
+    """Bars of the loading and writing of weights; those of trainings and of ours stay."""
     from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
+
+
+def _load_translator(model: str, **options: Any) -> "Translator":
     from vaswani.inference.translation import Translator
 
-    disable_progress_bar()
+    _hide_library_progress()
     return Translator.from_pretrained(model, **options)
 
 

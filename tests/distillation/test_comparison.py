@@ -20,7 +20,6 @@ from vaswani.distillation.comparison import (
     bootstrap_scores,
     compare,
     decoding_seconds,
-    evenly_spread,
     load_candidates,
     row_statistics,
     score_of_sum,
@@ -283,13 +282,6 @@ def test_speeds_come_from_medians(
     assert [model.sentences_per_second for model in comparison.models] == [2.0, 3.0]
     assert [model.speedup for model in comparison.models] == [1.0, 1.5]
     assert comparison.speed["rows"] == 6
-
-
-def test_rows_for_speed_are_spread_over_all() -> None:
-    texts = [str(number) for number in range(10)]
-    assert evenly_spread(texts, 20) == texts
-    assert evenly_spread(texts, 5) == ["0", "2", "4", "6", "8"]
-    assert evenly_spread(texts, 3) == ["0", "3", "6"]
 
 
 def test_progress_is_told_of_every_sentence(

@@ -11,20 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny_runs import TINY_RUN, as_flags
-from vaswani.training.config_file import load_config
-from vaswani.training.run import train
+from tiny_runs import as_flags
 
 LAUNCH = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "--module"]
-
-
-@pytest.fixture(scope="module")
-def teacher(dates, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher") / "run"
-    options = {**TINY_RUN, **dates, "generation_num_beams": 1, "output_dir": folder}
-    del options["test_file"]
-    train(load_config(None, as_flags(options)))
-    return folder
 
 
 @pytest.fixture

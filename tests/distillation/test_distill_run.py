@@ -18,31 +18,10 @@ from vaswani.distillation.run import distill
 from vaswani.distillation.student import save_student
 from vaswani.errors import UserError
 from vaswani.training.config_file import load_config
-from vaswani.training.run import train
 
 QUICK = {"generation_num_beams": 1, "teacher_num_beams": 2, "max_target_length": 16, "max_steps": 3}
 SOFT_TARGETS_ALONE = {"targets": "references", "label_weight": 0}
 SEQUENCES_ALONE = {"soft_target_weight": 0}
-
-
-@pytest.fixture(scope="module")
-def teacher(dates, tmp_path_factory) -> Path:
-    """A folder with a teacher of two layers that has learned a little."""
-    from tiny_runs import TINY_RUN
-
-    folder = tmp_path_factory.mktemp("teacher") / "run"
-    options = {
-        **TINY_RUN,
-        **dates,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "max_steps": 150,
-        "max_target_length": 16,
-    }
-    options |= {"generation_num_beams": 1, "save_steps": 150, "learning_rate": 1e-2, "warmup_steps": 10}
-    del options["test_file"]
-    train(load_config(None, as_flags({**options, "output_dir": folder})))
-    return folder
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from vaswani import (
 )
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.errors import UserError
+from vaswani.model import projected_loss
 from vaswani.training.losses import forward_kl, label_smoothed_loss, soft_target_loss
 
 VOCABULARY = 29
@@ -284,6 +285,16 @@ def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path):
     for name in ("loss", "soft_target_loss", "cosine_loss", "relation_loss"):
         logged = [trainer.state.log_history[0][name] for trainer in (whole, parts)]
         assert logged[0] == pytest.approx(logged[1], rel=1e-4), name
+
+
+def test_a_batch_that_nobody_counted_is_divided_as_a_whole(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, teacher_model())
+    at_once = trainer.compute_loss(trainer.model.train(), whole_batch())
+    monkeypatch.setattr(projected_loss, "rows_per_chunk", lambda rows, weight: 5)
+    torch.testing.assert_close(trainer.compute_loss(trainer.model, whole_batch()), at_once)
+    losses = [trainer.compute_loss(trainer.model.eval(), whole_batch())]
+    monkeypatch.undo()
+    torch.testing.assert_close(losses[0], trainer.compute_loss(trainer.model, whole_batch()))
 
 
 def test_widths_may_differ_and_the_map_between_them_is_not_saved(tmp_path):

@@ -1,7 +1,9 @@
 """Reports: each number in its place, files whole or not at all, and a picture of what was measured."""
 
+import errno
 import json
 import logging
+import os
 import sys
 from dataclasses import asdict, replace
 from io import BytesIO
@@ -186,13 +188,21 @@ def test_three_files_are_written_and_nothing_else(tmp_path: Path) -> None:
         assert image.format == "PNG"
 
 
-def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_report(COMPARISON, tmp_path)
     old = (tmp_path / "report.json").read_text()
-    (tmp_path / "report.json.partial").mkdir()  # which cannot be opened as a file
-    with pytest.raises(RunError, match=r"cannot write .*report\.json: Is a directory"):
+    replace = os.replace
+
+    def fail(source: Path, target: Path) -> None:
+        if target.name == "report.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(RunError, match=r"cannot write .*report\.json: No space left on device"):
         write_report(with_student(speedup=7.0), tmp_path)
     assert (tmp_path / "report.json").read_text() == old
+    assert not list(tmp_path.glob("unfinished-*"))
 
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from transformers import (
 from toy_translation import save_toy_checkpoint
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.distillation.student import evenly_spaced, parse_layers, save_student, student_from_teacher
+from vaswani.distillation.student import parse_layers, save_student, student_from_teacher
 from vaswani.errors import UserError
 from vaswani.inference.ensembling import Ensemble
 
@@ -114,31 +113,6 @@ def without_other_layers(
 
 
 # Which layers.
-
-
-@pytest.mark.parametrize(
-    ("of", "layers"),
-    [
-        (12, [0, 2, 4, 7, 9, 11]),  # DistilBERT
-        (12, [0, 6, 11]),  # Shleifer & Rush
-        (16, [0, 5, 10, 15]),
-        (6, [0, 2, 5]),
-        (12, [0]),
-        (1, [0]),
-    ],
-)
-def test_evenly_spaced_layers_are_those_of_the_papers(of: int, layers: list[int]) -> None:
-    assert evenly_spaced(of, len(layers)) == layers
-
-
-def test_evenly_spaced_layers_are_distinct_and_reach_from_first_to_last() -> None:
-    for of in range(1, 30):
-        for number in range(2, of + 1):
-            layers = evenly_spaced(of, number)
-            assert layers == sorted(set(layers))
-            assert (len(layers), layers[0], layers[-1]) == (number, 0, of - 1)
-            gaps = [after - before for before, after in pairwise(layers)]
-            assert max(gaps) - min(gaps) <= 1
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ class DistillationObjectives:
         return self.cosine_weight > 0 or self.relation_weight > 0
 
 
+RANDOM, FROM_TEACHER = "random", "teacher"  # how a student may begin, if not from a folder
 WEIGHTS = ("label_weight", "soft_target_weight", "cosine_weight", "relation_weight")
 
 
@@ -104,7 +105,7 @@ class DistillationArguments(DistillationObjectives):
         None, "Folder of the teacher's translations and distributions; default teacher_cache in output_dir."
     )
     student: str = option(
-        "random",
+        RANDOM,
         "How the student begins: random weights in the shape of the model's fields; 'teacher' for evenly "
         "spaced layers of it, encoder_layers and decoder_layers of them; or a folder (vaswani student).",
     )
@@ -148,7 +149,7 @@ class DistillationArguments(DistillationObjectives):
             )
 
     def _check_own_vocabulary(self) -> None:
-        if self.student != "random":
+        if self.student != RANDOM:
             raise UserError(
                 f"vocabulary=own needs student=random, not {self.student}, which has a vocabulary"
             )

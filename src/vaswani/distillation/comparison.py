@@ -21,6 +21,7 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from vaswani.data.evenly_spread import evenly_spread
 from vaswani.errors import UserError
 from vaswani.inference.evaluation import Evaluation, evaluate
 from vaswani.inference.translation import Translator
@@ -193,7 +194,7 @@ def compare(
     _check(students, translators, metric)
     rows = list(rows)
     evaluations = [evaluate(translator, rows, score_translations, progress) for translator in translators]
-    sources = evenly_spread([row["source"] for row in rows], SPEED_ROWS)
+    sources = [rows[number]["source"] for number in evenly_spread(len(rows), SPEED_ROWS)]  # may be sorted
     seconds = decoding_seconds(translators, sources, progress)
 
     references = [row["target"] for row in rows]
@@ -296,12 +297,6 @@ def _estimate(value: float, resampled: np.ndarray) -> Estimate:
 
 
 # Speed.
-
-
-def evenly_spread(texts: Sequence[str], limit: int) -> list[str]:
-    """At most `limit` of the texts, at equal distances: corpora may be sorted."""
-    count = min(len(texts), limit)
-    return [texts[number * len(texts) // count] for number in range(count)]
 
 
 def decoding_seconds(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from vaswani.distillation.whole_files import write_whole
 from vaswani.errors import RunError, UserError
 
 FORMAT_VERSION = 1
@@ -75,7 +75,7 @@ class OutputCache:
             # In this order: a process that starts beside this one writes its manifest before its first shard.
             has_shards = any(self.folder.glob("shard-*"))
             if not path.exists() and not has_shards:
-                _write(path, manifest.encode())
+                write_whole(path, manifest.encode())
             found = json.loads(path.read_bytes())
         except OSError as error:
             raise UserError(
@@ -119,7 +119,7 @@ class OutputCache:
             RunError: it cannot be written: the disk is full.
         """
         try:
-            _write(self.path(shard), _header(content) + content)
+            write_whole(self.path(shard), _header(content) + content)
         except OSError as error:
             raise RunError(
                 f"cannot write {self.path(shard)}: {error.strerror}; the shards before it are kept"
@@ -154,16 +154,6 @@ class OutputCache:
 def _header(content: bytes) -> bytes:
     line = json.dumps({"sha256": hashlib.sha256(content).hexdigest()})
     return f"{line:{HEADER_SIZE - 1}}\n".encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that appears once it is complete; processes may do this side by side."""
-    unfinished = path.with_name(f"unfinished-{path.name}-{os.getpid()}")
-    try:
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _differences(found: Any, asked: dict[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vaswani.distillation.comparison import Comparison, Estimate, ModelResult
+from vaswani.distillation.whole_files import write_whole
 from vaswani.errors import RunError, UserError
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
 
@@ -59,10 +60,8 @@ def write_report(comparison: Comparison, folder: Path) -> None:
 
 
 def _write(path: Path, contents: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_bytes(contents)
-        os.replace(partial, path)
+        write_whole(path, contents)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from error
 

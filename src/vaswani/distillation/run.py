@@ -13,14 +13,15 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.batching import Seq2SeqCollator, token_lengths
 from vaswani.data.corpus import Corpus, RowReport
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
-from vaswani.distillation.output_cache import OutputCache, fingerprint_model, fingerprint_rows
+from vaswani.distillation.output_cache import OutputCache, fingerprint_rows
 from vaswani.distillation.report import as_markdown, write_report
 from vaswani.distillation.student import student_from_teacher
 from vaswani.distillation.teacher import Teacher, check_same_vocabulary, load_teacher
@@ -54,7 +55,6 @@ from vaswani.training.run import (
 from vaswani.training.trainer import Trainer
 
 BASELINE = "baseline"  # folder of the student that is trained without distillation
-RANDOM, FROM_TEACHER = "random", "teacher"  # how a student may begin, if it is not a folder
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # What a student of the teacher's layers has of its own; all other fields are the teacher's.
 OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation", *DROPOUTS)
@@ -103,6 +103,11 @@ class DistillationRun(TrainingRun):
         """Loaded when it is first needed: it may have to be trained."""
         return load_teacher(self.config)
 
+    @cached_property
+    def given_student(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+        """The model and the tokenizers of the student's folder."""
+        return load_checkpoint(self.options.student, self.config.training.device, torch.float32)
+
     # --------------------------------------------------------------------------- the student, as it begins
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
@@ -111,7 +116,7 @@ class DistillationRun(TrainingRun):
             return super().build_tokenizers(corpus)
         if self.options.student in (RANDOM, FROM_TEACHER):
             return self.teacher.tokenizers
-        _, source, target = load_checkpoint(self.options.student, "cpu")
+        _, source, target = self.given_student
         if self.options.uses_distributions or self.options.uses_states:
             whose = f"the teacher and the student {self.options.student}"
             check_same_vocabulary(self.teacher.tokenizers, (source, target), whose)
@@ -131,7 +136,7 @@ class DistillationRun(TrainingRun):
                 self.teacher.model, model.encoder_layers, model.decoder_layers, **dropouts
             )
             return student.float()
-        return load_checkpoint(options.student, self.config.training.device, torch.float32)[0]
+        return self.given_student[0]
 
     # ---------------------------------------------------------------------------------- what it learns from
 
@@ -150,7 +155,7 @@ class DistillationRun(TrainingRun):
         """The training rows with the teacher's translations, from the cache or decoded into it."""
         translator = self.teachers_translator(self.options.teacher_num_beams)
         identity = {
-            "teacher": fingerprint_model(self.teacher.model),
+            "teacher": self.teacher.fingerprint,
             "sources": fingerprint_rows(rows, ["source"]),
             **search_identity(translator),
         }
@@ -180,7 +185,7 @@ class DistillationRun(TrainingRun):
             splits = {**splits, "train": numbered}
         elif asks_teacher:
             parts["teacher"] = self.teacher.model
-        return build_trainer(self.config, splits, tokenizers, model, partial(DistillationTrainer, **parts))
+        return build_trainer(self.config, splits, tokenizers, model, DistillationTrainer, **parts)
 
     def _teach_logits(self, rows: Dataset, collator: Seq2SeqCollator, top_k: int) -> TeacherLogits:
         """The teacher's distributions for the training rows, from the cache or computed into it."""
@@ -190,7 +195,7 @@ class DistillationRun(TrainingRun):
             "max_tokens_per_batch": self.config.training.max_tokens_per_batch,
         }
         identity = {
-            "teacher": fingerprint_model(self.teacher.model),
+            "teacher": self.teacher.fingerprint,
             "data": fingerprint_rows(rows, ["input_ids", "labels"]),
             **conditions,
         }
@@ -235,11 +240,11 @@ class BaselineRun(TrainingRun):
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """Those of the student."""
-        return load_checkpoint(self.student, "cpu")[1:]
+        return load_tokenizers(self.student)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A model of the student's shape with random weights."""
-        return build_model(self.config, load_checkpoint(self.student, "cpu")[0].config)
+        return build_model(self.config, AutoConfig.from_pretrained(self.student))
 
 
 def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:

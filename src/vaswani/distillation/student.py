@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.inference.checkpoint import load_checkpoint
@@ -29,17 +30,6 @@ _DEPTH_FIELDS = {
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
 }
-
-
-def evenly_spaced(num_teacher_layers: int, num_layers: int) -> list[int]:
-    """Return the indices of `num_layers` of the teacher's layers, the first and the last among them.
-
-    6 of 12 are 0, 2, 4, 7, 9, 11, as in DistilBERT and in Shleifer & Rush.
-    """
-    if num_layers == 1:
-        return [0]  # as in Shleifer & Rush: no other layer has learned to read bare embeddings
-    step = (num_teacher_layers - 1) / (num_layers - 1)
-    return [round(place * step) for place in range(num_layers)]
 
 
 def student_from_teacher(
@@ -149,7 +139,9 @@ def _choose(wanted: int | Sequence[int], num_layers: int, stack: str) -> list[in
             raise UserError(
                 f"{stack}_layers={wanted} is impossible: the teacher has {num_layers}; give 1 to {num_layers}"
             )
-        return evenly_spaced(num_layers, wanted)
+        # As in DistilBERT and in Shleifer & Rush, who keep the first where only one is kept: no other layer
+        # has learned to read bare embeddings.
+        return evenly_spread(num_layers, wanted)
     layers = list(wanted)
     given = f"{stack}_layers={layers}"
     if outside := [index for index in layers if not 0 <= index < num_layers]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,6 +12,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.corpus import CorpusSpec
 from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
 from vaswani.inference.checkpoint import load_checkpoint
 from vaswani.inference.ensembling import Ensemble
@@ -26,6 +28,11 @@ class Teacher:
     model: PreTrainedModel
     source_tokenizer: PreTrainedTokenizerBase
     target_tokenizer: PreTrainedTokenizerBase
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What is remembered of the model beside its outputs."""
+        return fingerprint_model(self.model)
 
     @property
     def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:

@@ -35,6 +35,7 @@ TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student while it is train
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # that a batch may bring
 
 Count = torch.Tensor | int | None
+LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # of logits [n, V] and their place among the N
 Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]  # log-probabilities and tokens
 
 
@@ -135,11 +136,15 @@ class DistillationTrainer(Trainer):
     ) -> Any:
         """The weighted sum of the objectives; in evaluation, the loss that `Trainer` gives any model."""
         student_inputs = {name: value for name, value in inputs.items() if name not in DISTRIBUTION}
+        kept = inputs["labels"] != IGNORED_LABEL
+        num_tokens = kept.sum() if num_items_in_batch is None else num_items_in_batch
         if model.training:
             self._source_mask = inputs["attention_mask"].bool()
-            self._token_loss = self._token_losses(inputs, self._teacher_logits(inputs), num_items_in_batch)
-            if self._student_takes_token_loss:
-                student_inputs["token_loss"] = self._token_loss
+            self._token_loss = self._token_losses(inputs, self._teacher_logits(inputs), kept, num_tokens)
+        else:
+            self._token_loss = TokenLoss(kept, self._label_loss(inputs["labels"][kept], num_tokens))
+        if self._student_takes_token_loss:
+            student_inputs["token_loss"] = self._token_loss
         return super().compute_loss(model, student_inputs, return_outputs, num_items_in_batch)
 
     def _teacher_logits(self, inputs: dict[str, Any]) -> torch.Tensor | None:
@@ -149,22 +154,23 @@ class DistillationTrainer(Trainer):
         return teacher_logits(self.teacher, inputs)
 
     def _token_losses(
-        self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, num_tokens: Count
+        self,
+        inputs: dict[str, Any],
+        teacher_logits: torch.Tensor | None,
+        kept: torch.Tensor,
+        num_tokens: Count,
     ) -> TokenLoss | None:
         """The losses of a batch that compare distributions over the next token, if there are any."""
-        weights, kept = self.objectives, inputs["labels"] != IGNORED_LABEL
+        weights = self.objectives
         if not (weights.label_weight or weights.soft_target_weight):
             return None
-        labels = inputs["labels"][kept]
+        label_loss = self._label_loss(inputs["labels"][kept], num_tokens)
         taught = self._distributions(inputs, teacher_logits, kept) if weights.soft_target_weight else None
 
         def weighted_sum(logits: torch.Tensor, rows: slice) -> torch.Tensor:
             losses = {}
             if weights.label_weight:
-                smoothing = self.args.label_smoothing_factor
-                losses["label"] = label_smoothed_loss(
-                    logits, labels[rows], smoothing=smoothing, num_tokens=num_tokens
-                )
+                losses["label"] = label_loss(logits, rows)
             if taught is not None:
                 teacher_log_probs, teacher_tokens = taught(rows)
                 losses["soft_target"] = soft_target_loss(
@@ -178,6 +184,13 @@ class DistillationTrainer(Trainer):
             return self._weighted(losses)
 
         return TokenLoss(kept, weighted_sum)
+
+    def _label_loss(self, labels: torch.Tensor, num_tokens: Count) -> LossOfRows:
+        """The task's own, for labels [N] that all count."""
+        smoothing = self.args.label_smoothing_factor
+        return lambda logits, rows: label_smoothed_loss(
+            logits, labels[rows], smoothing=smoothing, num_tokens=num_tokens
+        )
 
     def _distributions(
         self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, kept: torch.Tensor
@@ -198,13 +211,11 @@ class DistillationTrainer(Trainer):
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
     ) -> torch.Tensor:
         """What `Trainer` asks for when the student has run."""
-        if not self.model.training:
-            return self._smoothed_loss(outputs, labels, num_items_in_batch)
         parts = []
         if self._token_loss is not None:
             in_forward = self._student_takes_token_loss
             parts.append(outputs.loss if in_forward else _at_once(self._token_loss, outputs.logits))
-        if self._recorders:
+        if self._recorders and self.model.training:
             states = self._state_losses(labels != IGNORED_LABEL, num_items_in_batch)
             parts.append(self._weighted(states))
         return torch.stack(parts).sum()

@@ -1,7 +1,5 @@
 """Pictures of what attends to what.
 
-matplotlib is optional, so it is imported where something is drawn; never its pyplot, whose state is global.
-
 H heads · N blocks
 """
 
@@ -9,13 +7,13 @@ from __future__ import annotations
 
 import io
 from enum import IntEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from vaswani.errors import UserError
+from vaswani.insight.figures import new_figure
 from vaswani.model.sparse_pattern import SparsePattern
 
 if TYPE_CHECKING:
@@ -92,17 +90,13 @@ def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int) -> Figure:
         UserError: matplotlib is missing; more blocks or heads than a picture can show, or no block.
     """
     _check_drawable(pattern, num_blocks)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = min(pattern.num_heads, PANELS_IN_A_ROW)
     rows = -(-pattern.num_heads // columns)
-    figure = Figure(
+    figure = new_figure(
         figsize=(columns * PANEL_SIZE + LEGEND_WIDTH, rows * PANEL_SIZE + TITLE_HEIGHT),
         dpi=max(150, 3 * num_blocks / PANEL_SIZE),  # at least two pixels a block, or some would be lost
         layout="compressed",  # made for square panels
     )
-    FigureCanvasAgg(figure)
     reasons = block_reasons(pattern, num_blocks)
     for head in range(pattern.num_heads):
         panel = figure.add_subplot(rows, columns, head + 1)
@@ -114,8 +108,6 @@ def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int) -> Figure:
 
 
 def _check_drawable(pattern: SparsePattern, num_blocks: int) -> None:
-    if find_spec("matplotlib") is None:
-        raise UserError("drawing needs matplotlib: pip install 'vaswani[plots]'")
     if not 1 <= num_blocks <= MAX_DRAWN_BLOCKS:
         raise UserError(
             f"a picture shows 1 to {MAX_DRAWN_BLOCKS} blocks, not {num_blocks}; change the length or the "

@@ -1,18 +1,14 @@
-"""A picture of models' quality against their speed.
-
-matplotlib is optional, so it is imported where something is drawn; never its pyplot, whose state is global.
-"""
+"""A picture of models' quality against their speed."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from vaswani.errors import UserError
+from vaswani.insight.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,13 +47,7 @@ def draw_quality_against_speed(models: Sequence[PlottedModel], metric: str) -> F
     Raises:
         UserError: matplotlib is missing.
     """
-    if find_spec("matplotlib") is None:
-        raise UserError("drawing needs matplotlib: pip install 'vaswani[plots]'")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE, dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=SIZE, dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for model, marker in zip(models, cycle(MARKERS), strict=False):
         colour = COLOURS[model.role]

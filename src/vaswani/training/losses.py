@@ -40,7 +40,7 @@ def label_smoothed_loss(
         reduction="sum",
         label_smoothing=smoothing,
     )
-    return _per_token(summed, labels.ne(IGNORED_LABEL), num_tokens)
+    return _per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_tokens)
 
 
 def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -110,8 +110,8 @@ def soft_target_loss(
     student = (student_logits.float() / temperature).log_softmax(-1)
     if teacher_tokens is not None:
         student = _bucketed(student, teacher_tokens)
-    losses = divergence(student, teacher_log_probs)
-    return _per_token(losses.sum() * temperature**2, torch.ones_like(losses), num_tokens)
+    summed = divergence(student, teacher_log_probs).sum() * temperature**2
+    return _per_token(summed, len(student), num_tokens)
 
 
 def _bucketed(log_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ def cosine_loss(
     `None` means the positions that count here. Returns a float32 scalar.
     """
     similarity = F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
-    return _per_token((1 - similarity)[kept].sum(), kept, num_tokens)
+    return _per_token((1 - similarity)[kept].sum(), kept.sum(), num_tokens)
 
 
 def relation_loss(
@@ -165,7 +165,7 @@ def relation_loss(
     log_teacher = _log_relations(*teacher, visible, num_heads)
     kept = visible.any(-1)  # [B, T]
     per_query = _kl(log_teacher, log_student).mean(1)  # [B, T]
-    return _per_token(per_query[kept].sum(), kept, num_tokens)
+    return _per_token(per_query[kept].sum(), kept.sum(), num_tokens)
 
 
 def _log_relations(a: torch.Tensor, b: torch.Tensor, visible: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -176,8 +176,9 @@ def _log_relations(a: torch.Tensor, b: torch.Tensor, visible: torch.Tensor, num_
 
 
 def _per_token(
-    summed: torch.Tensor, kept: torch.Tensor, num_tokens: torch.Tensor | int | None
+    summed: torch.Tensor, num_kept: torch.Tensor | int, num_tokens: torch.Tensor | int | None
 ) -> torch.Tensor:
+    """A sum over `num_kept` tokens, divided by `num_tokens` where that is given."""
     if num_tokens is None:
-        num_tokens = kept.sum().clamp(min=1)
+        num_tokens = torch.as_tensor(num_kept).clamp(min=1)
     return summed / (num_tokens.to(summed.device) if isinstance(num_tokens, torch.Tensor) else num_tokens)

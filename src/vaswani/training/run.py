@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers import (
 
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
 from vaswani.data.corpus import Corpus, CorpusSpec, load_corpus
+from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniConfig
@@ -181,15 +182,15 @@ def build_trainer(
     splits: dict[str, Any],
     tokenizers: Tokenizers,
     model: PreTrainedModel,
-    kind: Callable[..., Trainer] = Trainer,
+    kind: type[Trainer] = Trainer,
+    **options: Any,
 ) -> Trainer:
-    """A trainer for tokenized splits: `train`, and `validation` if there is one."""
+    """A trainer for tokenized splits: `train`, and `validation` if there is one; with options of its kind."""
     args, data = config.training, config.data
     source, target = tokenizers
     collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
-    train_collator = None
     if data.bpe_dropout > 0:
-        train_collator = BpeDropoutCollator(
+        options["train_data_collator"] = BpeDropoutCollator(
             collator,
             source,
             target,
@@ -204,11 +205,11 @@ def build_trainer(
         train_dataset=splits["train"],
         eval_dataset=splits.get("validation"),
         data_collator=collator,
-        **({} if train_collator is None else {"train_data_collator": train_collator}),
         processing_class=source,
         target_processing_class=target,
         compute_metrics=TranslationMetrics(target) if args.predict_with_generate else None,
         callbacks=[] if patience is None else [EarlyStoppingCallback(patience)],
+        **options,
     )
 
 
@@ -232,9 +233,10 @@ def _check_same_model(model: PreTrainedModel, checkpoint: Path) -> None:
     """A checkpoint can only be continued with the model that it holds."""
     saved = AutoConfig.from_pretrained(checkpoint)
     for name in (field.name for field in fields(ModelArguments) if field.name != "attn_implementation"):
-        if getattr(saved, name, None) != getattr(model.config, name, None):
+        asked, found = (getattr(shape, name, None) for shape in (model.config, saved))
+        if asked != found:
             raise UserError(
-                f"{name}={getattr(model.config, name)}, but {checkpoint} has {getattr(saved, name)}; "
+                f"{name}={asked}, but {checkpoint} has {found}; "
                 f"resume with the configuration of the run ({CONFIG_FILE_NAME} beside the checkpoint)"
             )
 
@@ -272,7 +274,7 @@ def _tokenized(
         return tokenized
     _check_budget(tokenized, split, config.training.max_tokens_per_batch)
     if split == "validation" and data.max_validation_rows is not None:
-        tokenized = tokenized.select(_evenly_spread(len(tokenized), data.max_validation_rows))
+        tokenized = tokenized.select(evenly_spread(len(tokenized), data.max_validation_rows))
     return tokenized
 
 
@@ -326,10 +328,6 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _evenly_spread(num_rows: int, num_chosen: int) -> list[int]:
-    return np.linspace(0, num_rows - 1, min(num_rows, num_chosen)).round().astype(int).tolist()
-
-
 def _report(trainer: Trainer, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
     """Evaluate the final model, save the scores, and show them with a few translations."""
     split = "test" if "test" in splits else "validation"
@@ -339,7 +337,7 @@ def _report(trainer: Trainer, splits: dict[str, Any], tokenizers: Tokenizers) ->
     trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
     scores = trainer.evaluate(rows, metric_key_prefix=split)
     trainer.save_metrics(split, scores)
-    sample = rows.select(_evenly_spread(len(rows), NUM_SAMPLES))
+    sample = rows.select(evenly_spread(len(rows), NUM_SAMPLES))
     generated = trainer.predict(sample, metric_key_prefix="sample").predictions
     if trainer.is_world_process_zero():
         named = [(name, scores.get(f"{split}_{name}")) for name in ("loss", *METRICS)]

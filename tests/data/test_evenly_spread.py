@@ -1,0 +1,37 @@
+"""Choices that are spread over all there is."""
+
+from itertools import pairwise
+
+import pytest
+
+from vaswani.data.evenly_spread import evenly_spread
+
+
+@pytest.mark.parametrize(
+    ("of", "layers"),
+    [
+        (12, [0, 2, 4, 7, 9, 11]),  # DistilBERT
+        (12, [0, 6, 11]),  # Shleifer & Rush
+        (16, [0, 5, 10, 15]),
+        (6, [0, 2, 5]),
+        (12, [0]),
+        (1, [0]),
+    ],
+)
+def test_layers_of_students_are_those_of_the_papers(of: int, layers: list[int]) -> None:
+    assert evenly_spread(of, len(layers)) == layers
+
+
+def test_choices_are_distinct_and_reach_from_first_to_last() -> None:
+    for of in range(1, 30):
+        for number in range(2, of + 1):
+            layers = evenly_spread(of, number)
+            assert layers == sorted(set(layers))
+            assert (len(layers), layers[0], layers[-1]) == (number, 0, of - 1)
+            gaps = [after - before for before, after in pairwise(layers)]
+            assert max(gaps) - min(gaps) <= 1
+
+
+def test_no_more_are_chosen_than_there_are() -> None:
+    assert evenly_spread(10, 20) == list(range(10))
+    assert evenly_spread(10, 5) == [0, 2, 4, 7, 9]
