@@ -1,13 +1,11 @@
-"""Statistics against the metrics, the bootstrap against scoring resampled texts, and what moves results."""
+"""What moves the results of a comparison, and what it refuses."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,18 +14,15 @@ from vaswani.distillation import comparison as module
 from vaswani.distillation.comparison import (
     Candidate,
     Comparison,
-    Estimate,
-    bootstrap_scores,
     compare,
     decoding_seconds,
     load_candidates,
-    row_statistics,
-    score_of_sum,
     sentences_to_decode,
 )
 from vaswani.errors import UserError
 from vaswani.inference.translation import Translator
-from vaswani.training.metrics import METRICS
+from vaswani.training.confidence import Estimate
+from vaswani.training.metrics import score_translations
 
 ROWS = [{"source": source, "target": target} for source, target in toy_rows(40, seed=-1)]
 
@@ -74,60 +69,6 @@ def quality(comparison: Comparison) -> list[Any]:
     ]
 
 
-# Statistics and the bootstrap.
-
-
-def some_texts(seed: int) -> tuple[list[str], list[str]]:
-    """Predictions that are right, nearly right, wrong and empty."""
-    generator = random.Random(seed)
-    words = ["Ein", "Hund,", "läuft", "über", "(die)", "Wiese.", "u.s.w.", "3,5"]
-    references = [" ".join(generator.choices(words, k=generator.randint(1, 9))) for _ in range(30)]
-    changes = [lambda text: text, lambda text: text[2:], lambda text: text + " Hund", lambda _: ""]
-    return [generator.choice(changes)(text) for text in references], references
-
-
-def score_of_texts(metric: str, predictions: list[str], references: list[str]) -> float:
-    result = METRICS[metric](keep_in_memory=True).compute(predictions=predictions, references=references)
-    return result[metric]
-
-
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_sum_of_the_statistics_has_exactly_the_score_of_the_metric(metric: str, seed: int) -> None:
-    predictions, references = some_texts(seed)
-    total = row_statistics(metric, predictions, references).sum(axis=0)
-    score = score_of_sum(metric, total)
-    assert score == score_of_texts(metric, predictions, references)
-    assert 0 < score < 100
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_the_bootstrap_scores_resampled_texts(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESAMPLES", 5)
-    predictions, references = some_texts(seed=0)
-    generator = np.random.default_rng(7)
-    expected = []
-    for _ in range(5):
-        rows = generator.integers(30, size=30)
-        expected.append(
-            score_of_texts(metric, [predictions[row] for row in rows], [references[row] for row in rows])
-        )
-    scores = bootstrap_scores(metric, row_statistics(metric, predictions, references), seed=7)
-    assert scores.tolist() == expected
-    assert len(set(expected)) > 1
-
-
-def test_an_interval_holds_95_of_100_resamples() -> None:
-    """Of right and wrong rows, whose number right is binomial."""
-    right = [row % 4 == 0 for row in range(400)]
-    scores = bootstrap_scores("exact_match", np.array([right, [1] * 400]).T, seed=0)
-    estimate = module._estimate(25.0, scores)
-    assert np.mean((scores >= estimate.low) & (scores <= estimate.high)) == pytest.approx(0.95, abs=0.01)
-    deviation = 100 * (0.25 * 0.75 / 400) ** 0.5
-    assert estimate.low == pytest.approx(25 - 1.96 * deviation, abs=1)
-    assert estimate.high == pytest.approx(25 + 1.96 * deviation, abs=1)
-
-
 # Comparisons.
 
 
@@ -141,8 +82,9 @@ def test_scores_are_those_of_the_metrics_and_lie_in_their_intervals(
     whole: Candidate, compared: Comparison
 ) -> None:
     translations = whole.translator([row["source"] for row in ROWS])
+    expected, _ = score_translations(translations, [row["target"] for row in ROWS])
     for metric, score in compared.teacher.scores.items():
-        assert score.value == score_of_texts(metric, translations, [row["target"] for row in ROWS])
+        assert score.value == expected[metric]
         assert score.low < score.value < score.high
     assert set(compared.signatures) == {"bleu", "chrf"}
     assert compared.rows == 40

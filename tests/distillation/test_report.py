@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vaswani.distillation.comparison import Comparison, Estimate, ModelResult
+from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import as_dict, as_markdown, prepare_folder, write_report
 from vaswani.errors import RunError, UserError
 from vaswani.insight.quality_plot import PlottedModel, draw_quality_against_speed, quality_against_speed_png
+from vaswani.training.confidence import Estimate
 
 
 def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:

@@ -179,7 +179,7 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             "give the folder that a training wrote"
         )
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more specific
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(

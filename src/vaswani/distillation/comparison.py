@@ -1,10 +1,9 @@
 """Measuring students against their teacher: size, quality with confidence, retention and decoding speed.
 
-Confidence intervals are percentiles of bootstrap resamples of the rows (Koehn, 2004, W04-3250). The same
-resamples serve every model, so those of retentions and differences are paired: what makes a row easy or hard
-for all models does not widen them.
+The same bootstrap resamples of the rows serve every model (see `training/confidence.py`), so the intervals of
+retentions and differences are paired.
 
-S rows · K statistics of a row, whose sums determine a score · R resamples
+R resamples
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.errors import UserError
 from vaswani.inference.evaluation import Evaluation, evaluate
 from vaswani.inference.translation import Translator
+from vaswani.training.confidence import PERCENTILES, RESAMPLES, Estimate, resampled_scores
 from vaswani.training.metrics import METRICS, score_translations
 
-RESAMPLES = 1000
-PERCENTILES = (2.5, 97.5)  # of the resamples: the ends of a 95 % confidence interval
 SPEED_ROWS = 500  # most rows that speed is measured on
 ROUNDS = 5  # that are timed, after one of warm-up
 
@@ -48,15 +44,6 @@ class Candidate:
     name: str
     translator: Translator
     folder: Path | None = None
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95 % confidence interval, `low` to `high`."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -198,7 +185,7 @@ def compare(
     seconds = decoding_seconds(translators, sources, progress)
 
     references = [row["target"] for row in rows]
-    resampled = [_resample(evaluation, references, seed) for evaluation in evaluations]
+    resampled = [resampled_scores(_texts(evaluation), references, seed) for evaluation in evaluations]
     measured = list(map(_Measured, candidates, roles, evaluations, resampled, seconds))
     without_distillation = measured[-1] if baseline else None
     return Comparison(
@@ -252,48 +239,8 @@ def _machine(device: torch.device) -> dict[str, Any]:
     return {"device": name, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
 
 
-# Quality: statistics of each row, and scores of resampled rows.
-
-
-def row_statistics(metric: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What a score needs to know of each row: int64 [S, K]."""
-    if metric == "exact_match":
-        pairs = zip(predictions, references, strict=True)
-        return np.array([[prediction == reference, 1] for prediction, reference in pairs], dtype=np.int64)
-    # sacreBLEU's public functions score texts only, which would take minutes for each interval.
-    return np.array(_SACREBLEU[metric]._extract_corpus_statistics(predictions, [references]), dtype=np.int64)
-
-
-def score_of_sum(metric: str, total: np.ndarray) -> float:
-    """The metric's score, 0 to 100, of rows whose statistics sum up to `total` [K]."""
-    if metric == "exact_match":
-        equal, rows = total.tolist()
-        return 100.0 * equal / rows
-    return _SACREBLEU[metric]._compute_score_from_stats(total.tolist()).score
-
-
-_SACREBLEU: dict[str, Any] = {"bleu": BLEU(), "chrf": CHRF()}  # with the options of `METRICS`
-
-
-def bootstrap_scores(metric: str, statistics_of_rows: np.ndarray, seed: int) -> np.ndarray:
-    """Scores of resampled rows, float64 [R], from statistics [S, K]; a seed draws the same rows for all."""
-    generator = np.random.default_rng(seed)
-    count = len(statistics_of_rows)
-    draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))
-    return np.array([score_of_sum(metric, statistics_of_rows[rows].sum(axis=0)) for rows in draws])
-
-
-def _resample(evaluation: Evaluation, references: list[str], seed: int) -> dict[str, np.ndarray]:
-    predictions = [translation.text for translation in evaluation.translations]
-    return {
-        metric: bootstrap_scores(metric, row_statistics(metric, predictions, references), seed)
-        for metric in METRICS
-    }
-
-
-def _estimate(value: float, resampled: np.ndarray) -> Estimate:
-    low, high = np.percentile(resampled, PERCENTILES)
-    return Estimate(value, float(low), float(high))
+def _texts(evaluation: Evaluation) -> list[str]:
+    return [translation.text for translation in evaluation.translations]
 
 
 # Speed.
@@ -348,7 +295,7 @@ def _result(
         dtype=str(translator.model.dtype).removeprefix("torch."),
         max_length=translator.max_length,
         untranslated_rows=model.evaluation.untranslated_rows,
-        scores={name: _estimate(scores[name], model.resampled[name]) for name in METRICS},
+        scores={name: Estimate.from_resamples(scores[name], model.resampled[name]) for name in METRICS},
         retention=_retention(model, teacher, metric),
         gain=_gain(model, baseline, metric) if baseline and model.role == "student" else None,
         seconds=model.seconds,
@@ -362,11 +309,13 @@ def _retention(model: _Measured, teacher: _Measured, metric: str) -> Estimate | 
         return None
     ratio = model.evaluation.scores[metric] / teacher.evaluation.scores[metric]
     defined = teacher.resampled[metric] > 0
-    return _estimate(ratio, model.resampled[metric][defined] / teacher.resampled[metric][defined])
+    return Estimate.from_resamples(
+        ratio, model.resampled[metric][defined] / teacher.resampled[metric][defined]
+    )
 
 
 def _gain(model: _Measured, baseline: _Measured, metric: str) -> Estimate:
-    return _estimate(
+    return Estimate.from_resamples(
         model.evaluation.scores[metric] - baseline.evaluation.scores[metric],
         model.resampled[metric] - baseline.resampled[metric],
     )

@@ -10,15 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vaswani.distillation.comparison import Comparison, Estimate, ModelResult
-from vaswani.distillation.whole_files import write_whole
+from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.errors import RunError, UserError
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
+from vaswani.training.confidence import Estimate
+from vaswani.training.metrics import METRIC_NAMES
+from vaswani.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
 MARKDOWN, JSON, PLOT = "report.md", "report.json", "quality_speed.png"
-METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "exact_match": "exact match"}
 COLUMNS = (
     *("model", "role", "parameters", "weights", *METRIC_NAMES.values()),
     *("retention", "sentences/s", "speed-up"),

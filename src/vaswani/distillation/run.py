@@ -38,11 +38,11 @@ from vaswani.distillation.teacher_targets import (
 )
 from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
 from vaswani.errors import UserError
-from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.run_facts import SETTINGS_FILE
 from vaswani.inference.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
-from vaswani.training.checkpoints import CONFIG_FILE_NAME
 from vaswani.training.config_file import RunConfig
 from vaswani.training.run import (
     Tokenizers,
@@ -51,6 +51,7 @@ from vaswani.training.run import (
     build_trainer,
     check_config,
     model_config,
+    publish,
 )
 from vaswani.training.trainer import Trainer
 
@@ -75,7 +76,9 @@ def distill(config: DistillationConfig) -> Comparison | None:
     run.run()
     if config.distillation.baseline:
         BaselineRun(config).run_unless_done()
-    return _report(config, run) if PartialState().is_main_process else None
+    comparison = _report(config, run) if PartialState().is_main_process else None
+    publish(config)
+    return comparison
 
 
 class DistillationRun(TrainingRun):
@@ -145,7 +148,7 @@ class DistillationRun(TrainingRun):
         self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
         if self.config.training.should_save:  # from here on there is something to go on with
             self.config.output_dir.mkdir(parents=True, exist_ok=True)
-            self.config.save(self.config.output_dir / CONFIG_FILE_NAME)
+            self.config.save(self.config.output_dir / SETTINGS_FILE)
         if self.options.targets != "references":
             rows = self._teach_targets(corpus.splits["train"])
             corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
@@ -225,7 +228,8 @@ class BaselineRun(TrainingRun):
     def __init__(self, config: DistillationConfig):
         training = copy.copy(config.training)
         training.output_dir = str(config.output_dir / BASELINE)
-        super().__init__(RunConfig(config.model, config.data, training))
+        training.push_to_hub = False
+        super().__init__(RunConfig(config.model, config.data, training, config.card))
         self.student = config.output_dir
 
     def run_unless_done(self) -> None:
@@ -234,7 +238,7 @@ class BaselineRun(TrainingRun):
         if (folder / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
             return
         _say(f"training the same student without distillation in {folder}")
-        has_begun = (folder / CONFIG_FILE_NAME).is_file()
+        has_begun = (folder / SETTINGS_FILE).is_file()
         self.config.training.resume_from_checkpoint = "true" if has_begun else None
         self.run()
 

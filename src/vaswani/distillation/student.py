@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.ensembling import Ensemble
 
 Layers: TypeAlias = "int | Sequence[int] | None"  # so many, evenly spaced; these, in this order; all

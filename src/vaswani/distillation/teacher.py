@@ -14,9 +14,9 @@ from vaswani.data.corpus import CorpusSpec
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
-from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.run_facts import SETTINGS_FILE
 from vaswani.inference.ensembling import Ensemble
-from vaswani.training.checkpoints import CONFIG_FILE_NAME
 from vaswani.training.config_file import load_config
 from vaswani.training.run import train
 
@@ -84,7 +84,7 @@ def _trained(name: str, config: DistillationConfig) -> Path:
         return teacher.output_dir
     corpus = {field.name: getattr(config.data, field.name) for field in fields(CorpusSpec)}
     teacher.data = replace(teacher.data, **corpus)
-    if (teacher.output_dir / CONFIG_FILE_NAME).is_file():  # written when it has begun
+    if (teacher.output_dir / SETTINGS_FILE).is_file():  # written when it has begun
         teacher.training.resume_from_checkpoint = "true"
     print(f"training the teacher of {name} in {teacher.output_dir}", flush=True)
     train(teacher)

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from vaswani.errors import RunError, UserError
-from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.scoring import sequence_log_probs
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 

@@ -14,6 +14,18 @@ from transformers.activations import ACT2FN
 
 from .sparse_pattern import SparsePattern
 
+# Which class of the code that travels with a checkpoint serves which Auto class.
+AUTO_MAP = {
+    "AutoConfig": "configuration_vaswani.VaswaniConfig",
+    "AutoModel": "modeling_vaswani.VaswaniModel",
+    "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
+}
+
+# Beyond these a configuration is a mistake, or an attack on the memory of whoever loads it.
+MOST_LAYERS = 1_000
+LARGEST_SIZE = 2**27  # tokens, positions and widths
+LARGEST_SPARSE_SIZE = 2**16  # tokens in a block, and blocks that a block sees
+
 
 @strict
 class VaswaniConfig(PreTrainedConfig):
@@ -106,7 +118,7 @@ class VaswaniConfig(PreTrainedConfig):
             self.decoder_vocab_size = self.vocab_size
         if self.share_encoder_decoder_embeddings is None:
             self.share_encoder_decoder_embeddings = self.decoder_vocab_size == self.vocab_size
-        super().__post_init__(**kwargs)
+        super().__post_init__(**{**kwargs, "auto_map": _checked_auto_map(kwargs.get("auto_map", {}))})
 
     def layer_attention(self, stack: str) -> list[str]:
         """`"full"` or `"sparse"` for each layer of the `"encoder"` or the `"decoder"`."""
@@ -121,20 +133,18 @@ class VaswaniConfig(PreTrainedConfig):
         return SparsePattern.from_config(self, num_heads, layer, causal=stack == "decoder")
 
     def validate_sizes(self):
-        """Every size is a positive number; layer counts may not be zero either."""
-        for name in (
-            *(
-                "vocab_size",
-                "d_model",
-                "encoder_layers",
-                "decoder_layers",
-                "encoder_ffn_dim",
-                "decoder_ffn_dim",
-            ),
-            *("encoder_attention_heads", "decoder_attention_heads", "max_position_embeddings"),
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        """Every size is a positive number that a machine can hold; layer counts may not be zero either."""
+        sizes = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_ffn_dim", "decoder_ffn_dim")
+        heads = ("encoder_attention_heads", "decoder_attention_heads")
+        limits = dict.fromkeys((*sizes, *heads, "max_position_embeddings"), LARGEST_SIZE)
+        limits |= dict.fromkeys(("encoder_layers", "decoder_layers"), MOST_LAYERS)
+        sparse = ("block_size", "window_blocks", "global_blocks", "global_tokens", "random_blocks")
+        for name, limit in limits.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 and at most {limit:,}.")
+        for name in (f"sparse_{name}" for name in sparse):
+            if getattr(self, name) > LARGEST_SPARSE_SIZE:
+                raise ValueError(f"{name}={getattr(self, name)} must be at most {LARGEST_SPARSE_SIZE:,}.")
 
     def validate_heads(self):
         """The heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
@@ -206,3 +216,19 @@ class VaswaniConfig(PreTrainedConfig):
                 raise ValueError(
                     f"{name}={token} lies outside the vocabulary of {limit} tokens (0 to {limit - 1})."
                 )
+
+
+def _checked_auto_map(found: dict[str, str]) -> dict[str, str]:
+    """Ours, unless a checkpoint names other code, which nobody should run unawares."""
+    if not isinstance(found, dict):
+        raise ValueError(f"auto_map={found!r} must give a class for each Auto class; delete it.")
+    for name, reference in found.items():
+        if AUTO_MAP.get(name) != reference:
+            raise ValueError(
+                f"auto_map names {reference!r} for {name}, which is no code of a vaswani model; delete "
+                "auto_map from config.json, or give a model of your own a model_type of its own."
+            )
+    return dict(AUTO_MAP)
+
+
+VaswaniConfig.register_for_auto_class()

@@ -46,6 +46,7 @@ from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from .generation import SharedSourceMixin
 from .linear import Linear
 from .linear_cross_entropy import linear_cross_entropy
+from .model_card import ModelCardMixin
 from .projected_loss import TokenLoss, projected_loss
 from .short_attention import additive_mask, gains_from_short_attention, short_attention_forward
 from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
@@ -327,7 +328,7 @@ class VaswaniDecoderLayer(VaswaniLayer):
 
 
 @auto_docstring
-class VaswaniPreTrainedModel(PreTrainedModel):
+class VaswaniPreTrainedModel(ModelCardMixin, PreTrainedModel):
     config: VaswaniConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -804,3 +805,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         return loss / (
             (labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         )
+
+
+# Saved models bring the code of `model/` with them, for users without the plugin.
+VaswaniModel.register_for_auto_class("AutoModel")
+VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")

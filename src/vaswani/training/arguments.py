@@ -122,6 +122,20 @@ class DataArguments:
 
 
 @dataclass
+class CardArguments:
+    """What the model card says that no training can know; what is left out is "not stated" there."""
+
+    language: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Codes of the languages, such as: de en. Of the built-in dates they are known."},
+    )
+    license: str | None = option(None, "Of the model, as the Hub calls it: apache-2.0, mit, cc-by-4.0 ...")
+    data_name: str | None = option(None, "How the data are called; default as they are given.")
+    data_url: str | None = option(None, "Where they come from.")
+    data_license: str | None = option(None, "Under which licence.")
+
+
+@dataclass
 class TrainingArguments(Seq2SeqTrainingArguments):
     """transformers' training arguments with the paper's defaults and a few more fields.
 

@@ -13,8 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vaswani.errors import UserError
-
-CONFIG_FILE_NAME = "training_config.yaml"
+from vaswani.hub.run_facts import SETTINGS_FILE
 
 logger = logging.get_logger(__name__)
 
@@ -66,7 +65,7 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
         if path == found:
             break
         logger.warning(f"{path} is half-written and is not used.")
-    if found is None and not (output_dir / CONFIG_FILE_NAME).is_file():
+    if found is None and not (output_dir / SETTINGS_FILE).is_file():
         raise UserError(
             f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"
         )

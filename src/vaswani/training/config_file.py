@@ -1,7 +1,7 @@
 """From a YAML file and command-line flags to the arguments of one run, and back to YAML.
 
-A configuration file is flat: each key is a field of `ModelArguments`, `DataArguments` or `TrainingArguments`,
-which has all of transformers' training arguments; a run of another kind has a section more. The file gives
+A configuration file is flat: each key is a field of `ModelArguments`, `DataArguments`, `CardArguments` or
+`TrainingArguments`, which has all of transformers'; a run of another kind has a section more. The file gives
 defaults and flags override them; both go through one `HfArgumentParser`, so they obey the same types.
 """
 
@@ -23,7 +23,7 @@ from transformers import HfArgumentParser
 
 from vaswani.data.corpus import SPLITS
 from vaswani.errors import UserError
-from vaswani.training.arguments import DataArguments, ModelArguments, TrainingArguments
+from vaswani.training.arguments import CardArguments, DataArguments, ModelArguments, TrainingArguments
 
 # Not a property of the run (where it continues), or not for others to read.
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
@@ -57,6 +57,7 @@ class RunConfig:
     model: ModelArguments
     data: DataArguments
     training: TrainingArguments
+    card: CardArguments
 
     command: ClassVar[str] = "train"
     purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
@@ -72,14 +73,7 @@ class RunConfig:
         values: dict[str, Any] = {}
         for name in (name for name in sections(type(self)) if name != "training"):
             values |= dataclasses.asdict(getattr(self, name))
-        ours = TrainingArguments.__annotations__
-        defaults = _TransformersDefaults()
-        for field in dataclasses.fields(self.training):
-            value = getattr(self.training, field.name, None)
-            changed = field.init and value != getattr(defaults, field.name)
-            if field.name not in UNSAVED_FIELDS and (changed or field.name in (*ours, "output_dir")):
-                values[field.name] = _plain(value)
-        return values
+        return values | training_settings(self.training)
 
     def save(self, path: Path) -> None:
         """Write a configuration file that repeats this run."""
@@ -88,6 +82,18 @@ class RunConfig:
         path.write_text(
             header + yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8"
         )
+
+
+def training_settings(training: TrainingArguments) -> dict[str, Any]:
+    """Plain values: the fields of ours, and those of transformers that differ from their defaults."""
+    values, defaults = {}, _TransformersDefaults()
+    for field in dataclasses.fields(training):
+        value = getattr(training, field.name, None)
+        changed = field.init and value != getattr(defaults, field.name)
+        is_ours = field.name in (*TrainingArguments.__annotations__, "output_dir")
+        if field.name not in UNSAVED_FIELDS and (changed or is_ours):
+            values[field.name] = _plain(value)
+    return values
 
 
 class _TransformersDefaults(TrainingArguments):
@@ -245,9 +251,9 @@ class _Parser(HfArgumentParser):
             return value
         if isinstance(value, dict) or (isinstance(value, list) and "list" not in hint):
             self.error(f"argument --{name}: expected one value, got {value}")
-        if value is False and "bool" not in hint:
-            value = "no"  # YAML reads a bare `no` as false
         texts = value if isinstance(value, list) else [value]
+        if "bool" not in hint:
+            texts = ["no" if text is False else text for text in texts]  # YAML reads a bare `no` as false
         namespace, rest = self.parse_known_args([f"--{name}", *map(str, texts)])
         return value if rest else getattr(namespace, name)
 

@@ -68,6 +68,7 @@ class ExactMatch(evaluate.Metric):
 
 
 METRICS: dict[str, type[evaluate.Metric]] = {"bleu": Bleu, "chrf": Chrf, "exact_match": ExactMatch}
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "exact_match": "exact match"}  # for people
 
 
 def score_translations(
@@ -96,16 +97,19 @@ def decode(token_ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 class TranslationMetrics:
     """The `compute_metrics` of a `Seq2SeqTrainer` that evaluates with `predict_with_generate`.
 
-    Holds the latest `signatures`, which are texts and so have no place among the numbers that a trainer logs.
+    Holds the latest scores with what has no place among the numbers that a trainer logs: signatures, texts.
     """
 
     def __init__(self, target_tokenizer: PreTrainedTokenizerBase):
         self.target_tokenizer = target_tokenizer
+        self.scores: dict[str, float] = {}
         self.signatures: dict[str, str] = {}
+        self.predictions: list[str] = []
+        self.references: list[str] = []
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Score generated token ids [rows, length] against label ids [rows, length]."""
-        hypotheses = decode(prediction.predictions, self.target_tokenizer)
-        references = decode(prediction.label_ids, self.target_tokenizer)
-        scores, self.signatures = score_translations(hypotheses, references)
-        return scores
+        self.predictions = decode(prediction.predictions, self.target_tokenizer)
+        self.references = decode(prediction.label_ids, self.target_tokenizer)
+        self.scores, self.signatures = score_translations(self.predictions, self.references)
+        return self.scores

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
@@ -26,32 +27,56 @@ from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
 from vaswani.data.corpus import Corpus, CorpusSpec, load_corpus
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError
+from vaswani.hub.card import write_card
+from vaswani.hub.push import push_folder
+from vaswani.hub.run_facts import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, read_run_facts
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
 from vaswani.training.bpe_dropout import BpeDropoutCollator
-from vaswani.training.checkpoints import CONFIG_FILE_NAME, checkpoint_to_resume
+from vaswani.training.checkpoints import checkpoint_to_resume
 from vaswani.training.config_file import RunConfig
-from vaswani.training.metrics import METRICS, TranslationMetrics, decode
+from vaswani.training.final_evaluation import evaluate_finished
+from vaswani.training.metrics import METRICS, TranslationMetrics
 from vaswani.training.trainer import Trainer
-
-CORPUS_FILE_NAME = "corpus.json"
-NUM_SAMPLES = 8  # translations shown at the end
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
 def train(config: RunConfig) -> dict[str, float]:
-    """Train a model, save it in `output_dir`, evaluate it and show a few translations (see `TrainingRun`)."""
-    return TrainingRun(config).run()
+    """Train a model, save it in `output_dir`, evaluate it and write its card (see `TrainingRun`)."""
+    scores = TrainingRun(config).run()
+    publish(config)
+    return scores
+
+
+def publish(config: RunConfig) -> None:
+    """Write the card of a finished run and, where `push_to_hub` is set, push the model with it.
+
+    Raises:
+        UserError, RunError: it could not be pushed.
+    """
+    if not PartialState().is_main_process:
+        return
+    folder, training = config.output_dir, config.training
+    name = training.hub_model_id or folder.absolute().name
+    write_card(folder, read_run_facts(folder), name)
+    if not training.push_to_hub:
+        return
+    options: dict[str, Any] = {"private": training.hub_private_repo, "token": training.hub_token}
+    try:
+        url = push_folder(folder, name, revision=training.hub_revision, **options)
+    except (UserError, RunError) as error:
+        raise RunError(f"{error}; then: vaswani push --model {folder} --repo {name}") from error
+    print(f"published {url}", flush=True)
 
 
 class TrainingRun:
     """A training run, step by step; a run of another kind replaces some of the steps.
 
     Writes `training_config.yaml` (the resolved configuration), `corpus.json` (where the data came from), the
-    tokenizers, checkpoints, the final model and its scores.
+    tokenizers, checkpoints, the final model and its scores (`evaluation.json`).
     """
 
     def __init__(self, config: RunConfig):
@@ -86,12 +111,12 @@ class TrainingRun:
             _record(config, corpus, counts, tokenizers)
 
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        trainer.save_model()
+        trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
         trainer.save_state()
         trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
         if trainer.is_world_process_zero():
             print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
-        return _report(trainer, splits, tokenizers)
+        return evaluate_finished(trainer, splits, tokenizers[0])
 
     def check(self) -> None:
         """Find what would fail only after the corpus was read, or at the first evaluation."""
@@ -237,7 +262,7 @@ def _check_same_model(model: PreTrainedModel, checkpoint: Path) -> None:
         if asked != found:
             raise UserError(
                 f"{name}={asked}, but {checkpoint} has {found}; "
-                f"resume with the configuration of the run ({CONFIG_FILE_NAME} beside the checkpoint)"
+                f"resume with the configuration of the run ({SETTINGS_FILE} beside the checkpoint)"
             )
 
 
@@ -293,10 +318,11 @@ def _row_counts(corpus: Corpus, splits: dict[str, Any]) -> dict[str, str]:
 def _record(config: RunConfig, corpus: Corpus, counts: dict[str, str], tokenizers: Tokenizers) -> None:
     """Write down what the run is made of, before it begins."""
     config.output_dir.mkdir(parents=True, exist_ok=True)
+    (config.output_dir / EVALUATION_FILE).unlink(missing_ok=True)  # of an earlier end of this run
     save_tokenizers(*tokenizers, config.output_dir)
-    config.save(config.output_dir / CONFIG_FILE_NAME)
+    config.save(config.output_dir / SETTINGS_FILE)
     provenance = json.dumps({"rows": counts, **corpus.fingerprint}, indent=2, ensure_ascii=False)
-    (config.output_dir / CORPUS_FILE_NAME).write_text(provenance, encoding="utf-8")
+    (config.output_dir / CORPUS_FILE).write_text(provenance, encoding="utf-8")
 
 
 def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
@@ -326,38 +352,3 @@ def peak_memory() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _report(trainer: Trainer, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
-    """Evaluate the final model, save the scores, and show them with a few translations."""
-    split = "test" if "test" in splits else "validation"
-    if split not in splits:
-        return {}
-    rows = splits[split]
-    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
-    scores = trainer.evaluate(rows, metric_key_prefix=split)
-    trainer.save_metrics(split, scores)
-    sample = rows.select(evenly_spread(len(rows), NUM_SAMPLES))
-    generated = trainer.predict(sample, metric_key_prefix="sample").predictions
-    if trainer.is_world_process_zero():
-        named = [(name, scores.get(f"{split}_{name}")) for name in ("loss", *METRICS)]
-        shown = ", ".join(f"{name} {score:.2f}" for name, score in named if score is not None)
-        print(f"\n{split} ({len(rows):,} rows): {shown}")
-        print(*getattr(trainer.compute_metrics, "signatures", {}).values(), sep="\n", end="\n\n")
-        if generated is not None:
-            _show(sample, generated, tokenizers)
-    return scores
-
-
-def _show(sample: Dataset, generated: Any, tokenizers: Tokenizers) -> None:
-    source_tokenizer, target_tokenizer = tokenizers
-    sources = source_tokenizer.batch_decode(list(sample["input_ids"]), skip_special_tokens=True)
-    references = target_tokenizer.batch_decode(list(sample["labels"]), skip_special_tokens=True)
-    translations = decode(generated, target_tokenizer)
-    for source, translation, reference in zip(sources, translations, references, strict=True):
-        wrong = "" if translation == reference else f"  (reference: {_shortened(reference)})"
-        print(f"{_shortened(source)}  →  {_shortened(translation)}{wrong}")
-
-
-def _shortened(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"

@@ -17,7 +17,6 @@ from transformers import (
     EarlyStoppingCallback,
     EvalPrediction,
     PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
     TrainerCallback,
 )
 from transformers.trainer import TRAINER_STATE_NAME
@@ -28,10 +27,11 @@ from vaswani.data.tokenization import save_tokenizers
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.training.arguments import TrainingArguments
 from vaswani.training.losses import label_smoothed_loss
+from vaswani.training.publishing import PublishingTrainer
 from vaswani.training.schedule import inverse_sqrt_schedule
 
 
-class Trainer(Seq2SeqTrainer):
+class Trainer(PublishingTrainer):
     """Trains an encoder-decoder model on a tokenized parallel corpus.
 
     Data sets hold `input_ids` and `labels` (lists of token ids); a batch holds `args.max_tokens_per_batch` of

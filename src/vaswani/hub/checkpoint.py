@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
+from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
+from vaswani.hub.run_facts import count_parameters
 
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -41,7 +49,8 @@ def load_checkpoint(
     device, dtype = _device(device), _dtype(dtype)
     directory = Path(name) if Path(name).is_dir() else _download(str(name))
     config = _load_config(directory)
-    _check_weight_files(directory)
+    files = _check_weight_files(directory)
+    _check_size(directory, config, files)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
     model = _load_model(directory, config, dtype)
     _check_vocabulary(directory, model, source_tokenizer)
@@ -75,10 +84,10 @@ def _download(name: str) -> Path:
         directory = Path(snapshot_download(name, allow_patterns=[*_ALL_BUT_WEIGHTS, "model*.safetensors"]))
         if not any(directory.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=[_PICKLED_WEIGHTS])
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except HUB_ERRORS as error:
         raise UserError(
-            f"model {name!r} is neither a folder here nor to be had from the Hub ({type(error).__name__}); "
-            "give the folder that a training wrote, or check the name and the connection"
+            f"model {name!r} is neither a folder here nor to be had from the Hub: "
+            f"{describe_hub_failure(error, name)}"
         ) from error
     return directory
 
@@ -91,7 +100,7 @@ def _load_config(directory: Path) -> Any:
         remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
         raise UserError(f"{directory} holds no model (it has no config.json); {remedy}")
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # not JSON, an unknown model type, a field that fails its validation
         raise UserError(f"{directory / 'config.json'} cannot be used: {_one_line(error)}") from error
     if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
@@ -102,15 +111,18 @@ def _load_config(directory: Path) -> Any:
     return config
 
 
-def _check_weight_files(directory: Path) -> None:
-    """Read the headers of the weight files, which tell their sizes, before anything is loaded."""
+def _check_weight_files(directory: Path) -> list[Path]:
+    """The weight files, if they are whole; a header tells the size of each before it is loaded.
+
+    Pickled weights tell no size: there are no files to return then, and loading shows whether they are whole.
+    """
     if (directory / _WEIGHTS_INDEX).is_file():
         index = _read_json(directory / _WEIGHTS_INDEX)
         files = [directory / name for name in sorted(set(index.get("weight_map", {}).values()))]
     elif (directory / _WEIGHTS).is_file():
         files = [directory / _WEIGHTS]
     elif any(directory.glob(_PICKLED_WEIGHTS)):
-        return  # these tell no size; loading them shows whether they are whole
+        return []
     else:
         raise UserError(
             f"{directory} has no weights ({_WEIGHTS}); it may be half-written: use another checkpoint"
@@ -125,6 +137,26 @@ def _check_weight_files(directory: Path) -> None:
             raise UserError(
                 f"{file} is damaged or half-written ({_one_line(error)}); use another checkpoint"
             ) from error
+    return files
+
+
+def _check_size(directory: Path, config: PreTrainedConfig, files: list[Path]) -> None:
+    """A configuration that was changed may ask for more room than there is, before weights are compared."""
+    held = sum(_count_weights(file) for file in files)
+    try:
+        needed = count_parameters(config)
+    except Exception as error:  # sizes that do not even fit a number of 64 bits
+        raise UserError(f"{directory / 'config.json'} cannot be used: {_one_line(error)}") from error
+    if files and needed > 2 * held:
+        raise UserError(
+            f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
+            f"it hold {held:,}; they do not belong together: use another checkpoint"
+        )
+
+
+def _count_weights(file: Path) -> int:
+    with safe_open(file, framework="pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -137,7 +169,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _load_model(directory: Path, config: Any, dtype: str | torch.dtype) -> PreTrainedModel:
     try:
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
-            directory, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+            directory,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     except Exception as error:  # pickled weights cut short, or weights of other shapes than the config's
         raise UserError(

@@ -12,7 +12,7 @@ from transformers import BertConfig, GPT2Config
 
 from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizer
 from vaswani.errors import UserError
-from vaswani.inference.checkpoint import load_checkpoint
+from vaswani.hub.checkpoint import load_checkpoint
 
 WEIGHTS = "model.safetensors"
 

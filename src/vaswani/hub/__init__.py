@@ -1,0 +1,1 @@
+"""Sharing a model: its card, what travels with it, and the upload."""

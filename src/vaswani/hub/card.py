@@ -1,0 +1,270 @@
+"""The model card: a Markdown file for people, under metadata for the Hub; both say only what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
+from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.model.model_card import (
+    CARD_FILE_NAME,
+    MARK,
+    architecture_table,
+    describe,
+    is_written_by_us,
+    model_tags,
+    usage,
+)
+from vaswani.whole_files import write_whole
+
+# Fields of a training's configuration that the card lists, if they are known.
+LISTED_SETTINGS = (
+    *("max_steps", "num_train_epochs", "max_tokens_per_batch", "gradient_accumulation_steps"),
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "label_smoothing_factor", "weight_decay"),
+    *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("dropout", "attention_dropout", "activation_dropout", "bpe_dropout", "bf16", "fp16", "seed"),
+    *("teacher", "targets", "student", "label_weight", "soft_target_weight", "divergence", "temperature"),
+    *("cosine_weight", "relation_weight"),
+)
+NOT_STATED = "not stated"
+
+
+def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
+    """The card of a model.
+
+    Args:
+        facts: what is known of it.
+        repo_id: where the model can be loaded from; its last part is the model's name.
+    """
+    name = repo_id.rpartition("/")[2]
+    sections = {
+        "Use": _usage(facts, repo_id),
+        "Results": _results(facts),
+        "Data": _data(facts),
+        "Training": _training(facts),
+        "Architecture": _architecture(facts),
+        "Limits": "\n".join(f"- {limit}" for limit in _limits(facts)),
+    }
+    parts = [f"# {name}", _summary(facts)]
+    parts += [f"## {title}\n\n{text}" for title, text in sections.items() if text]
+    if facts.distillation:
+        parts.insert(-1, facts.distillation.strip() + f"\n\n![Quality against speed]({DISTILLATION_PLOT})")
+    parts.append(MARK)
+    metadata = _metadata(facts, name).to_yaml()
+    return ModelCard(f"---\n{metadata}\n---\n\n" + "\n\n".join(parts) + "\n")
+
+
+def write_card(folder: Path, facts: RunFacts, repo_id: str) -> None:
+    """Write the card into a folder, unless there is one that someone wrote."""
+    path = folder / CARD_FILE_NAME
+    if not path.is_file() or is_written_by_us(path.read_text(encoding="utf-8")):
+        write_whole(path, str(model_card(facts, repo_id)).encode())
+
+
+# ------------------------------------------------------------------------------------------------- metadata
+
+
+def _metadata(facts: RunFacts, name: str) -> ModelCardData:
+    settings = facts.settings
+    is_hub_dataset = _hub_dataset(facts) is not None
+    return ModelCardData(
+        language=_languages(facts) or None,
+        license=settings.get("license"),
+        library_name="transformers",
+        pipeline_tag="translation" if facts.evaluation else None,
+        tags=_tags(facts),
+        datasets=[settings["dataset"]] if is_hub_dataset else None,
+        metrics=list(facts.evaluation.get("metrics", {})) or None,
+        model_name=name,
+        eval_results=list(_eval_results(facts)) or None,
+    )
+
+
+def _tags(facts: RunFacts) -> list[str]:
+    config = facts.config
+    tags = model_tags(config) if isinstance(config, VaswaniConfig) else [config.model_type, "encoder-decoder"]
+    return [*tags, *(["knowledge-distillation"] if facts.distillation else [])]
+
+
+def _eval_results(facts: RunFacts) -> Iterator[EvalResult]:
+    evaluation = facts.evaluation
+    for metric, score in evaluation.get("metrics", {}).items():
+        yield EvalResult(
+            task_type="translation",
+            task_name="Translation",
+            dataset_type=_hub_dataset(facts) or data_name(facts),
+            dataset_name=data_name(facts),
+            dataset_config=facts.settings.get("dataset_config"),
+            dataset_split=evaluation["split"],
+            metric_type=metric,
+            metric_name=score["name"],
+            metric_value=round(score["value"], 2),
+            metric_args={"signature": score["signature"]} if score.get("signature") else None,
+        )
+
+
+def _languages(facts: RunFacts) -> list[str]:
+    """Codes of languages, as the Hub takes them: without scripts and regions."""
+    stated = facts.settings.get("language") or facts.corpus.get("locales") or []
+    return sorted({code.replace("_", "-").partition("-")[0] for code in stated})
+
+
+def _hub_dataset(facts: RunFacts) -> str | None:
+    """The name of a data set that came from the Hub."""
+    splits = [value for value in facts.corpus.values() if isinstance(value, dict)]
+    return next((split["dataset"] for split in splits if split.get("dataset")), None)
+
+
+def data_name(facts: RunFacts) -> str:
+    """What the data are called: as stated, or as they were given, without the folders of this machine."""
+    given = facts.settings.get("data_name") or _hub_dataset(facts) or facts.settings.get("dataset")
+    if given is None:
+        files = facts.settings.get("train_file") or []
+        given = " and ".join(Path(file).name for file in files)
+    if facts.settings.get("data_name") is None and _hub_dataset(facts) is None:
+        given = Path(given).name
+    return given or "data that were not recorded"
+
+
+# ------------------------------------------------------------------------------------------------- sections
+
+
+def _summary(facts: RunFacts) -> str:
+    config = facts.config
+    if isinstance(config, VaswaniConfig):
+        what = describe(config, facts.num_parameters)
+    else:
+        what = f"An encoder-decoder of type {config.model_type} with {facts.num_parameters:,} parameters"
+    parts = [f"{what}."]
+    if facts.corpus:
+        source, target = (facts.settings.get(f"{side}_field", side) for side in ("source", "target"))
+        way = "distilled" if facts.settings.get("teacher") else "trained"
+        parts.append(
+            f"It was {way} on {data_name(facts)} to write the `{target}` of a row when it is given the "
+            f"`{source}`, with the `vaswani` plugin."
+        )
+    if facts.unfinished:
+        parts.append(f"**Its training goes on: this is {facts.unfinished}.**")
+    return " ".join(parts)
+
+
+def _usage(facts: RunFacts, repo_id: str) -> str:
+    examples = facts.evaluation.get("examples") or [{"source": "Guten Tag!"}]
+    return usage(facts.config, repo_id, examples[0]["source"], facts.target_tokenizer)
+
+
+def _results(facts: RunFacts) -> str:
+    evaluation = facts.evaluation
+    if not evaluation:
+        return "No scores are known: the training had nothing to evaluate on, or has not come to its end."
+    search = ", ".join(f"{name} {value}" for name, value in evaluation["search"].items())
+    rows = [
+        f"| {score['name']} | {score['value']:.2f} | {score['low']:.2f} to {score['high']:.2f} "
+        f"| {_code(score.get('signature'))} |"
+        for score in evaluation["metrics"].values()
+    ]
+    parts = [
+        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {data_name(facts)}, "
+        f"decoded with {search}:",
+        "\n".join(["| Metric | Score | 95 % interval | Signature |", "|---|---:|---|---|", *rows]),
+        f"Intervals: {evaluation['intervals']}.",
+    ]
+    if evaluation.get("examples"):
+        parts += ["Rows of that split, evenly spread and not chosen:", _examples(evaluation["examples"])]
+    return "\n\n".join(parts)
+
+
+def _code(text: str | None) -> str:
+    return f"`{_cell(text)}`" if text else ""
+
+
+def _examples(examples: list[dict[str, str]]) -> str:
+    rows = (
+        f"| {' | '.join(_cell(example[name]) for name in ('source', 'translation', 'reference'))} |"
+        for example in examples
+    )
+    return "\n".join(["| Source | Written by the model | Reference |", "|---|---|---|", *rows])
+
+
+def _cell(text: str) -> str:
+    shortened = text if len(text) <= 200 else f"{text[:200]} …"
+    return " ".join(shortened.split()).replace("|", "\\|")
+
+
+def _data(facts: RunFacts) -> str:
+    corpus, settings = facts.corpus, facts.settings
+    lines = [
+        f"- Name: {data_name(facts)}" + _in_brackets(settings.get("dataset_config")),
+        f"- Source: {settings.get('data_url') or corpus.get('source') or _origin(facts)}",
+        f"- Licence: {settings.get('data_license') or corpus.get('license') or NOT_STATED}",
+        f"- Languages: {', '.join(_languages(facts)) or NOT_STATED}",
+    ]
+    for split, count in corpus.get("rows", {}).items():
+        files = corpus.get(split, {}).get("files", [])
+        hashes = ", ".join(f"`{Path(file['path']).name}` SHA-256 `{file['sha256']}`" for file in files)
+        lines.append(f"- {split}: {count}" + _in_brackets(hashes))
+    if "sha256" in corpus:
+        lines.append(f"- SHA-256 of all rows: `{corpus['sha256']}`")
+    return "\n".join(lines)
+
+
+def _in_brackets(text: str | None) -> str:
+    return f" ({text})" if text else ""
+
+
+def _origin(facts: RunFacts) -> str:
+    name = _hub_dataset(facts)
+    return f"https://huggingface.co/datasets/{name}" if name else NOT_STATED
+
+
+def _training(facts: RunFacts) -> str:
+    rows = [f"| `{name}` | {_plain(value)} |" for name, value in _listed_settings(facts)]
+    if not rows:
+        return ""
+    versions = facts.evaluation.get("versions", {})
+    made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
+    table = "\n".join(["| Setting | Value |", "|---|---|", *rows])
+    return table + (f"\n\nWith {made_with}." if made_with else "")
+
+
+def _listed_settings(facts: RunFacts) -> Iterator[tuple[str, Any]]:
+    for name in LISTED_SETTINGS:
+        value = facts.settings.get(name)
+        if value is not None and value != [] and not (name == "max_steps" and value <= 0):
+            yield name, value
+
+
+def _plain(value: Any) -> str:
+    """A setting without the folders of this machine."""
+    values = value if isinstance(value, list) else [value]
+    return ", ".join(Path(each).name if isinstance(each, str) else str(each) for each in values)
+
+
+def _architecture(facts: RunFacts) -> str:
+    if isinstance(facts.config, VaswaniConfig):
+        return architecture_table(facts.config, facts.num_parameters)
+    return f"As transformers' `{', '.join(facts.config.architectures or [])}`; see `config.json`."
+
+
+def _limits(facts: RunFacts) -> Iterator[str]:
+    settings, config = facts.settings, facts.config
+    yield (
+        "It knows what its data taught it: on text of other kinds, domains or languages it writes something "
+        "wrong, without a sign that it is."
+    )
+    if {"max_source_length", "max_target_length"} <= settings.keys():
+        yield (
+            f"It was trained on sources of up to {settings['max_source_length']:,} tokens and targets of up "
+            f"to {settings['max_target_length']:,}, and has not been tested beyond."
+        )
+    if isinstance(config, VaswaniConfig) and config.position_embedding == "learned":
+        yield f"It has positions for {config.max_position_embeddings:,} tokens and takes no longer texts."
+    if facts.evaluation:
+        yield "Its scores are against one reference for each row, of the kind of text that it was trained on."
+    yield "It was not examined for bias, nor for harmful or private text that it may repeat."
+    if not settings.get("license"):
+        yield "Under which licence it may be used is not stated: ask those who published it."

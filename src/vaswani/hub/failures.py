@@ -1,0 +1,77 @@
+"""What to tell a user when the Hub, or the way to it, fails: one line with the remedy."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+)
+
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+# ValueError: names and metadata that cannot be. RuntimeError: what ended the upload of a large file.
+HUB_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, OSError, HTTPError, ValueError, RuntimeError)
+
+
+def describe_hub_failure(error: BaseException, repo_id: str, revision: str | None = None) -> str:
+    """Why a model could not be pushed to, or fetched from, a repository."""
+    for link in _chain(error):
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"no space left on the disk for {repo_id}: free some, or set HF_HOME to another disk"
+        if isinstance(link, RevisionNotFoundError):
+            return f"{repo_id} has no revision {revision or 'main'!r}; check its branches and commits"
+        if isinstance(link, HfHubHTTPError) and link.response is not None:
+            return _describe_status(link, repo_id)
+        if isinstance(link, LocalTokenNotFoundError):
+            return f"{repo_id} needs a token, and there is none: {LOG_IN}"
+        if isinstance(link, HFValidationError):
+            return f"{repo_id!r} is no name of a repository ({_one_line(link)}); expected owner/name or name"
+        if isinstance(link, OfflineModeIsEnabled):
+            return f"{repo_id} is not in the cache, and HF_HUB_OFFLINE keeps from the network: unset it"
+        if isinstance(link, HTTPError | ConnectionError):
+            return (
+                f"the connection to {constants.ENDPOINT} failed ({type(link).__name__}): check the network "
+                "and run the same command again"
+            )
+    return (
+        _one_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {_one_line(error)}"
+    )
+
+
+def _describe_status(error: HfHubHTTPError, repo_id: str) -> str:
+    status = error.response.status_code
+    if status == 401 or (status == 404 and get_token() is None):
+        if get_token() is None:
+            return f"{repo_id} does not exist, or is private and needs a token: check the name, or {LOG_IN}"
+        return f"the Hub does not accept the token (401): make a new one, then {LOG_IN}"
+    known = {
+        403: f"the token may not write to {repo_id} (403): take one with write access, or a name of your own",
+        404: f"{repo_id} does not exist, or the token may not see it (404): check the name",
+        409: f"the name {repo_id} is taken by something else (409): choose another",
+        412: f"{repo_id} was changed by someone else in the meantime (412): run the same command again",
+        413: f"a file is too large for {repo_id} (413): save the model in smaller shards",
+        429: "the Hub asks for patience (429): run the same command again later",
+    }
+    if status in known:
+        return known[status]
+    return f"the Hub answered {status} for {repo_id} ({_one_line(error)}); try again later"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

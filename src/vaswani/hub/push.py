@@ -1,0 +1,153 @@
+"""Publishing a trained model: all that it takes to use it elsewhere, in one commit, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import EntryNotFoundError
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from vaswani.data.tokenization import TARGET_SUBFOLDER
+from vaswani.errors import RunError, UserError
+from vaswani.hub.card import model_card
+from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
+from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts, read_run_facts
+from vaswani.model import modeling_vaswani
+from vaswani.model.configuration_vaswani import AUTO_MAP, VaswaniConfig
+from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
+TOKENIZERS = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "*.spm", "spiece.model", "sentencepiece.bpe.model"),
+)
+PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *TOKENIZERS)
+
+
+def check_folder(folder: Path) -> None:
+    """Make sure that a folder holds a whole model: what cannot be loaded here, nobody loads from the Hub.
+
+    Raises:
+        UserError: something is missing, damaged, or does not belong together.
+    """
+    load_checkpoint(folder, device="cpu")
+    if not any(folder.glob("model*.safetensors")):
+        raise UserError(
+            f"{folder} has pickled weights, which are not pushed; load the model and save it anew"
+        )
+
+
+def push_folder(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    message: str = "Upload model",
+    facts: RunFacts | None = None,
+) -> str:
+    """Push the model of a folder, with its code, tokenizers and card, in one commit: wholly, or not at all.
+
+    Checkpoints, the state of the optimizer and the run's configuration with its paths stay here. A card that
+    someone wrote by hand, in the folder or else in the repository, is kept.
+
+    Args:
+        folder: what a training wrote.
+        repo_id: `owner/name`, or a name of the user's own; made if it does not exist.
+        private: whether a repository that is made is private.
+        revision: branch to push to, made if it does not exist; default `main`.
+        token: default that of `hf auth login` or HF_TOKEN.
+        message: of the commit.
+        facts: what the card is made of; default what the folder tells.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        UserError: there is no model in the folder, or the name, the token or the right to write is wrong.
+        RunError: the Hub or the way to it failed; nothing has been published.
+    """
+    facts = facts or read_run_facts(folder)
+    api = HfApi(token=token)
+    try:
+        url = api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(url.repo_id, branch=revision, exist_ok=True)
+        files = _files(folder, facts, _card(api, url.repo_id, revision, folder, facts))
+        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+        stale = [CommitOperationDelete(name) for name in _stale_weights(api, url.repo_id, revision, files)]
+        api.create_commit(
+            url.repo_id, [*operations, *stale], commit_message=message, revision=revision or "main"
+        )
+    except HUB_ERRORS as error:
+        reason = describe_hub_failure(error, repo_id, revision)
+        kind = UserError if _is_the_users(error) else RunError
+        raise kind(f"{folder} was not published: {reason}") from error
+    return str(url)
+
+
+def _is_the_users(error: BaseException) -> bool:
+    """Whether what was given is wrong, rather than the Hub or the way to it."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(error, ValueError) or status in (401, 403, 404, 409)
+
+
+def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path | bytes]:
+    """What is pushed: contents by name."""
+    files: dict[str, Path | bytes] = {"config.json": _config(folder, facts)}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in PUSHED):
+            files[path.name] = path
+    for path in sorted((folder / TARGET_SUBFOLDER).glob("*")):
+        files[f"{TARGET_SUBFOLDER}/{path.name}"] = path
+    if isinstance(facts.config, VaswaniConfig):
+        files |= {path.name: path for path in code_files()}
+    if card is not None:
+        files[CARD_FILE_NAME] = card
+    return files
+
+
+def _config(folder: Path, facts: RunFacts) -> bytes:
+    """The configuration; one that was saved before models brought their code learns where that is."""
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if isinstance(facts.config, VaswaniConfig):
+        values["auto_map"] = AUTO_MAP
+    return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
+
+
+def code_files() -> list[Path]:
+    """The model's code, as it travels: the module of the model and those that it imports from beside it."""
+    modeling = str(modeling_vaswani.__file__)
+    return [Path(modeling), *map(Path, sorted(get_relative_import_files(modeling)))]
+
+
+def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: RunFacts) -> bytes | None:
+    """A new card, or one that someone wrote: that of the folder, or else, by None, the repository's."""
+    here = folder / CARD_FILE_NAME
+    if here.is_file() and not is_written_by_us(text := here.read_text(encoding="utf-8")):
+        return text.encode()
+    try:
+        there = api.hf_hub_download(repo_id, CARD_FILE_NAME, revision=revision)
+    except EntryNotFoundError:
+        return str(model_card(facts, repo_id)).encode()
+    if not is_written_by_us(Path(there).read_text(encoding="utf-8")):
+        logger.warning("the card of %s was edited and is kept; delete it there for a new one", repo_id)
+        return None
+    return str(model_card(facts, repo_id)).encode()
+
+
+def _stale_weights(api: HfApi, repo_id: str, revision: str | None, files: dict[str, Any]) -> Iterator[str]:
+    """Weights of an earlier push that this one does not replace, and that would be loaded with it."""
+    for name in api.list_repo_files(repo_id, revision=revision):
+        if name not in files and any(fnmatch(name, pattern) for pattern in WEIGHTS):
+            yield name

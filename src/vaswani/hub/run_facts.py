@@ -1,0 +1,100 @@
+"""What is known of a trained model: read from the folder that its training wrote, for its card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig
+
+from vaswani.data.tokenization import TARGET_SUBFOLDER
+from vaswani.errors import UserError
+
+SETTINGS_FILE = "training_config.yaml"
+CORPUS_FILE = "corpus.json"
+EVALUATION_FILE = "evaluation.json"
+DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a card can tell; all but the model itself may be unknown, and is then empty.
+
+    Args:
+        config: of the model, with the name of its class.
+        num_parameters: those that layers share count once.
+        settings: of the training, flat, as in its configuration file.
+        corpus: where the rows came from, and how many there were.
+        evaluation: scores with intervals and signatures, how they were decoded, and examples.
+        distillation: the report's Markdown.
+        target_tokenizer: its folder beside the model, if it is not the source's.
+        unfinished: how far a training is that goes on, such as "update 200 of 1,000".
+    """
+
+    config: PreTrainedConfig
+    num_parameters: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    corpus: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    distillation: str = ""
+    target_tokenizer: str | None = None
+    unfinished: str = ""
+
+    def with_settings(self, **stated: Any) -> RunFacts:
+        """The same with some settings replaced: those that are given a value."""
+        given = {name: value for name, value in stated.items() if value}
+        return replace(self, settings={**self.settings, **given})
+
+
+def read_run_facts(folder: Path, config: PreTrainedConfig | None = None) -> RunFacts:
+    """Read what a training wrote.
+
+    Args:
+        folder: of the run.
+        config: of the model; default the folder's.
+
+    Raises:
+        UserError: there is no model, or a file cannot be read.
+    """
+    config = config or _config(folder)
+    return RunFacts(
+        config=config,
+        num_parameters=count_parameters(config),
+        settings=_read(folder / SETTINGS_FILE, yaml.safe_load),
+        corpus=_read(folder / CORPUS_FILE, json.loads),
+        evaluation=_read(folder / EVALUATION_FILE, json.loads),
+        distillation=_read(folder / DISTILLATION_REPORT, str) or "",
+        target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
+    )
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UserError(f"{folder} holds no model that can be described: {reason}") from error
+
+
+def count_parameters(config: PreTrainedConfig) -> int:
+    """How many a model of this shape has, without making room for them."""
+    is_base = any(name.endswith("Model") for name in config.architectures or ())
+    with torch.device("meta"):
+        model = (AutoModel if is_base else AutoModelForSeq2SeqLM).from_config(config, trust_remote_code=False)
+    return model.num_parameters()
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+    """The contents of a file, or nothing where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read ({reason}); mend it, or move it away") from error

@@ -1,0 +1,182 @@
+"""What a model card can say of a model alone: its architecture, in words and as a table, and how to load it.
+
+Travels with the model, so that it arrives with a true card wherever it is pushed from. What a training knows
+besides (data, scores, limits) is added by those who know it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, ModelCard, ModelCardData
+from transformers import PreTrainedConfig
+from transformers.utils import PushToHubMixin
+
+from .configuration_vaswani import VaswaniConfig
+
+CARD_FILE_NAME = "README.md"
+MARK = "<!-- Written by vaswani from what it knows. Delete this line to keep what you write here. -->"
+PAPER = "[Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)"
+
+
+def is_written_by_us(text: str) -> bool:
+    """Whether a card may be replaced by a newer one: nobody has claimed it."""
+    return MARK in text
+
+
+class ModelCardMixin(PushToHubMixin):
+    """Pushes a model with a card that describes it, where the library would add a blank form.
+
+    A card that is in the repository already stays.
+    """
+
+    config: VaswaniConfig
+    num_parameters: Callable[..., int]
+
+    def _upload_modified_files(
+        self, working_dir: str | os.PathLike, repo_id: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        # What `push_to_hub` and `save_pretrained(push_to_hub=True)` both end in.
+        if not HfApi().file_exists(repo_id, CARD_FILE_NAME, token=kwargs.get("token")):
+            card = plain_model_card(self.config, self.num_parameters(), repo_id)
+            card.save(Path(working_dir) / CARD_FILE_NAME)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
+
+def plain_model_card(config: VaswaniConfig, num_parameters: int, repo_id: str) -> ModelCard:
+    """The card of a model of which nothing but itself is known.
+
+    Args:
+        config: of the model, with the name of its class.
+        num_parameters: those that layers share count once.
+        repo_id: where the model can be loaded from.
+    """
+    data = ModelCardData(library_name="transformers", tags=model_tags(config))
+    parts = [
+        f"# {repo_id.rpartition('/')[2]}",
+        f"{describe(config, num_parameters)}. Its card was written from the model alone: what it was trained "
+        "on, and how well it does, is not stated.",
+        "## Use",
+        usage(config, repo_id),
+        "## Architecture",
+        architecture_table(config, num_parameters),
+        MARK,
+    ]
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
+
+
+def model_tags(config: VaswaniConfig) -> list[str]:
+    """What the Hub finds the model by."""
+    return ["vaswani", "encoder-decoder", *(["sparse-attention"] if _is_sparse(config) else [])]
+
+
+def describe(config: VaswaniConfig, num_parameters: int) -> str:
+    """One sentence, without its full stop."""
+    stacks = f"{_layers(config.encoder_layers, 'encoder')} and {_layers(config.decoder_layers, 'decoder')}"
+    sparse = " and sparse attention" if _is_sparse(config) else ""
+    return (
+        f"A Transformer encoder-decoder ({PAPER}) with {stacks} of width {config.d_model}, "
+        f"{num_parameters:,} parameters{sparse}"
+    )
+
+
+def _layers(count: int, stack: str) -> str:
+    return f"{count} {stack} layer{'s' if count > 1 else ''}"
+
+
+def _is_sparse(config: VaswaniConfig) -> bool:
+    return any("sparse" in config.layer_attention(stack) for stack in ("encoder", "decoder"))
+
+
+def architecture_table(config: VaswaniConfig, num_parameters: int) -> str:
+    """A Markdown table of the sizes and choices that make up the model."""
+    positions = {
+        "sinusoidal": f"sinusoidal ({config.sinusoidal_layout}), of any length",
+        "learned": f"learned, {config.max_position_embeddings:,} at most",
+    }
+    separate = f"{config.vocab_size:,} source and {config.decoder_vocab_size:,} target tokens"
+    rows = {
+        "Parameters": f"{num_parameters:,}",
+        "Vocabulary": f"{config.vocab_size:,} tokens, shared"
+        if config.share_encoder_decoder_embeddings
+        else separate,
+        "Width (d_model)": f"{config.d_model:,}",
+        "Layers": f"{config.encoder_layers} encoder, {config.decoder_layers} decoder",
+        "Attention heads": f"{config.encoder_attention_heads} encoder, "
+        f"{config.decoder_attention_heads} decoder",
+        "Feed-forward width": f"{config.encoder_ffn_dim:,} encoder, {config.decoder_ffn_dim:,} decoder",
+        "Activation": config.activation_function,
+        "Layer norm": {"post": "after each sublayer (post-norm)", "pre": "before each sublayer (pre-norm)"}[
+            config.norm_order
+        ],
+        "Positions": positions[config.position_embedding],
+        "Encoder self-attention": _attention(config, "encoder"),
+        "Decoder self-attention": _attention(config, "decoder"),
+        "Output projection": "the target embedding" if config.tie_word_embeddings else "weights of its own",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _attention(config: VaswaniConfig, stack: str) -> str:
+    layers = config.layer_attention(stack)
+    sparse = [str(number + 1) for number, kind in enumerate(layers) if kind == "sparse"]
+    if not sparse:
+        return "full"
+    reach = (
+        f"{config.sparse_global_tokens} global tokens"
+        if config.sparse_global_tokens
+        else f"{config.sparse_global_blocks} global"
+    )
+    where = "sparse" if len(sparse) == len(layers) else f"sparse in layers {', '.join(sparse)}, else full"
+    return (
+        f"{where}: blocks of {config.sparse_block_size} tokens, {config.sparse_window_blocks} in the window, "
+        f"{reach}, {config.sparse_random_blocks} random (seed {config.sparse_seed})"
+    )
+
+
+def usage(
+    config: PreTrainedConfig, repo_id: str, example: str = "Guten Tag!", target_tokenizer: str | None = None
+) -> str:
+    """How to load the model: with the plugin and without it, or, of a library's model, as it is.
+
+    Args:
+        config: of the model, with the name of its class.
+        repo_id: where the model can be loaded from.
+        example: a text to translate.
+        target_tokenizer: its folder there, if it is not the source's.
+    """
+    is_base = "VaswaniModel" in (config.architectures or [])
+    auto_class = "AutoModel" if is_base else "AutoModelForSeq2SeqLM"
+    decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
+    run = f"print({decoder}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"
+    if is_base:
+        run = "print(model.encoder(**inputs).last_hidden_state.shape)"
+
+    def snippet(first_line: str = "", options: str = "") -> str:
+        place = f'"{repo_id}"{options}'
+        lines = [
+            f"{first_line}from transformers import {auto_class}, AutoTokenizer\n",
+            f"tokenizer = AutoTokenizer.from_pretrained({place})",
+            f"model = {auto_class}.from_pretrained({place})",
+            f'inputs = tokenizer([{json.dumps(example, ensure_ascii=False)}], return_tensors="pt")',
+            run,
+        ]
+        if target_tokenizer is not None:
+            load = f'{decoder} = AutoTokenizer.from_pretrained({place}, subfolder="{target_tokenizer}")'
+            lines.insert(2, load)
+        return "\n".join(["```python", *lines, "```"])
+
+    if not isinstance(config, VaswaniConfig):
+        return snippet()
+    parts = [
+        "With the plugin:",
+        snippet(first_line="import vaswani\n"),
+        "Without it, the same code comes from this repository, to be run on your machine; read it first, and "
+        'pin the revision that you have read (`revision="..."`):',
+        snippet(options=", trust_remote_code=True"),
+    ]
+    return "\n\n".join(parts)

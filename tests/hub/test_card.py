@@ -1,0 +1,269 @@
+"""Cards say what is known, where it belongs, and nothing else."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import MarianConfig
+
+from toy_translation import save_toy_checkpoint
+from vaswani import VaswaniConfig
+from vaswani.cli import run
+from vaswani.errors import UserError
+from vaswani.hub.card import data_name, model_card, write_card
+from vaswani.hub.run_facts import RunFacts, count_parameters, read_run_facts
+from vaswani.model.model_card import MARK, plain_model_card
+
+EXAMPLE = {"source": "ein Hund", "translation": "a dog", "reference": "a dog"}
+SCORE = {"name": "BLEU", "value": 36.1371, "low": 34.9, "high": 37.4, "signature": "nrefs:1|case:mixed"}
+FACTS = RunFacts(
+    config=VaswaniConfig(d_model=64, encoder_layers=3, vocab_size=1000),
+    num_parameters=1_234_567,
+    settings={
+        "dataset": "/home/ada/data/multi30k",
+        "source_field": "de",
+        "target_field": "en",
+        "language": ["de", "zh_Hant"],
+        "license": "mit",
+        "learning_rate": 0.002,
+        "max_steps": 3200,
+        "teacher": [],
+        "max_source_length": 256,
+        "max_target_length": 128,
+    },
+    corpus={
+        "rows": {"train": "kept 29,000 of 29,000 rows", "test": "kept 1,000 of 1,000 rows"},
+        "train": {"name": "x", "files": [{"path": "/home/ada/data/multi30k/train.jsonl", "sha256": "abc"}]},
+    },
+    evaluation={
+        "split": "test",
+        "rows": 1000,
+        "search": {"num_beams": 4},
+        "metrics": {"bleu": SCORE},
+        "intervals": "from resamples",
+        "examples": [EXAMPLE, {**EXAMPLE, "reference": "a hound"}],
+        "versions": {"torch": "2.13.0"},
+    },
+)
+
+
+def text_of(facts: RunFacts = FACTS, **settings: Any) -> str:
+    return str(model_card(replace(facts, settings={**facts.settings, **settings}), "ada/model"))
+
+
+def metadata_of(facts: RunFacts = FACTS, **settings: Any) -> dict[str, Any]:
+    return yaml.safe_load(text_of(facts, **settings).split("---\n")[1])
+
+
+def section(card: str, title: str) -> str:
+    return card.partition(f"## {title}\n\n")[2].partition("\n## ")[0]
+
+
+def test_the_metadata_are_what_the_hub_reads() -> None:
+    assert metadata_of() == {
+        "language": ["de", "zh"],
+        "license": "mit",
+        "library_name": "transformers",
+        "pipeline_tag": "translation",
+        "tags": ["vaswani", "encoder-decoder"],
+        "metrics": ["bleu"],
+        "model-index": [
+            {
+                "name": "model",
+                "results": [
+                    {
+                        "task": {"type": "translation", "name": "Translation"},
+                        "dataset": {"type": "multi30k", "name": "multi30k", "split": "test"},
+                        "metrics": [
+                            {
+                                "type": "bleu",
+                                "name": "BLEU",
+                                "value": 36.14,
+                                "args": {"signature": "nrefs:1|case:mixed"},
+                            }
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def test_what_is_known_stands_in_its_section() -> None:
+    card = text_of()
+    assert "with 3 encoder layers and 6 decoder layers of width 64, 1,234,567 parameters." in card
+    assert "trained on multi30k to write the `en` of a row when it is given the `de`" in card
+    assert "| BLEU | 36.14 | 34.90 to 37.40 | `nrefs:1|case:mixed` |" in section(card, "Results")
+    assert "On the 1,000 rows of the test split of multi30k, decoded with num_beams 4" in section(
+        card, "Results"
+    )
+    assert "| ein Hund | a dog | a hound |" in section(card, "Results")
+    assert "train: kept 29,000 of 29,000 rows (`train.jsonl` SHA-256 `abc`)" in section(card, "Data")
+    assert "| `learning_rate` | 0.002 |" in section(card, "Training")
+    assert "With torch 2.13.0." in section(card, "Training")
+    assert "| Width (d_model) | 64 |" in section(card, "Architecture")
+    assert "sources of up to 256 tokens and targets of up to 128" in section(card, "Limits")
+    assert 'tokenizer(["ein Hund"]' in section(card, "Use")
+    assert "/home/ada" not in card
+    assert card.rstrip().endswith(MARK)
+
+
+def test_what_is_not_known_is_said_to_be_unknown() -> None:
+    card = text_of(RunFacts(FACTS.config, 5))
+    assert set(yaml.safe_load(card.split("---\n")[1])) == {"library_name", "tags", "model_name"}
+    assert section(card, "Results").startswith("No scores are known")
+    assert "Licence: not stated" in section(card, "Data")
+    assert "Languages: not stated" in section(card, "Data")
+    assert "Under which licence it may be used is not stated" in section(card, "Limits")
+    assert "## Training" not in card
+    assert "was trained on" not in card.partition("## Use")[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "title", "words"),
+    [
+        ({"data_name": "Multi30k"}, "Data", "Name: Multi30k"),
+        ({"data_url": "https://example.org"}, "Data", "Source: https://example.org"),
+        ({"data_license": "cc-by-4.0"}, "Data", "Licence: cc-by-4.0"),
+        ({"dataset_config": "2016"}, "Data", "Name: multi30k (2016)"),
+        ({"teacher": ["/home/ada/teacher"]}, "Training", "| `teacher` | teacher |"),
+        ({"license": None}, "Limits", "Under which licence"),
+    ],
+    ids=str,
+)
+def test_what_is_stated_is_there(settings: dict[str, Any], title: str, words: str) -> None:
+    assert words in section(text_of(**settings), title)
+    assert words not in section(text_of(), title)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"norm_order": "pre"}, "before each sublayer (pre-norm)"),
+        ({"position_embedding": "learned", "max_position_embeddings": 99}, "It has positions for 99 tokens"),
+        ({"encoder_attention": "sparse", "sparse_seed": 7}, "(seed 7)"),
+        ({"encoder_attention": ["full", "sparse", "sparse"]}, "sparse in layers 2, 3, else full"),
+        ({"encoder_attention": "sparse", "sparse_global_tokens": 5}, "5 global tokens"),
+        ({"decoder_vocab_size": 900}, "1,000 source and 900 target tokens"),
+        ({"tie_word_embeddings": False}, "weights of its own"),
+        ({"sinusoidal_layout": "concatenated"}, "sinusoidal (concatenated)"),
+        ({"activation_function": "gelu"}, "| Activation | gelu |"),
+    ],
+    ids=str,
+)
+def test_the_architecture_is_the_configurations(fields: dict[str, Any], words: str) -> None:
+    config = VaswaniConfig(d_model=64, encoder_layers=3, vocab_size=1000, **fields)
+    assert words in text_of(replace(FACTS, config=config))
+    assert words not in text_of()
+    if "positions for" not in words:
+        assert words in str(plain_model_card(config, 5, "ada/model"))
+
+
+def test_sparse_attention_and_distillation_are_tags() -> None:
+    sparse = VaswaniConfig(decoder_attention="sparse")
+    facts = replace(FACTS, config=sparse, distillation="## Distillation\n\nas good\n")
+    assert metadata_of(facts)["tags"][2:] == ["sparse-attention", "knowledge-distillation"]
+    assert section(text_of(facts), "Distillation").startswith("as good")
+    assert "(quality_speed.png)" in text_of(facts)
+
+
+def test_a_data_set_of_the_hub_is_linked_and_a_folder_is_not() -> None:
+    of_hub = replace(FACTS, corpus={"train": {"dataset": "ada/pairs"}})
+    assert metadata_of(of_hub, dataset="ada/pairs")["datasets"] == ["ada/pairs"]
+    assert "https://huggingface.co/datasets/ada/pairs" in section(
+        text_of(of_hub, dataset="ada/pairs"), "Data"
+    )
+    assert "datasets" not in metadata_of()
+    assert data_name(replace(FACTS, settings={"train_file": ["/home/a.de", "/home/a.en"]})) == "a.de and a.en"
+
+
+def test_the_dates_know_their_origin() -> None:
+    corpus = {
+        "dataset": "dates",
+        "source": "https://cldr",
+        "license": "Unicode-3.0",
+        "locales": ["de", "zh_Hans"],
+    }
+    facts = replace(FACTS, corpus=corpus, settings={"dataset": "dates"})
+    assert "Licence: Unicode-3.0" in section(text_of(facts), "Data")
+    assert metadata_of(facts)["language"] == ["de", "zh"]
+
+
+def test_a_library_model_has_one_way_to_be_loaded() -> None:
+    facts = replace(FACTS, config=MarianConfig(architectures=["MarianMTModel"]))
+    card = text_of(facts)
+    assert card.count("```python") == 1
+    assert "trust_remote_code" not in card
+    assert "An encoder-decoder of type marian with 1,234,567 parameters" in card
+
+
+@given(text=st.text())
+def test_any_example_keeps_its_table_and_its_snippet(text: str) -> None:
+    evaluation = {**FACTS.evaluation, "examples": [{**EXAMPLE, "source": text}]}
+    card = text_of(replace(FACTS, evaluation=evaluation))
+    rows = section(card, "Results").split("| Source |")[1].split("\n")
+    assert len(rows) == 3  # the rest of the heading, the rule, one row
+    assert rows[2].replace("\\|", "").count("|") == 4
+    assert card.count("\n## ") == 6
+
+
+@pytest.mark.parametrize("text", ['a "quoted" text', "back\\slash", "line\nbreak", "日本"])
+def test_any_example_is_a_string_of_python(text: str) -> None:
+    card = text_of(replace(FACTS, evaluation={**FACTS.evaluation, "examples": [{**EXAMPLE, "source": text}]}))
+    line = next(line for line in card.splitlines() if line.startswith("inputs = "))
+    given_texts = []
+    exec(line, {"tokenizer": lambda texts, **options: given_texts.append(texts)})
+    assert given_texts == [[text]]
+
+
+# Reading and writing.
+
+
+def test_facts_come_from_the_folder(tmp_path: Path) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy", separate=True)
+    (folder / "training_config.yaml").write_text("dataset: dates\nlanguage: [de]\n")
+    (folder / "evaluation.json").write_text(json.dumps(FACTS.evaluation))
+    (folder / "report.md").write_text("## Distillation\n")
+    facts = read_run_facts(folder)
+    assert facts.settings == {"dataset": "dates", "language": ["de"]}
+    assert facts.evaluation == FACTS.evaluation
+    assert facts.distillation == "## Distillation\n"
+    assert facts.target_tokenizer == "target_tokenizer"
+    assert 'subfolder="target_tokenizer"' in str(model_card(facts, "toy"))
+    assert facts.num_parameters == count_parameters(facts.config) > 0
+    assert read_run_facts(folder, VaswaniConfig()).num_parameters == count_parameters(VaswaniConfig())
+
+
+@pytest.mark.parametrize("name", ["training_config.yaml", "corpus.json", "evaluation.json", "config.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    (folder / name).write_text("{[")
+    with pytest.raises(UserError, match=name if name != "config.json" else "toy"):
+        read_run_facts(folder)
+
+
+def test_a_card_that_someone_wrote_stays(tmp_path: Path) -> None:
+    write_card(tmp_path, FACTS, "ada/model")
+    write_card(tmp_path, FACTS, "ada/renamed")
+    assert "# renamed" in (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").write_text("mine")
+    write_card(tmp_path, FACTS, "ada/model")
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_the_command_prints_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    stated = ["--language", "de", "--language", "en", "--license", "mit", "--data_name", "pairs"]
+    assert run(["card", "--model", str(folder), "--repo", "ada/toy", *stated]) == 0
+    card = capsys.readouterr().out
+    assert "language:\n- de\n- en\n" in card
+    assert "license: mit" in card
+    assert "Name: pairs" in card
+    assert 'from_pretrained("ada/toy"' in card
+    assert run(["card", "--model", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

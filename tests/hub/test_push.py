@@ -1,0 +1,305 @@
+"""Pushing with the real client to a Hub on loopback, and loading from it in other processes."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from loopback_hub import LoopbackHub, Run
+from toy_translation import save_toy_checkpoint, toy_model, toy_sources
+from vaswani import VaswaniConfig
+from vaswani.hub.push import code_files
+
+SOURCES = toy_sources(3, seed=5, longest=12)
+
+LOAD = """
+import importlib.util, json, sys
+if {plugin}:
+    import vaswani
+import torch
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+options = {options}
+tokenizer = AutoTokenizer.from_pretrained("ada/toy", **options)
+model = AutoModelForSeq2SeqLM.from_pretrained("ada/toy", **options).eval()
+base = AutoModel.from_pretrained("ada/toy", **options).eval()
+inputs = tokenizer({sources}, padding=True, return_tensors="pt")
+with torch.no_grad():
+    states = base(**inputs, decoder_input_ids=inputs["input_ids"][:, :2]).last_hidden_state
+print(json.dumps({{
+    "greedy": model.generate(**inputs, max_length=20).tolist(),
+    "beam": model.generate(**inputs, max_length=20, num_beams=3).tolist(),
+    "states": states.tolist(),
+    "plugin": importlib.util.find_spec("vaswani") is not None,
+    "remote code": any(name.startswith("transformers_modules.") for name in sys.modules),
+}}))
+"""
+
+
+def load(run: Run, *, plugin: bool, **options: Any) -> dict[str, Any]:
+    """What a process makes of the model: outputs, and whose code it ran."""
+    environment = {name: options.pop(name) for name in ("python", "token", "cache") if name in options}
+    variables = {name: options.pop(name) for name in list(options) if name.isupper()}
+    code = LOAD.format(plugin=plugin, options=options, sources=SOURCES)
+    return json.loads(run(code, **environment, **variables).stdout.splitlines()[-1])
+
+
+def outputs_here(folder: Path) -> dict[str, Any]:
+    """The same outputs, from the folder, in this process."""
+    from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    inputs = AutoTokenizer.from_pretrained(folder)(SOURCES, padding=True, return_tensors="pt")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        base = AutoModel.from_pretrained(folder).eval()
+        states = base(**inputs, decoder_input_ids=inputs["input_ids"][:, :2]).last_hidden_state
+    return {
+        "greedy": model.generate(**inputs, max_length=20).tolist(),
+        "beam": model.generate(**inputs, max_length=20, num_beams=3).tolist(),
+        "states": states.tolist(),
+    }
+
+
+SPARSE = {"encoder_attention": "sparse", "sparse_block_size": 4, "sparse_random_blocks": 1}
+
+
+@pytest.mark.parametrize("fields", [{}, SPARSE], ids=["dense", "sparse"])
+def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
+    hub: LoopbackHub, run: Run, tmp_path: Path, python_without_plugin: Path, fields: dict[str, Any]
+) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy", **fields)
+    assert "published" in run(["push", "--model", str(folder), "--repo", "toy"]).stdout
+    assert any(path.startswith("/objects/") for _, path in hub.requests)  # large files went their own way
+
+    expected = outputs_here(folder)
+    without = load(run, plugin=False, python=python_without_plugin, cache="other", trust_remote_code=True)
+    assert without == {**expected, "plugin": False, "remote code": True}
+    with_plugin = load(run, plugin=True)
+    assert with_plugin == {**expected, "plugin": True, "remote code": False}
+    trusting = load(run, plugin=True, trust_remote_code=True)
+    assert trusting == with_plugin  # local code wins, whatever is trusted
+
+    hub.cut = lambda method, path: True  # from here on there is no network
+    offline = {"python": python_without_plugin, "cache": "other", "HF_HUB_OFFLINE": "1"}
+    assert load(run, plugin=False, trust_remote_code=True, **offline) == without
+    assert load(run, plugin=True, HF_HUB_OFFLINE="1") == with_plugin
+
+
+def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
+    hub: LoopbackHub, run: Run, tmp_path: Path
+) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy", separate=True)
+    for name in ("training_args.bin", "optimizer.pt", "notes.txt", "trainer_state.json"):
+        (folder / name).write_bytes(b"mine")
+    (folder / "checkpoint-5").mkdir()
+    (folder / "checkpoint-5" / "model.safetensors").write_bytes(b"mine")
+    run(["push", "--model", str(folder), "--repo", "ada/toy"])
+    code = {path.name for path in code_files()}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
+    assert set(hub.files("ada/toy")) == {
+        *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+        *code,
+        *tokenizer,
+        *(f"target_tokenizer/{name}" for name in tokenizer),
+    }
+    assert {"modeling_vaswani.py", "configuration_vaswani.py", "sparse_kernel.py"} <= code
+    assert not any(str(tmp_path).encode() in content for content in hub.files("ada/toy").values())
+    assert json.loads(hub.files("ada/toy")["config.json"])["auto_map"]["AutoModel"]
+
+
+def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    before = outputs_here(folder)
+    run(["push", "--model", str(folder), "--repo", "toy"])
+    first = hub.repositories["ada/toy"].branches["main"][-1].sha
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: -weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    after = outputs_here(folder)
+    run(["push", "--model", str(folder), "--repo", "toy", "--revision", "negative"])
+    states = {name: load(run, plugin=True, revision=name)["states"] for name in ("main", "negative", first)}
+    assert states == {"main": before["states"], "negative": after["states"], first: before["states"]}
+    assert before["states"] != after["states"]
+
+
+def test_weights_of_an_earlier_push_do_not_stay(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    toy_model().save_pretrained(folder, max_shard_size="60KB")
+    (folder / "model.safetensors").unlink()
+    run(["push", "--model", str(folder), "--repo", "toy"])
+    shards = {name for name in hub.files("ada/toy") if name.startswith("model-0")}
+    assert len(shards) > 1
+    assert load(run, plugin=True)["greedy"] == outputs_here(folder)["greedy"]
+    save_toy_checkpoint(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    run(["push", "--model", str(folder), "--repo", "toy"])
+    left = {name for name in hub.files("ada/toy") if name.startswith("model.") or name in shards}
+    assert left == {"model.safetensors"}
+
+
+def test_the_libraries_own_ways_of_pushing_bring_code_and_a_card(
+    hub: LoopbackHub, run: Run, tmp_path: Path, python_without_plugin: Path
+) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    run(
+        f"""
+import vaswani
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+model = AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r})
+model.push_to_hub("toy")
+AutoTokenizer.from_pretrained({str(folder)!r}).push_to_hub("toy")
+AutoModel.from_pretrained({str(folder)!r}).save_pretrained("base", push_to_hub=True, repo_id="ada/base")
+"""
+    )
+    without = load(run, plugin=False, python=python_without_plugin, cache="other", trust_remote_code=True)
+    assert without["beam"] == outputs_here(folder)["beam"]
+    for name, line in (
+        ("toy", "AutoModelForSeq2SeqLM.from_pretrained("),
+        ("base", "AutoModel.from_pretrained("),
+    ):
+        card = hub.card(f"ada/{name}")
+        assert f'{line}"ada/{name}", trust_remote_code=True)' in card
+        assert "| Width (d_model) | 32 |" in card
+        assert "automatically generated" not in card
+    assert "model.encoder(**inputs)" in hub.card("ada/base")
+
+
+def snippets(card: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two"])
+def test_the_snippets_of_a_card_run(
+    hub: LoopbackHub, run: Run, tmp_path: Path, python_without_plugin: Path, separate: bool
+) -> None:
+    run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy", separate)), "--repo", "toy"])
+    with_plugin, without = snippets(hub.card("ada/toy"))
+    assert "import vaswani" in with_plugin
+    assert "import vaswani" not in without
+    texts = run(with_plugin).stdout
+    assert re.fullmatch(r"\['.*'\]\n", texts)
+    assert run(without, python=python_without_plugin, cache="other").stdout == texts
+
+
+def test_a_card_that_someone_wrote_is_kept(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    push = ["push", "--model", str(folder), "--repo", "toy"]
+    run([*push, "--license", "mit"])
+    assert "license: mit" in hub.card("ada/toy")
+    run([*push, "--license", "apache-2.0"])
+    assert "license: apache-2.0" in hub.card("ada/toy")  # ours is renewed
+    hub.files("ada/toy")["README.md"] = b"---\nlicense: mit\n---\nwritten on the Hub\n"
+    assert "was edited and is kept" in run([*push, "--license", "apache-2.0"]).stderr
+    assert "written on the Hub" in hub.card("ada/toy")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nwritten here\n")
+    run(push)
+    assert "written here" in hub.card("ada/toy")
+
+
+def test_metadata_that_the_hub_refuses_is_an_error_before_anything_is_pushed(
+    hub: LoopbackHub, run: Run, tmp_path: Path
+) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    failed = run(["push", "--model", str(folder), "--repo", "toy", "--license", "mine"], expected=2)
+    assert "license" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert hub.files("ada/toy") == {}
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "words"),
+    [
+        (["--repo", "toy"], None, ["needs a token", "hf auth login", "HF_TOKEN"]),
+        (["--repo", "toy"], "hf_wrong", ["does not accept the token (401)", "make a new one"]),
+        (["--repo", "eve/toy"], "hf_ada", ["may not write to eve/toy (403)", "a name of your own"]),
+        (["--repo", "a/b/c"], "hf_ada", ["'a/b/c' is no name of a repository", "owner/name"]),
+    ],
+    ids=["no token", "wrong token", "of another", "no name"],
+)
+def test_what_may_not_be_pushed_is_one_clear_line(
+    hub: LoopbackHub, run: Run, tmp_path: Path, options: list[str], token: str | None, words: list[str]
+) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    failed = run(["push", "--model", str(folder), *options], token=token, expected=2)
+    assert failed.stderr.startswith(f"vaswani: {folder} was not published: ")
+    assert failed.stderr.count("\n") == 1
+    assert all(word in failed.stderr for word in words), failed.stderr
+    assert failed.stdout == ""
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("place", ["/objects/", "/api/models/ada/toy/commit/"])
+def test_a_connection_cut_in_the_middle_publishes_nothing_and_a_second_push_completes(
+    hub: LoopbackHub, run: Run, tmp_path: Path, place: str
+) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    push = ["push", "--model", str(folder), "--repo", "toy"]
+    hub.cut = lambda method, path: path.startswith(place)
+    failed = run(push, expected=1)
+    message = failed.stderr.splitlines()[-1]  # the lines before it are the client's, which tries a few times
+    assert message.startswith(f"vaswani: {folder} was not published: the connection to {hub.url} failed")
+    assert message.endswith("run the same command again")
+    assert "Traceback" not in failed.stderr
+    assert failed.stdout == ""
+    assert hub.files("ada/toy") == {}
+    hub.cut = lambda method, path: False
+    run(push)
+    assert "model.safetensors" in hub.files("ada/toy")
+
+
+def test_a_private_model_is_for_those_who_may_see_it(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy")), "--repo", "toy", "--private"])
+    assert hub.repositories["ada/toy"].private
+    (tmp_path / "in.txt").write_text("one two\n")
+    translate = ["translate", "--model", "ada/toy", "--input", "in.txt"]
+    assert run(translate).stdout == run(["translate", "--model", "toy", "--input", "in.txt"]).stdout != ""
+    for token, words in ((None, "needs a token"), ("hf_wrong", "(401)"), ("hf_eve", "may not see it (404)")):
+        failed = run(translate, token=token, cache=f"of {token}", expected=2)
+        assert words in failed.stderr
+        assert failed.stderr.count("\n") == 1
+
+
+def test_a_full_disk_while_downloading_is_one_clear_line(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy")), "--repo", "toy"])
+    failed = run(
+        """
+import errno, sys
+import huggingface_hub.file_download as download
+
+def http_get(url, temp_file, **options):
+    temp_file.write(b"some")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+download.http_get = http_get
+from vaswani.cli import run
+sys.exit(run(["translate", "--model", "ada/toy"]))
+""",
+        cache="full",
+        expected=2,
+    )
+    assert "no space left on the disk for ada/toy: free some, or set HF_HOME" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert run(["translate", "--model", "ada/toy", "--input", "/dev/null"], cache="full").returncode == 0
+
+
+def test_a_folder_without_a_whole_model_is_not_pushed(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    folder = save_toy_checkpoint(tmp_path / "toy")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1000])
+    failed = run(["push", "--model", str(folder), "--repo", "toy"], expected=2)
+    assert "damaged or half-written" in failed.stderr
+    assert hub.requests == []
+
+
+def test_the_configuration_names_the_code_that_travels() -> None:
+    names = {path.stem for path in code_files()}
+    assert all(reference.partition(".")[0] in names for reference in VaswaniConfig().auto_map.values())
