@@ -124,6 +124,9 @@ MaxTokensPerBatch = Annotated[
     typer.Option("--max_tokens_per_batch", help="Tokens of a batch: of sources and what they may become."),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Default: a CUDA device if there is one.")]
+Revision = Annotated[
+    str | None, typer.Option("--revision", help="Branch, tag or commit of a model on the Hub.")
+]
 DType = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16 or float16. Default: as saved.")
 ]
@@ -151,6 +154,7 @@ def translate(
         int | None,
         typer.Option("--buffer_size", help="Lines read ahead; default 4096, and 1 from a terminal."),
     ] = None,
+    revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
 ) -> None:
@@ -161,6 +165,7 @@ def translate(
     with open_lines(input_name) as lines, LineWriter(output_name) as writer:
         translator = _load_translator(
             model,
+            revision=revision,
             device=device,
             dtype=dtype,
             num_beams=num_beams,
@@ -210,6 +215,7 @@ def evaluate(
     length_penalty: LengthPenalty = 0.6,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
+    revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
 ) -> None:
@@ -225,6 +231,7 @@ def evaluate(
     with LineWriter(output_name or os.devnull) as writer:
         translator = _load_translator(
             model,
+            revision=revision,
             device=device,
             dtype=dtype,
             num_beams=num_beams,

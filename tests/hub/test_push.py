@@ -126,6 +126,15 @@ def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, tmp_path: Path
     assert states == {"main": before["states"], "negative": after["states"], first: before["states"]}
     assert before["states"] != after["states"]
 
+    (tmp_path / "in.txt").write_text("one two\n")
+    translate = ["translate", "--model", "ada/toy", "--input", "in.txt", "--revision"]
+    texts = [run([*translate, name]).stdout for name in ("main", "negative", first)]
+    assert texts[0] == texts[2] != texts[1]
+    failed = run([*translate, "nowhere"], expected=2).stderr
+    assert "ada/toy has no revision 'nowhere'" in failed
+    assert failed.count("\n") == 1
+    assert "leave it out" in run(["translate", "--model", "toy", "--revision", "main"], expected=2).stderr
+
 
 def test_weights_of_an_earlier_push_do_not_stay(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")

@@ -33,7 +33,10 @@ _ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
 
 
 def load_checkpoint(
-    name: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    name: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Return the model, in evaluation mode, with its source and its target tokenizer.
 
@@ -41,13 +44,14 @@ def load_checkpoint(
         name: a folder with any encoder-decoder that `AutoModelForSeq2SeqLM` loads, or its name on the Hub.
         device: where to put the model; `None` means a CUDA device if there is one, and else the CPU.
         dtype: of the weights; `None` means as saved.
+        revision: branch, tag or commit on the Hub; `None` means `main`.
 
     Raises:
         UserError: no such folder; no encoder-decoder in it; weights missing, damaged or incomplete; a
             tokenizer missing or of another model; a device or dtype that does not exist here.
     """
     device, dtype = _device(device), _dtype(dtype)
-    directory = Path(name) if Path(name).is_dir() else _download(str(name))
+    directory = _local_folder(name, revision) if Path(name).is_dir() else _download(str(name), revision)
     config = _load_config(directory)
     files = _check_weight_files(directory)
     _check_size(directory, config, files)
@@ -76,18 +80,27 @@ def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     return getattr(torch, dtype)
 
 
-def _download(name: str) -> Path:
+def _local_folder(name: str | Path, revision: str | None) -> Path:
+    if revision is not None:
+        raise UserError(
+            f"revision {revision!r} is of a model on the Hub, and {name} is a folder: leave it out"
+        )
+    return Path(name)
+
+
+def _download(name: str, revision: str | None) -> Path:
     """Fetch a model from the Hub, or from its cache, and return the folder."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/"):
         raise UserError(f"model folder {name} does not exist; give the folder that a training wrote")
     try:
-        directory = Path(snapshot_download(name, allow_patterns=[*_ALL_BUT_WEIGHTS, "model*.safetensors"]))
+        wanted = [*_ALL_BUT_WEIGHTS, "model*.safetensors"]
+        directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
         if not any(directory.glob("*.safetensors")):
-            snapshot_download(name, allow_patterns=[_PICKLED_WEIGHTS])
+            snapshot_download(name, revision=revision, allow_patterns=[_PICKLED_WEIGHTS])
     except HUB_ERRORS as error:
         raise UserError(
             f"model {name!r} is neither a folder here nor to be had from the Hub: "
-            f"{describe_hub_failure(error, name)}"
+            f"{describe_hub_failure(error, name, revision)}"
         ) from error
     return directory
 

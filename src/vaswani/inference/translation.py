@@ -119,6 +119,7 @@ class Translator:
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
         **options: Any,
     ) -> Translator:
         """Load a model with its tokenizers.
@@ -127,12 +128,13 @@ class Translator:
             name: a folder that a training wrote, or any encoder-decoder's folder or name on the Hub.
             device: None means a CUDA device if there is one, and else the CPU.
             dtype: of the weights; None means as saved.
+            revision: branch, tag or commit on the Hub; None means `main`.
             options: those of the class.
 
         Raises:
             UserError: what stands in the way, in one line (see `load_checkpoint`).
         """
-        return cls(*load_checkpoint(name, device, dtype), **options)
+        return cls(*load_checkpoint(name, device, dtype, revision), **options)
 
     def __call__(self, sentences: Iterable[str]) -> list[str]:
         """Translate sentences, in their order; an empty one stays empty.
