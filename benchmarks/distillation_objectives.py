@@ -78,11 +78,13 @@ def is_done(folder: Path) -> bool:
 def train(name: str, options: argparse.Namespace) -> None:
     """One student in a folder of its name, from where it stopped if it was begun."""
     folder = options.output / name
+    is_of_references = WAYS[name]["targets"] == "references"
     fields = {
         "output_dir": folder,
         "dataset": options.data,
         "teacher": options.teacher,
-        "teacher_cache": options.output / "teacher_cache",
+        # Distributions belong to the targets that they are of; translations serve all.
+        "teacher_cache": options.output / ("of_references" if is_of_references else "of_translations"),
         "max_steps": options.max_steps,
         "eval_strategy": "no",
         "resume_from_checkpoint": str((folder / "training_config.yaml").is_file()).lower(),

@@ -350,7 +350,7 @@ def compare(
             candidates[0],
             candidates[1 : 1 + len(students)],
             rows,
-            data=f"{split} of {data}" + (f" ({dataset_config})" if dataset_config else ""),
+            data=f"{split} of {_without_folders(data)}" + (f" ({dataset_config})" if dataset_config else ""),
             baseline=candidates[-1] if baseline else None,
             metric=metric,
             progress=bar.update,
@@ -483,6 +483,11 @@ def _load_split(files: list[str], split: str, **fields: Any) -> tuple[str, "Data
     rows = corpus.split(split)
     _warn(f"{split} of {' and '.join(files)}: {corpus.reports[split]}")
     return split, rows
+
+
+def _without_folders(data: str) -> str:
+    """For a report that others read: what is called `owner/name` and is no path here is a name on the Hub."""
+    return Path(data).name if Path(data).exists() else data
 
 
 def _hide_library_progress() -> None:

@@ -15,7 +15,7 @@ from toy_translation import save_toy_checkpoint
 from vaswani import VaswaniConfig
 from vaswani.cli import run
 from vaswani.errors import UserError
-from vaswani.hub.card import data_name, model_card, write_card
+from vaswani.hub.card import model_card, name_of_data, write_card
 from vaswani.hub.run_facts import RunFacts, count_parameters, read_run_facts
 from vaswani.model.model_card import MARK, plain_model_card
 
@@ -181,7 +181,9 @@ def test_a_data_set_of_the_hub_is_linked_and_a_folder_is_not() -> None:
         text_of(of_hub, dataset="ada/pairs"), "Data"
     )
     assert "datasets" not in metadata_of()
-    assert data_name(replace(FACTS, settings={"train_file": ["/home/a.de", "/home/a.en"]})) == "a.de and a.en"
+    assert (
+        name_of_data(replace(FACTS, settings={"train_file": ["/home/a.de", "/home/a.en"]})) == "a.de and a.en"
+    )
 
 
 def test_the_dates_know_their_origin() -> None:

@@ -27,7 +27,9 @@ from vaswani.whole_files import write_whole
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 HEADER_SIZE = 80  # bytes
-NOISE = {"_name_or_path", "_from_model_config", "architectures", "dtype", "transformers_version"}
+NOISE = {
+    *("_name_or_path", "_from_model_config", "architectures", "auto_map", "dtype", "transformers_version"),
+}
 ROWS_HASHED_AT_ONCE = 10_000
 LONGEST_SHOWN = 40  # characters; what is longer, such as a hash, would not tell a reader anything
 

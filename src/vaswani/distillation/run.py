@@ -38,8 +38,9 @@ from vaswani.distillation.teacher_targets import (
 )
 from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
 from vaswani.errors import UserError
+from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_facts import SETTINGS_FILE
+from vaswani.hub.run_facts import SETTINGS_FILE, read_run_facts
 from vaswani.inference.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
@@ -308,7 +309,7 @@ def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | No
             teacher,
             [others["student"]],
             run.test_rows,
-            data=config.data.dataset or ", ".join(config.data.test_file or config.data.validation_file),
+            data=name_of_data(read_run_facts(config.output_dir)),
             baseline=others.get(BASELINE),
             metric=config.distillation.retention_metric,
             progress=progress.update,

@@ -96,8 +96,8 @@ def _eval_results(facts: RunFacts) -> Iterator[EvalResult]:
         yield EvalResult(
             task_type="translation",
             task_name="Translation",
-            dataset_type=_hub_dataset(facts) or data_name(facts),
-            dataset_name=data_name(facts),
+            dataset_type=_hub_dataset(facts) or name_of_data(facts),
+            dataset_name=name_of_data(facts),
             dataset_config=facts.settings.get("dataset_config"),
             dataset_split=evaluation["split"],
             metric_type=metric,
@@ -119,7 +119,7 @@ def _hub_dataset(facts: RunFacts) -> str | None:
     return next((split["dataset"] for split in splits if split.get("dataset")), None)
 
 
-def data_name(facts: RunFacts) -> str:
+def name_of_data(facts: RunFacts) -> str:
     """What the data are called: as stated, or as they were given, without the folders of this machine."""
     given = facts.settings.get("data_name") or _hub_dataset(facts) or facts.settings.get("dataset")
     if given is None:
@@ -144,7 +144,7 @@ def _summary(facts: RunFacts) -> str:
         source, target = (facts.settings.get(f"{side}_field", side) for side in ("source", "target"))
         way = "distilled" if facts.settings.get("teacher") else "trained"
         parts.append(
-            f"It was {way} on {data_name(facts)} to write the `{target}` of a row when it is given the "
+            f"It was {way} on {name_of_data(facts)} to write the `{target}` of a row when it is given the "
             f"`{source}`, with the `vaswani` plugin."
         )
     if facts.unfinished:
@@ -168,7 +168,7 @@ def _results(facts: RunFacts) -> str:
         for score in evaluation["metrics"].values()
     ]
     parts = [
-        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {data_name(facts)}, "
+        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {name_of_data(facts)}, "
         f"decoded with {search}:",
         "\n".join(["| Metric | Score | 95 % interval | Signature |", "|---|---:|---|---|", *rows]),
         f"Intervals: {evaluation['intervals']}.",
@@ -198,7 +198,7 @@ def _cell(text: str) -> str:
 def _data(facts: RunFacts) -> str:
     corpus, settings = facts.corpus, facts.settings
     lines = [
-        f"- Name: {data_name(facts)}" + _in_brackets(settings.get("dataset_config")),
+        f"- Name: {name_of_data(facts)}" + _in_brackets(settings.get("dataset_config")),
         f"- Source: {settings.get('data_url') or corpus.get('source') or _origin(facts)}",
         f"- Licence: {settings.get('data_license') or corpus.get('license') or NOT_STATED}",
         f"- Languages: {', '.join(_languages(facts)) or NOT_STATED}",
