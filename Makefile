@@ -3,6 +3,7 @@
 #   make test         run the tests
 #   make check        format, lint and type checks
 #   make bench        the speed comparisons of benchmarks/
+#   make model-card   model_card.md, the card of what `make quickstart` trained
 # On a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test check bench clean
+.PHONY: quickstart test check bench model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -35,6 +36,10 @@ bench: .venv/installed-dev
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding_speed.py
 	$(BIN)/python benchmarks/sparse_attention.py
+
+model-card: quickstart
+	cp $(RUN)/config.json $(RUN)/training_config.yaml $(RUN)/corpus.json $(RUN)/evaluation.json docs/dates_run/
+	$(BIN)/vaswani card --model docs/dates_run --repo vaswani/dates > model_card.md
 
 .venv/created:
 	@echo "== Creating a virtual environment in .venv =="

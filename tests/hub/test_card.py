@@ -171,7 +171,8 @@ def test_sparse_attention_and_distillation_are_tags() -> None:
     facts = replace(FACTS, config=sparse, distillation="## Distillation\n\nas good\n")
     assert metadata_of(facts)["tags"][2:] == ["sparse-attention", "knowledge-distillation"]
     assert section(text_of(facts), "Distillation").startswith("as good")
-    assert "(quality_speed.png)" in text_of(facts)
+    assert "quality_speed.png" not in text_of(facts)
+    assert "(quality_speed.png)" in text_of(replace(facts, has_plot=True))
 
 
 def test_a_data_set_of_the_hub_is_linked_and_a_folder_is_not() -> None:

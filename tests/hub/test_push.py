@@ -14,6 +14,8 @@ from toy_translation import save_toy_checkpoint, toy_model, toy_sources
 from vaswani import VaswaniConfig
 from vaswani.hub.push import code_files
 
+pytestmark = pytest.mark.slow  # each command is a process of its own
+
 SOURCES = toy_sources(3, seed=5, longest=12)
 
 LOAD = """

@@ -7,6 +7,8 @@ import pytest
 from loopback_hub import LoopbackHub, Run
 from tiny_runs import as_flags
 
+pytestmark = pytest.mark.slow  # each training is a process of its own
+
 MESSAGES = {
     "end": [],
     "every_save": ["In training: update 3 of 6", "In training: update 6 of 6"],
@@ -55,6 +57,28 @@ def test_a_training_pushes_when_its_strategy_says(
     assert "| `learning_rate` | 0.003 |" in card
     assert (Path(tiny_run["output_dir"]) / "README.md").read_text() == card
     assert not list(Path(tiny_run["output_dir"]).glob("pushing-*"))
+
+
+def test_a_pushed_checkpoint_can_be_resumed_elsewhere(
+    hub: LoopbackHub,
+    run: Run,
+    tiny_run: dict,
+    tmp_path: Path,
+) -> None:
+    run(train_flags(tiny_run, hub_strategy="checkpoint"))
+    commits = hub.repositories["ada/run"].branches["main"]
+    first = next(
+        commit for commit in commits if commit.message == "In training: update 3 of 6, to resume from"
+    )
+    checkpoint = tmp_path / "fetched"
+    checkpoint.mkdir()
+    for name, content in first.files.items():
+        if name.startswith("last-checkpoint/") and name.count("/") == 1:
+            (checkpoint / Path(name).name).write_bytes(content)
+    again = {**tiny_run, "output_dir": str(tmp_path / "again"), "resume_from_checkpoint": str(checkpoint)}
+    run(["train", *as_flags(again)])
+    weights = (tmp_path / "again" / "model.safetensors").read_bytes()
+    assert weights == hub.files("ada/run")["model.safetensors"]
 
 
 def test_a_lost_connection_does_not_stop_a_training_and_is_told(

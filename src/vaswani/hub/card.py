@@ -52,7 +52,8 @@ def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
     parts = [f"# {name}", _summary(facts)]
     parts += [f"## {title}\n\n{text}" for title, text in sections.items() if text]
     if facts.distillation:
-        parts.insert(-1, facts.distillation.strip() + f"\n\n![Quality against speed]({DISTILLATION_PLOT})")
+        picture = f"\n\n![Quality against speed]({DISTILLATION_PLOT})" if facts.has_plot else ""
+        parts.insert(-1, facts.distillation.strip() + picture)
     parts.append(MARK)
     metadata = _metadata(facts, name).to_yaml()
     return ModelCard(f"---\n{metadata}\n---\n\n" + "\n\n".join(parts) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from huggingface_hub import constants, get_token
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -48,8 +48,9 @@ def describe_hub_failure(error: BaseException, repo_id: str, revision: str | Non
 
 def _describe_status(error: HfHubHTTPError, repo_id: str) -> str:
     status = error.response.status_code
-    if status == 401 or (status == 404 and get_token() is None):
-        if get_token() is None:
+    had_token = "authorization" in error.response.request.headers
+    if status == 401 or (status == 404 and not had_token):
+        if not had_token:
             return f"{repo_id} does not exist, or is private and needs a token: check the name, or {LOG_IN}"
         return f"the Hub does not accept the token (401): make a new one, then {LOG_IN}"
     known = {

@@ -32,6 +32,7 @@ class RunFacts:
         corpus: where the rows came from, and how many there were.
         evaluation: scores with intervals and signatures, how they were decoded, and examples.
         distillation: the report's Markdown.
+        has_plot: whether the report's picture is there.
         target_tokenizer: its folder beside the model, if it is not the source's.
         unfinished: how far a training is that goes on, such as "update 200 of 1,000".
     """
@@ -42,6 +43,7 @@ class RunFacts:
     corpus: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     distillation: str = ""
+    has_plot: bool = False
     target_tokenizer: str | None = None
     unfinished: str = ""
 
@@ -69,6 +71,7 @@ def read_run_facts(folder: Path, config: PreTrainedConfig | None = None) -> RunF
         corpus=_read(folder / CORPUS_FILE, json.loads),
         evaluation=_read(folder / EVALUATION_FILE, json.loads),
         distillation=_read(folder / DISTILLATION_REPORT, str) or "",
+        has_plot=(folder / DISTILLATION_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
     )
 
