@@ -1,4 +1,10 @@
-"""Errors that end a command with one line on standard error, without a traceback."""
+"""Errors that end a command with one line on standard error, and what led to an error."""
+
+import errno
+from collections.abc import Iterator
+
+# transformers and safetensors report a full disk as errors of their own, with these words in them.
+_FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed", "iostream error")
 
 
 class UserError(ValueError):
@@ -7,3 +13,20 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """What stopped a run that was given nothing wrong, and what is saved, in one line; exit status 1."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, tells of a disk or a quota that is full."""
+    return any(
+        (isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT))
+        or any(words in str(link) for words in _FULL_DISK)
+        for link in causes(error)
+    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator
-
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -16,6 +13,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from vaswani.errors import causes, is_full_disk
+
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 # ValueError: names and metadata that cannot be. RuntimeError: what ended the upload of a large file.
 HUB_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, OSError, HTTPError, ValueError, RuntimeError)
@@ -23,9 +22,9 @@ HUB_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, OSError, HTTPError, Value
 
 def describe_hub_failure(error: BaseException, repo_id: str, revision: str | None = None) -> str:
     """Why a model could not be pushed to, or fetched from, a repository."""
-    for link in _chain(error):
-        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"no space left on the disk for {repo_id}: free some, or set HF_HOME to another disk"
+    if is_full_disk(error):
+        return f"no space left on the disk for {repo_id}: free some, or set HF_HOME to another disk"
+    for link in causes(error):
         if isinstance(link, RevisionNotFoundError):
             return f"{repo_id} has no revision {revision or 'main'!r}; check its branches and commits"
         if isinstance(link, HfHubHTTPError) and link.response is not None:
@@ -64,14 +63,6 @@ def _describe_status(error: HfHubHTTPError, repo_id: str) -> str:
     if status in known:
         return known[status]
     return f"the Hub answered {status} for {repo_id} ({_one_line(error)}); try again later"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,13 +1,9 @@
 """What to tell a user whose training stopped, in one line."""
 
-import errno
-from collections.abc import Iterator
 from pathlib import Path
 
+from vaswani.errors import is_full_disk
 from vaswani.training.checkpoints import last_complete_checkpoint
-
-# transformers and safetensors report a full disk as errors of their own, with these words in them.
-_FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed", "iostream error")
 
 
 def describe_failure(error: BaseException, output_dir: Path) -> str:
@@ -23,7 +19,7 @@ def describe_failure(error: BaseException, output_dir: Path) -> str:
 def _cause(error: BaseException, output_dir: Path) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if any(_is_full_disk(link) for link in _chain(error)):
+    if is_full_disk(error):
         return f"no space left on the disk of {output_dir}: free some, or choose another --output_dir"
     text = " ".join(str(error).split())
     if "out of memory" in text.lower() or isinstance(error, MemoryError):
@@ -31,17 +27,3 @@ def _cause(error: BaseException, output_dir: Path) -> str:
             "out of memory: lower max_tokens_per_batch (and raise gradient_accumulation_steps to compensate)"
         )
     return f"training failed: {type(error).__name__}: {text}"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(words in str(error) for words in _FULL_DISK)
