@@ -207,7 +207,8 @@ def _data(facts: RunFacts) -> str:
     for split, count in corpus.get("rows", {}).items():
         files = corpus.get(split, {}).get("files", [])
         hashes = ", ".join(f"`{Path(file['path']).name}` SHA-256 `{file['sha256']}`" for file in files)
-        lines.append(f"- {split}: {count}" + _in_brackets(hashes))
+        rows = f"{count:,} rows" if isinstance(count, int) else count
+        lines.append(f"- {split}: {rows}" + _in_brackets(hashes))
     if "sha256" in corpus:
         lines.append(f"- SHA-256 of all rows: `{corpus['sha256']}`")
     return "\n".join(lines)
