@@ -70,6 +70,11 @@ def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teache
     assert "train: " in printed
     assert "bytes per token" in printed
     assert (folder / "report.md").read_text() in printed
+    card = (folder / "README.md").read_text()
+    assert (folder / "report.md").read_text().strip() in card
+    assert "(quality_speed.png)" in card
+    assert "- knowledge-distillation" in card
+    assert str(folder.parent) not in card  # nothing of this machine
     saved = yaml.safe_load((folder / "training_config.yaml").read_text())
     assert saved["teacher_top_k"] == 8
     assert load_config(folder / "training_config.yaml", [], DistillationConfig).distillation.teacher == [
