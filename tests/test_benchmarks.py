@@ -14,7 +14,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tiny_runs import TINY_RUN, as_flags
 from vaswani import VaswaniForConditionalGeneration
+from vaswani.training.config_file import load_config
+from vaswani.training.run import train
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -85,6 +88,25 @@ def test_training_speed(corpus: Path):
     padding = {row[1]: int(row[4].rstrip("%")) for row in rows}
     assert padding["vaswani, token budget"] < padding["MarianMT, stock (random)"]
     assert len(padding) == 3
+
+
+@pytest.mark.slow
+def test_distillation_objectives(tmp_path: Path):
+    for split, rows in (("train", 40), ("validation", 5), ("test", 5)):
+        pairs = [{"en": f"one two {row % 7}", "de": f"eins zwei {row % 7}"} for row in range(rows)]
+        lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
+        (tmp_path / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    fields = {"source_field": "en", "target_field": "de", "dataset": str(tmp_path), "vocab_size": 300}
+    teacher = {**TINY_RUN, **fields, "output_dir": str(tmp_path / "teacher")}
+    train(load_config(None, as_flags(teacher)))
+    places = ("--teacher", tmp_path / "teacher", "--output", tmp_path / "out")
+    rows, result = run("distillation_objectives.py", "--data", tmp_path, *places)
+    ways = ["translations", "labels, translations", "labels, soft targets"]
+    ways += ["labels, translations, soft targets", "these and cosine", "these and relations"]
+    assert [row[0] for row in rows] == ["teacher", *ways, "labels alone"]
+    assert list(result["gain"]) == ways
+    students = {(tmp_path / "out" / way / "model.safetensors").read_bytes() for way in ways}
+    assert len(students) == len(ways)
 
 
 def test_sparse_profile():
