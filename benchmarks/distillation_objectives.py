@@ -2,7 +2,7 @@
 
 Trains the student of configs/distill_multi30k_small.yaml once for each way, from the same random weights and
 for as many updates, and compares all on the test split: BLEU, and gains over the student that saw the labels
-alone, with 95 % intervals from the same resamples of the rows. There is no peer: none distils encoder-decoders.
+alone, with 95 % intervals from the same resamples of the rows. There is no peer.
 
     python benchmarks/distillation_objectives.py --data path/to/multi30k --teacher runs/multi30k_teacher
 
