@@ -77,7 +77,7 @@ def test_the_report_goes_into_the_first_student_s_folder_and_on_the_screen(
         *(("teacher", "teacher"), ("student", "student"), ("other", "student"), ("baseline", "baseline"))
     ]
     assert record["models"][1]["weight_bytes"] == (student / "model.safetensors").stat().st_size
-    assert (record["data"], record["rows"], record["metric"]) == (f"test of {data}", 8, "bleu")
+    assert (record["data"], record["rows"], record["metric"]) == (f"test of {data.name}", 8, "bleu")
     assert record["baseline_quality"] == record["models"][3]["scores"]["bleu"]["value"]
     assert all(model["gain"] for model in record["models"][1:3])
 
@@ -94,7 +94,7 @@ def test_every_option_reaches_the_report(
         *("--dtype", "bfloat16", "--device", "cpu", "--dataset_config", "german"),
     )
     assert (plain["rows"], record["rows"]) == (8, 5)
-    assert (record["data"], record["metric"]) == (f"validation of {data} (german)", "chrf")
+    assert (record["data"], record["metric"]) == (f"validation of {data.name} (german)", "chrf")
     assert record["search"] == {"num_beams": 2, "length_penalty": 1.5, "max_tokens_per_batch": 99}
     assert {model["dtype"] for model in record["models"]} == {"bfloat16"}
     assert {model["max_length"] for model in record["models"]} == {12}
