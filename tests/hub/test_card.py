@@ -106,6 +106,7 @@ def test_what_is_known_stands_in_its_section() -> None:
     assert "| `learning_rate` | 0.002 |" in section(card, "Training")
     assert "With torch 2.13.0." in section(card, "Training")
     assert "| Width (d_model) | 64 |" in section(card, "Architecture")
+    assert "| Size | 4.9 MB of weights in float32 |" in section(card, "Architecture")
     assert "sources of up to 256 tokens and targets of up to 128" in section(card, "Limits")
     assert 'tokenizer(["ein Hund"]' in section(card, "Use")
     assert "/home/ada" not in card
@@ -155,6 +156,7 @@ def test_what_is_stated_is_there(settings: dict[str, Any], title: str, words: st
         ({"tie_word_embeddings": False}, "weights of its own"),
         ({"sinusoidal_layout": "concatenated"}, "sinusoidal (concatenated)"),
         ({"activation_function": "gelu"}, "| Activation | gelu |"),
+        ({"dtype": "bfloat16"}, "MB of weights in bfloat16"),
     ],
     ids=str,
 )

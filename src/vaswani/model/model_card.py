@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 from transformers.utils import PushToHubMixin
@@ -98,9 +99,12 @@ def architecture_table(config: VaswaniConfig, num_parameters: int) -> str:
         "sinusoidal": f"sinusoidal ({config.sinusoidal_layout}), of any length",
         "learned": f"learned, {config.max_position_embeddings:,} at most",
     }
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    megabytes = num_parameters * dtype.itemsize / 1e6
     separate = f"{config.vocab_size:,} source and {config.decoder_vocab_size:,} target tokens"
     rows = {
         "Parameters": f"{num_parameters:,}",
+        "Size": f"{megabytes:,.1f} MB of weights in {str(dtype).removeprefix('torch.')}",
         "Vocabulary": f"{config.vocab_size:,} tokens, shared"
         if config.share_encoder_decoder_embeddings
         else separate,
