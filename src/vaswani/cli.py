@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from tqdm import tqdm
 
+    from vaswani.hub.run_facts import RunFacts
     from vaswani.inference.translation import Translator
     from vaswani.training.config_file import Config, RunConfig
 
@@ -388,16 +389,9 @@ def card(
     them too, as fields of its configuration.
     """
     from vaswani.hub.card import model_card
-    from vaswani.hub.run_facts import read_run_facts
     from vaswani.inference.files import STANDARD_STREAM, LineWriter
 
-    facts = read_run_facts(model).with_settings(
-        language=language,
-        license=license_name,
-        data_name=data_name,
-        data_url=data_url,
-        data_license=data_license,
-    )
+    facts = _facts(model, language, license_name, data_name, data_url, data_license)
     name = repo or model.absolute().name
     LineWriter(STANDARD_STREAM).write(str(model_card(facts, name)).rstrip("\n"))
 
@@ -420,18 +414,31 @@ def push(
     token is that of `hf auth login` or HF_TOKEN.
     """
     from vaswani.hub.push import check_folder, push_folder
-    from vaswani.hub.run_facts import read_run_facts
 
     _hide_library_progress()
     check_folder(model)
-    facts = read_run_facts(model).with_settings(
+    facts = _facts(model, language, license_name, data_name, data_url, data_license)
+    print(f"published {push_folder(model, repo, facts, private=private or None, revision=revision)}")
+
+
+def _facts(
+    model: Path,
+    language: list[str] | None,
+    license_name: str | None,
+    data_name: str | None,
+    data_url: str | None,
+    data_license: str | None,
+) -> "RunFacts":
+    """What a model's folder tells, and what was stated besides or instead."""
+    from vaswani.hub.run_facts import read_run_facts
+
+    return read_run_facts(model).with_settings(
         language=language,
         license=license_name,
         data_name=data_name,
         data_url=data_url,
         data_license=data_license,
     )
-    print(f"published {push_folder(model, repo, private=private or None, revision=revision, facts=facts)}")
 
 
 @plot.command("sparse-pattern")

@@ -1,4 +1,4 @@
-"""Errors that end a command with one line on standard error, and what led to an error."""
+"""Errors that end a command with one line on standard error, and what led to them."""
 
 import errno
 from collections.abc import Iterator
@@ -13,6 +13,11 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """What stopped a run that was given nothing wrong, and what is saved, in one line; exit status 1."""
+
+
+def one_line(text: object) -> str:
+    """A text, or what an error says, on one line."""
+    return " ".join(str(text).split())
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -25,7 +25,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from vaswani.data import reading
 from vaswani.data.reading import Row
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -414,7 +414,9 @@ def _open_saved(folder: Path) -> Mapping[str, Dataset]:
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # whatever a damaged folder makes of it
-        raise UserError(f"cannot open the data set saved in {folder}: {_one_line(error)}") from error
+        raise UserError(
+            f"cannot open the data set saved in {folder}: {type(error).__name__}: {one_line(error)}"
+        ) from error
     return saved if isinstance(saved, DatasetDict) else {"train": saved}
 
 
@@ -428,8 +430,8 @@ def _open_hub(spec: CorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
         return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
     except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
         raise UserError(
-            f"cannot load the data set '{spec.dataset}' from the Hub: {_one_line(error)}; check its name, "
-            "dataset_config and the connection, or give a folder or files"
+            f"cannot load the data set '{spec.dataset}' from the Hub: {type(error).__name__}: "
+            f"{one_line(error)}; check its name, dataset_config and the connection, or give a folder or files"
         ) from error
 
 
@@ -446,10 +448,6 @@ def _hub_identity(dataset: Dataset, spec: CorpusSpec, split: str) -> dict[str, A
         "source_field": spec.source_field,
         "target_field": spec.target_field,
     }
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _dataset_source(

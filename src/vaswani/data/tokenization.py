@@ -23,7 +23,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
 TARGET_SUBFOLDER = "target_tokenizer"
@@ -181,7 +181,7 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more specific
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(
             f"the tokenizer in {directory} cannot be read ({reason}); its files may be half-written: "
             "use another checkpoint"

@@ -13,6 +13,7 @@ from typing import Any
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.errors import RunError, UserError
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
+from vaswani.model.model_card import markdown_table
 from vaswani.training.confidence import Estimate
 from vaswani.training.metrics import METRIC_NAMES
 from vaswani.whole_files import write_whole
@@ -95,10 +96,8 @@ def _points(comparison: Comparison) -> list[PlottedModel]:
 
 def as_markdown(comparison: Comparison) -> str:
     """A section for a model card: a row for each model, what that means, and how it was measured."""
-    rule = ["---" if column in ("model", "role") else "---:" for column in COLUMNS]
-    table = [COLUMNS, rule, *map(_cells, comparison.models)]
-    rows = [f"| {' | '.join(cells)} |" for cells in table]
-    parts = ["## Distillation", "", *rows, "", *_conclusions(comparison), "", *_conditions(comparison)]
+    table = markdown_table(COLUMNS, map(_cells, comparison.models), numbers=COLUMNS[2:])
+    parts = ["## Distillation", "", table, "", *_conclusions(comparison), "", *_conditions(comparison)]
     return "\n".join(parts) + "\n"
 
 

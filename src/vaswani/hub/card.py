@@ -12,10 +12,11 @@ from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.model_card import (
     CARD_FILE_NAME,
-    MARK,
     architecture_table,
+    card_of,
     describe,
     is_written_by_us,
+    markdown_table,
     model_tags,
     usage,
 )
@@ -54,9 +55,7 @@ def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
     if facts.distillation:
         picture = f"\n\n![Quality against speed]({DISTILLATION_PLOT})" if facts.has_plot else ""
         parts.insert(-1, facts.distillation.strip() + picture)
-    parts.append(MARK)
-    metadata = _metadata(facts, name).to_yaml()
-    return ModelCard(f"---\n{metadata}\n---\n\n" + "\n\n".join(parts) + "\n")
+    return card_of(_metadata(facts, name), parts)
 
 
 def write_card(folder: Path, facts: RunFacts, repo_id: str) -> None:
@@ -70,15 +69,14 @@ def write_card(folder: Path, facts: RunFacts, repo_id: str) -> None:
 
 
 def _metadata(facts: RunFacts, name: str) -> ModelCardData:
-    settings = facts.settings
-    is_hub_dataset = _hub_dataset(facts) is not None
+    hub_dataset = _hub_dataset(facts)
     return ModelCardData(
         language=_languages(facts) or None,
-        license=settings.get("license"),
+        license=facts.settings.get("license"),
         library_name="transformers",
         pipeline_tag="translation" if facts.evaluation else None,
         tags=_tags(facts),
-        datasets=[settings["dataset"]] if is_hub_dataset else None,
+        datasets=[hub_dataset] if hub_dataset else None,
         metrics=list(facts.evaluation.get("metrics", {})) or None,
         model_name=name,
         eval_results=list(_eval_results(facts)) or None,
@@ -122,13 +120,11 @@ def _hub_dataset(facts: RunFacts) -> str | None:
 
 def name_of_data(facts: RunFacts) -> str:
     """What the data are called: as stated, or as they were given, without the folders of this machine."""
-    given = facts.settings.get("data_name") or _hub_dataset(facts) or facts.settings.get("dataset")
-    if given is None:
-        files = facts.settings.get("train_file") or []
-        given = " and ".join(Path(file).name for file in files)
-    if facts.settings.get("data_name") is None and _hub_dataset(facts) is None:
-        given = Path(given).name
-    return given or "data that were not recorded"
+    settings = facts.settings
+    if name := settings.get("data_name") or _hub_dataset(facts):
+        return name
+    paths = [settings["dataset"]] if settings.get("dataset") else settings.get("train_file") or []
+    return " and ".join(Path(path).name for path in paths) or "data that were not recorded"
 
 
 # ------------------------------------------------------------------------------------------------- sections
@@ -163,15 +159,11 @@ def _results(facts: RunFacts) -> str:
     if not evaluation:
         return "No scores are known: the training had nothing to evaluate on, or has not come to its end."
     search = ", ".join(f"{name} {value}" for name, value in evaluation["search"].items())
-    rows = [
-        f"| {score['name']} | {score['value']:.2f} | {score['low']:.2f} to {score['high']:.2f} "
-        f"| {_code(score.get('signature'))} |"
-        for score in evaluation["metrics"].values()
-    ]
+    rows = map(_score_cells, evaluation["metrics"].values())
     parts = [
         f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {name_of_data(facts)}, "
         f"decoded with {search}:",
-        "\n".join(["| Metric | Score | 95 % interval | Signature |", "|---|---:|---|---|", *rows]),
+        markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",
     ]
     if evaluation.get("examples"):
@@ -179,16 +171,15 @@ def _results(facts: RunFacts) -> str:
     return "\n\n".join(parts)
 
 
-def _code(text: str | None) -> str:
-    return f"`{_cell(text)}`" if text else ""
+def _score_cells(score: dict[str, Any]) -> tuple[str, ...]:
+    signature = f"`{_cell(score['signature'])}`" if score.get("signature") else ""
+    return score["name"], f"{score['value']:.2f}", f"{score['low']:.2f} to {score['high']:.2f}", signature
 
 
 def _examples(examples: list[dict[str, str]]) -> str:
-    rows = (
-        f"| {' | '.join(_cell(example[name]) for name in ('source', 'translation', 'reference'))} |"
-        for example in examples
-    )
-    return "\n".join(["| Source | Written by the model | Reference |", "|---|---|---|", *rows])
+    columns = {"source": "Source", "translation": "Written by the model", "reference": "Reference"}
+    rows = ([_cell(example[name]) for name in columns] for example in examples)
+    return markdown_table(list(columns.values()), rows)
 
 
 def _cell(text: str) -> str:
@@ -224,13 +215,12 @@ def _origin(facts: RunFacts) -> str:
 
 
 def _training(facts: RunFacts) -> str:
-    rows = [f"| `{name}` | {_plain(value)} |" for name, value in _listed_settings(facts)]
+    rows = [(f"`{name}`", _plain(value)) for name, value in _listed_settings(facts)]
     if not rows:
         return ""
     versions = facts.evaluation.get("versions", {})
     made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
-    table = "\n".join(["| Setting | Value |", "|---|---|", *rows])
-    return table + (f"\n\nWith {made_with}." if made_with else "")
+    return markdown_table(["Setting", "Value"], rows) + (f"\n\nWith {made_with}." if made_with else "")
 
 
 def _listed_settings(facts: RunFacts) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,6 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import (
-    AutoConfig,
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -20,9 +19,9 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.run_facts import count_parameters
+from vaswani.hub.run_facts import count_parameters, read_config
 
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -53,8 +52,7 @@ def load_checkpoint(
     device, dtype = _device(device), _dtype(dtype)
     directory = _local_folder(name, revision) if Path(name).is_dir() else _download(str(name), revision)
     config = _load_config(directory)
-    files = _check_weight_files(directory)
-    _check_size(directory, config, files)
+    _check_weights(directory, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
     model = _load_model(directory, config, dtype)
     _check_vocabulary(directory, model, source_tokenizer)
@@ -68,7 +66,7 @@ def _device(device: str | torch.device | None) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
-            f"device {str(device)!r} cannot be used here ({_one_line(error)}); try 'cpu'"
+            f"device {str(device)!r} cannot be used here ({one_line(error)}); try 'cpu'"
         ) from error
 
 
@@ -105,17 +103,8 @@ def _download(name: str, revision: str | None) -> Path:
     return directory
 
 
-def _load_config(directory: Path) -> Any:
-    if not (directory / "config.json").is_file():
-        checkpoints = sorted(
-            directory.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime
-        )
-        remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
-        raise UserError(f"{directory} holds no model (it has no config.json); {remedy}")
-    try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # not JSON, an unknown model type, a field that fails its validation
-        raise UserError(f"{directory / 'config.json'} cannot be used: {_one_line(error)}") from error
+def _load_config(directory: Path) -> PreTrainedConfig:
+    config = read_config(directory)
     if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
         raise UserError(
             f"{directory} holds a model of type {config.model_type!r}, which does not translate; "
@@ -124,42 +113,18 @@ def _load_config(directory: Path) -> Any:
     return config
 
 
-def _check_weight_files(directory: Path) -> list[Path]:
-    """The weight files, if they are whole; a header tells the size of each before it is loaded.
+def _check_weights(directory: Path, config: PreTrainedConfig) -> None:
+    """Whether the weights are whole, and as many as a model of this configuration has.
 
-    Pickled weights tell no size: there are no files to return then, and loading shows whether they are whole.
+    The headers of the files tell, so nothing large is read: a configuration that was changed may ask for more
+    room than there is. Pickled weights tell no size; loading shows whether they are whole.
     """
-    if (directory / _WEIGHTS_INDEX).is_file():
-        index = _read_json(directory / _WEIGHTS_INDEX)
-        files = [directory / name for name in sorted(set(index.get("weight_map", {}).values()))]
-    elif (directory / _WEIGHTS).is_file():
-        files = [directory / _WEIGHTS]
-    elif any(directory.glob(_PICKLED_WEIGHTS)):
-        return []
-    else:
-        raise UserError(
-            f"{directory} has no weights ({_WEIGHTS}); it may be half-written: use another checkpoint"
-        )
-    for file in files:
-        if not file.is_file():
-            raise UserError(f"{file} is missing; the checkpoint may be half-written: use another one")
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{file} is damaged or half-written ({_one_line(error)}); use another checkpoint"
-            ) from error
-    return files
-
-
-def _check_size(directory: Path, config: PreTrainedConfig, files: list[Path]) -> None:
-    """A configuration that was changed may ask for more room than there is, before weights are compared."""
-    held = sum(_count_weights(file) for file in files)
+    files = _weight_files(directory)
+    held = sum(map(_count_weights, files))
     try:
         needed = count_parameters(config)
     except Exception as error:  # sizes that do not even fit a number of 64 bits
-        raise UserError(f"{directory / 'config.json'} cannot be used: {_one_line(error)}") from error
+        raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
     if files and needed > 2 * held:
         raise UserError(
             f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
@@ -167,9 +132,31 @@ def _check_size(directory: Path, config: PreTrainedConfig, files: list[Path]) ->
         )
 
 
+def _weight_files(directory: Path) -> list[Path]:
+    """The files that weights are read from, but for pickled ones."""
+    if (directory / _WEIGHTS_INDEX).is_file():
+        index = _read_json(directory / _WEIGHTS_INDEX)
+        return [directory / name for name in sorted(set(index.get("weight_map", {}).values()))]
+    if (directory / _WEIGHTS).is_file():
+        return [directory / _WEIGHTS]
+    if any(directory.glob(_PICKLED_WEIGHTS)):
+        return []
+    raise UserError(
+        f"{directory} has no weights ({_WEIGHTS}); it may be half-written: use another checkpoint"
+    )
+
+
 def _count_weights(file: Path) -> int:
-    with safe_open(file, framework="pt") as weights:
-        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    if not file.is_file():
+        raise UserError(f"{file} is missing; the checkpoint may be half-written: use another one")
+    try:
+        with safe_open(file, framework="pt") as weights:
+            names = weights.keys()
+            return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{file} is damaged or half-written ({one_line(error)}); use another checkpoint"
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -190,8 +177,9 @@ def _load_model(directory: Path, config: Any, dtype: str | torch.dtype) -> PreTr
             trust_remote_code=False,
         )
     except Exception as error:  # pickled weights cut short, or weights of other shapes than the config's
+        reason = one_line(error.__cause__ or error)
         raise UserError(
-            f"the weights in {directory} cannot be loaded: {_one_line(error)}; use another checkpoint"
+            f"the weights in {directory} cannot be loaded: {reason}; use another checkpoint"
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise UserError(
@@ -208,7 +196,3 @@ def _check_vocabulary(directory: Path, model: PreTrainedModel, tokenizer: PreTra
             f"the tokenizer in {directory} has {len(tokenizer)} tokens but the model embeds {embedded}; "
             "they do not belong together: give a folder in which they do"
         )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error.__cause__ or error).split())

@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from vaswani.errors import causes, is_full_disk
+from vaswani.errors import causes, is_full_disk, one_line
 
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 # ValueError: names and metadata that cannot be. RuntimeError: what ended the upload of a large file.
@@ -32,7 +32,7 @@ def describe_hub_failure(error: BaseException, repo_id: str, revision: str | Non
         if isinstance(link, LocalTokenNotFoundError):
             return f"{repo_id} needs a token, and there is none: {LOG_IN}"
         if isinstance(link, HFValidationError):
-            return f"{repo_id!r} is no name of a repository ({_one_line(link)}); expected owner/name or name"
+            return f"{repo_id!r} is no name of a repository ({one_line(link)}); expected owner/name or name"
         if isinstance(link, OfflineModeIsEnabled):
             return f"{repo_id} is not in the cache, and HF_HUB_OFFLINE keeps from the network: unset it"
         if isinstance(link, HTTPError | ConnectionError):
@@ -40,9 +40,7 @@ def describe_hub_failure(error: BaseException, repo_id: str, revision: str | Non
                 f"the connection to {constants.ENDPOINT} failed ({type(link).__name__}): check the network "
                 "and run the same command again"
             )
-    return (
-        _one_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {_one_line(error)}"
-    )
+    return one_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def _describe_status(error: HfHubHTTPError, repo_id: str) -> str:
@@ -62,8 +60,4 @@ def _describe_status(error: HfHubHTTPError, repo_id: str) -> str:
     }
     if status in known:
         return known[status]
-    return f"the Hub answered {status} for {repo_id} ({_one_line(error)}); try again later"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return f"the Hub answered {status} for {repo_id} ({one_line(error)}); try again later"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from vaswani.errors import RunError, UserError
 from vaswani.hub.card import model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts, read_run_facts
+from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
 from vaswani.model import modeling_vaswani
 from vaswani.model.configuration_vaswani import AUTO_MAP, VaswaniConfig
 from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
@@ -49,12 +50,12 @@ def check_folder(folder: Path) -> None:
 def push_folder(
     folder: Path,
     repo_id: str,
+    facts: RunFacts,
     *,
     private: bool | None = None,
     revision: str | None = None,
     token: str | None = None,
     message: str = "Upload model",
-    facts: RunFacts | None = None,
 ) -> str:
     """Push the model of a folder, with its code, tokenizers and card, in one commit: wholly, or not at all.
 
@@ -64,11 +65,11 @@ def push_folder(
     Args:
         folder: what a training wrote.
         repo_id: `owner/name`, or a name of the user's own; made if it does not exist.
+        facts: what the card is made of.
         private: whether a repository that is made is private.
         revision: branch to push to, made if it does not exist; default `main`.
         token: default that of `hf auth login` or HF_TOKEN.
         message: of the commit.
-        facts: what the card is made of; default what the folder tells.
 
     Returns:
         The address of the repository.
@@ -77,7 +78,6 @@ def push_folder(
         UserError: there is no model in the folder, or the name, the token or the right to write is wrong.
         RunError: the Hub or the way to it failed; nothing has been published.
     """
-    facts = facts or read_run_facts(folder)
     api = HfApi(token=token)
     try:
         url = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -136,13 +136,11 @@ def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: R
     here = folder / CARD_FILE_NAME
     if here.is_file() and not is_written_by_us(text := here.read_text(encoding="utf-8")):
         return text.encode()
-    try:
+    with suppress(EntryNotFoundError):
         there = api.hf_hub_download(repo_id, CARD_FILE_NAME, revision=revision)
-    except EntryNotFoundError:
-        return str(model_card(facts, repo_id)).encode()
-    if not is_written_by_us(Path(there).read_text(encoding="utf-8")):
-        logger.warning("the card of %s was edited and is kept; delete it there for a new one", repo_id)
-        return None
+        if not is_written_by_us(Path(there).read_text(encoding="utf-8")):
+            logger.warning("the card of %s was edited and is kept; delete it there for a new one", repo_id)
+            return None
     return str(model_card(facts, repo_id)).encode()
 
 

@@ -13,7 +13,7 @@ import yaml
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
 
 SETTINGS_FILE = "training_config.yaml"
 CORPUS_FILE = "corpus.json"
@@ -63,7 +63,7 @@ def read_run_facts(folder: Path, config: PreTrainedConfig | None = None) -> RunF
     Raises:
         UserError: there is no model, or a file cannot be read.
     """
-    config = config or _config(folder)
+    config = config or read_config(folder)
     return RunFacts(
         config=config,
         num_parameters=count_parameters(config),
@@ -76,12 +76,21 @@ def read_run_facts(folder: Path, config: PreTrainedConfig | None = None) -> RunF
     )
 
 
-def _config(folder: Path) -> PreTrainedConfig:
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read the configuration of the model in a folder.
+
+    Raises:
+        UserError: there is no model, or its configuration cannot be one.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        checkpoints = sorted(folder.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime)
+        remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
+        raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise UserError(f"{folder} holds no model that can be described: {reason}") from error
+    except Exception as error:  # not JSON, an unknown model type, a field that fails its validation
+        raise UserError(f"{path} cannot be used: {one_line(error.__cause__ or error)}") from error
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
@@ -99,5 +108,4 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read ({reason}); mend it, or move it away") from error
+        raise UserError(f"{path} cannot be read ({one_line(error)}); mend it, or move it away") from error

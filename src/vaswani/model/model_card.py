@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,19 @@ def plain_model_card(config: VaswaniConfig, num_parameters: int, repo_id: str) -
         usage(config, repo_id),
         "## Architecture",
         architecture_table(config, num_parameters),
-        MARK,
     ]
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
+    return card_of(data, parts)
+
+
+def card_of(metadata: ModelCardData, parts: Iterable[str]) -> ModelCard:
+    """A card of ours from what the Hub reads of it and, paragraph by paragraph, what people do."""
+    return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join([*parts, MARK]) + "\n")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> str:
+    """A table in Markdown; columns that hold numbers are set to the right."""
+    rule = ["---:" if name in numbers else "---" for name in head]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *rows])
 
 
 def model_tags(config: VaswaniConfig) -> list[str]:
@@ -122,7 +132,7 @@ def architecture_table(config: VaswaniConfig, num_parameters: int) -> str:
         "Decoder self-attention": _attention(config, "decoder"),
         "Output projection": "the target embedding" if config.tie_word_embeddings else "weights of its own",
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return markdown_table(["", ""], rows.items())
 
 
 def _attention(config: VaswaniConfig, stack: str) -> str:

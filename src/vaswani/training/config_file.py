@@ -22,7 +22,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from vaswani.data.corpus import SPLITS
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
 from vaswani.training.arguments import CardArguments, DataArguments, ModelArguments, TrainingArguments
 
 # Not a property of the run (where it continues), or not for others to read.
@@ -139,7 +139,7 @@ def load_config(
     except UserError:
         raise
     except (ValueError, NotImplementedError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
     return kind(*arguments)
 
 

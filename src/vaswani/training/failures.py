@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vaswani.errors import is_full_disk
+from vaswani.errors import is_full_disk, one_line
 from vaswani.training.checkpoints import last_complete_checkpoint
 
 
@@ -21,7 +21,7 @@ def _cause(error: BaseException, output_dir: Path) -> str:
         return "interrupted"
     if is_full_disk(error):
         return f"no space left on the disk of {output_dir}: free some, or choose another --output_dir"
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if "out of memory" in text.lower() or isinstance(error, MemoryError):
         return (
             "out of memory: lower max_tokens_per_batch (and raise gradient_accumulation_steps to compensate)"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import Seq2SeqTrainer
+from transformers import Seq2SeqTrainer, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
@@ -24,6 +24,11 @@ from vaswani.training.config_file import training_settings
 logger = logging.get_logger(__name__)
 
 _API = HfApi()  # its background pushes are made one after the other
+
+
+def push_options(args: TrainingArguments) -> dict[str, Any]:
+    """Where a training's arguments have its model pushed, and with which right."""
+    return {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
 
 
 class PublishingTrainer(Seq2SeqTrainer):
@@ -91,14 +96,14 @@ class PublishingTrainer(Seq2SeqTrainer):
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        self.create_model_card(**kwargs)
-        self._finish_current_push()
         facts = self._run_facts(kwargs.get("language"), kwargs.get("license"))
-        options = {**self._push_options(), "message": commit_message, "facts": facts}
-        options |= {"token": token or options["token"], "revision": revision or options["revision"]}
+        write_card(self._folder, facts, kwargs.get("model_name") or self.hub_model_id)
+        self._finish_current_push()
+        given = {"token": token, "revision": revision, "message": commit_message}
+        options = push_options(self.args) | {name: value for name, value in given.items() if value}
         if blocking:
-            return push_folder(self._folder, self.hub_model_id, **options)
-        return _API.run_as_future(push_folder, self._folder, self.hub_model_id, **options)
+            return push_folder(self._folder, self.hub_model_id, facts, **options)
+        return _API.run_as_future(push_folder, self._folder, self.hub_model_id, facts, **options)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         args = self.args
@@ -118,16 +123,16 @@ class PublishingTrainer(Seq2SeqTrainer):
 
     def _push_copy(self, copy: Path, checkpoint: str, step: str, facts: RunFacts) -> None:
         """In the background: whatever happens, training goes on."""
-        options = self._push_options()
-        strategy = self.args.hub_strategy
+        options, strategy = push_options(self.args), self.args.hub_strategy
+        message = f"In training: {step}"
         try:
-            push_folder(copy, self.hub_model_id, **options, message=f"In training: {step}", facts=facts)
+            push_folder(copy, self.hub_model_id, facts, **options, message=message)
             if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
                 _API.upload_folder(
                     repo_id=self.hub_model_id,
                     folder_path=copy,
                     path_in_repo="last-checkpoint" if strategy == HubStrategy.CHECKPOINT else checkpoint,
-                    commit_message=f"In training: {step}, to resume from",
+                    commit_message=f"{message}, to resume from",
                     token=options["token"],
                     revision=options["revision"],
                 )
@@ -138,14 +143,6 @@ class PublishingTrainer(Seq2SeqTrainer):
             logger.warning("the state of %s was not pushed; training goes on. %s", step, reason)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
-
-    def _push_options(self) -> dict[str, Any]:
-        args = self.args
-        return {
-            "token": args.hub_token,
-            "revision": args.hub_revision,
-            "private": args.hub_private_repo,
-        }
 
     def _run_facts(self, language: str | list[str] | None = None, license: str | None = None) -> RunFacts:
         """What the folder tells, with this trainer's arguments where no configuration file is."""

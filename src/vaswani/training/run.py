@@ -27,7 +27,7 @@ from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
 from vaswani.data.corpus import Corpus, CorpusSpec, load_corpus
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
-from vaswani.errors import RunError, UserError
+from vaswani.errors import RunError, UserError, one_line
 from vaswani.hub.card import write_card
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_facts import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, read_run_facts
@@ -39,6 +39,7 @@ from vaswani.training.checkpoints import checkpoint_to_resume
 from vaswani.training.config_file import RunConfig
 from vaswani.training.final_evaluation import evaluate_finished
 from vaswani.training.metrics import METRICS, TranslationMetrics
+from vaswani.training.publishing import push_options
 from vaswani.training.trainer import Trainer
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
@@ -61,12 +62,12 @@ def publish(config: RunConfig) -> None:
         return
     folder, training = config.output_dir, config.training
     name = training.hub_model_id or folder.absolute().name
-    write_card(folder, read_run_facts(folder), name)
+    facts = read_run_facts(folder)
+    write_card(folder, facts, name)
     if not training.push_to_hub:
         return
-    options: dict[str, Any] = {"private": training.hub_private_repo, "token": training.hub_token}
     try:
-        url = push_folder(folder, name, revision=training.hub_revision, **options)
+        url = push_folder(folder, name, facts, **push_options(training))
     except (UserError, RunError) as error:
         raise RunError(f"{error}; then: vaswani push --model {folder} --repo {name}") from error
     print(f"published {url}", flush=True)
@@ -159,7 +160,7 @@ def model_config(
             vocab_size=vocab_size, decoder_vocab_size=decoder_vocab_size, **values, **special_tokens
         )
     except (ValueError, StrictDataclassError) as error:
-        raise UserError(" ".join(str(error.__cause__ or error).split())) from error
+        raise UserError(one_line(error.__cause__ or error)) from error
 
 
 def _for_all_layers(attention: list[str]) -> str | list[str]:
@@ -178,7 +179,7 @@ def build_model(config: RunConfig, shape: PreTrainedConfig) -> PreTrainedModel:
             **({"attn_implementation": kernel} if kernel else {}),
         )
     except (ValueError, ImportError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
     return model
 
 
