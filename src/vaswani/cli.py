@@ -8,6 +8,7 @@ the traceback comes before it.
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from vaswani.errors import RunError, UserError
+from vaswani.errors import RunError, StoppedError, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vaswani.training.config_file import Config, RunConfig
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
+SECONDS_BEFORE_THE_OTHERS_TELL = 2.0
 
 app = typer.Typer(
     help="The original Transformer: train it, evaluate it, translate with it.",
@@ -47,6 +49,9 @@ def _common(
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config")]
+NumProcesses = Annotated[
+    int, typer.Option("--num_processes", "--num-processes", help="On this machine, a device each.")
+]
 ShowHelp = Annotated[bool, typer.Option("--help", "-h")]
 ANY_FLAG: dict[str, Any] = {
     "add_help_option": False,
@@ -55,25 +60,41 @@ ANY_FLAG: dict[str, Any] = {
 
 
 @app.command(**ANY_FLAG)
-def train(context: typer.Context, config: ConfigFile = None, show_help: ShowHelp = False) -> None:
+def train(
+    context: typer.Context,
+    config: ConfigFile = None,
+    num_processes: NumProcesses = 1,
+    show_help: ShowHelp = False,
+) -> int | None:
     """Train a model: --config FILE gives defaults, any field is a flag."""
     from vaswani.training.config_file import RunConfig
 
     if resolved := _resolve(RunConfig, context, config, show_help):
+        if num_processes != 1:
+            return _launch(context, config, num_processes, resolved)
         from vaswani.training.run import train as run
 
         _run_training(run, resolved)
+    return None
 
 
 @app.command(**ANY_FLAG)
-def distill(context: typer.Context, config: ConfigFile = None, show_help: ShowHelp = False) -> None:
+def distill(
+    context: typer.Context,
+    config: ConfigFile = None,
+    num_processes: NumProcesses = 1,
+    show_help: ShowHelp = False,
+) -> int | None:
     """Train a small student to do what a large teacher does, and report how well it does."""
     from vaswani.distillation.arguments import DistillationConfig
 
     if resolved := _resolve(DistillationConfig, context, config, show_help):
+        if num_processes != 1:
+            return _launch(context, config, num_processes, resolved)
         from vaswani.distillation.run import distill as run
 
         _run_training(run, resolved)
+    return None
 
 
 def _resolve(
@@ -91,6 +112,15 @@ def _resolve(
             f"(see vaswani {kind.command} --help)"
         )
     return load_config(config, context.args, kind)
+
+
+def _launch(context: typer.Context, config: Path | None, num_processes: int, resolved: "RunConfig") -> int:
+    """Run the same command in several processes, and return the exit status."""
+    from vaswani.training.launch import launch
+
+    given = [str(context.command.name), *(["--config", str(config)] if config else []), *context.args]
+    debug = ["--debug"] if "--debug" in sys.argv else []
+    return launch([*given, *debug], num_processes, resolved.output_dir)
 
 
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
@@ -534,8 +564,8 @@ def run(arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         status, message = _status_and_message(error)
-        if message:
-            print(f"vaswani: {message}", file=sys.stderr)
+        if message and not (isinstance(error, StoppedError) and _rank() > 0):  # they stop as one
+            _tell(message)
         return status
     if status == TYPER_INTERRUPTED:
         print("vaswani: interrupted", file=sys.stderr)
@@ -543,11 +573,22 @@ def run(arguments: Sequence[str]) -> int:
     return status or 0
 
 
+def _rank() -> int:
+    """The number of this process among those that run the command together."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def _tell(message: str) -> None:
+    """On standard error; of several processes the first speaks for all that fail alike."""
+    rank = _rank()
+    if rank > 0:
+        time.sleep(SECONDS_BEFORE_THE_OTHERS_TELL)  # launchers end the others when one has failed
+    print(f"vaswani: {f'process {rank}: ' if rank > 0 else ''}{message}", file=sys.stderr, flush=True)
+
+
 def _status_and_message(error: Exception) -> tuple[int, str]:
-    if isinstance(error, UserError):
-        return 2, str(error)
-    if isinstance(error, RunError):
-        return 1, str(error)
+    if isinstance(error, UserError | RunError):
+        return error.exit_status, str(error)
     if hasattr(error, "format_message"):  # typer's own, about usage
         return getattr(error, "exit_code", 2), error.format_message()
     return 1, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)"

@@ -1,6 +1,7 @@
 """Errors that end a command with one line on standard error, and what led to them."""
 
 import errno
+import signal
 from collections.abc import Iterator
 
 # transformers and safetensors report a full disk as errors of their own, with these words in them.
@@ -10,9 +11,19 @@ _FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter fai
 class UserError(ValueError):
     """What was given, what was expected and what to do, in one line; the exit status is 2."""
 
+    exit_status = 2
+
 
 class RunError(RuntimeError):
     """What stopped a run that was given nothing wrong, and what is saved, in one line; exit status 1."""
+
+    exit_status = 1
+
+
+class StoppedError(RunError):
+    """A run that SIGTERM asked to stop has saved its state; the exit status is as shells tell it."""
+
+    exit_status = 128 + signal.SIGTERM
 
 
 def one_line(text: object) -> str:

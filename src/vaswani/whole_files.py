@@ -1,5 +1,6 @@
-"""Files that appear once they are complete."""
+"""Files that appear once they are complete, and how to tell that they still are."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -16,3 +17,12 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file, of any size, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,12 +1,22 @@
 """Half-written checkpoints are recognised, and no run overwrites another."""
 
 import logging
+import random
 import re
 
 import pytest
+from transformers import TrainingArguments
 
 from vaswani.errors import UserError
-from vaswani.training.checkpoints import checkpoint_to_resume, is_complete, last_complete_checkpoint
+from vaswani.training.checkpoints import (
+    check_continues,
+    check_writable,
+    checkpoint_to_resume,
+    fault_of,
+    finish_checkpoint,
+    last_complete_checkpoint,
+    unfinished_checkpoint,
+)
 
 
 def make_checkpoint(folder, step, state='{"global_step": 1}', weights=True):
@@ -23,7 +33,7 @@ def make_checkpoint(folder, step, state='{"global_step": 1}', weights=True):
     "options", [{"state": None}, {"state": '{"global_st'}, {"state": ""}, {"state": "[]"}, {"weights": False}]
 )
 def test_what_is_not_all_there_is_not_complete(tmp_path, options):
-    assert not is_complete(make_checkpoint(tmp_path, 1, **options))
+    assert fault_of(make_checkpoint(tmp_path, 1, **options))
 
 
 def test_the_last_complete_checkpoint_is_found_by_its_number(tmp_path):
@@ -43,7 +53,7 @@ def test_a_half_written_checkpoint_is_passed_over_and_said_so(tmp_path, caplog):
         logging.getLogger("transformers").addHandler(caplog.handler)
         assert checkpoint_to_resume(tmp_path, "true") == wanted
     logging.getLogger("transformers").removeHandler(caplog.handler)
-    assert f"{half} is half-written and is not used." in caplog.text
+    assert f"{half} is not used: trainer_state.json is missing or damaged." in caplog.text
     assert f"Resuming from {wanted}." in caplog.text
     assert half.is_dir()  # nothing is deleted
 
@@ -63,7 +73,7 @@ def test_a_given_checkpoint_must_be_complete(tmp_path):
     whole, half = make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 4, state=None)
     assert checkpoint_to_resume(tmp_path / "other", str(whole)) == whole
     with pytest.raises(
-        UserError, match=f"complete checkpoint; the last complete one is {re.escape(str(whole))}"
+        UserError, match=f"complete checkpoint: .*; the last complete one is {re.escape(str(whole))}"
     ):
         checkpoint_to_resume(tmp_path, str(half))
     with pytest.raises(UserError, match="is not a directory; give true or the path of a checkpoint"):
@@ -91,3 +101,83 @@ def test_an_output_dir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file; choose a directory"):
         checkpoint_to_resume(tmp_path / "file", None)
+
+
+def finished_checkpoint(folder, step, **facts):
+    """As a trainer writes one, with a folder in it."""
+    unfinished = unfinished_checkpoint(folder, step)
+    (unfinished / "target_tokenizer").mkdir(parents=True)
+    (unfinished / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    for name in ("model.safetensors", "optimizer.pt", "target_tokenizer/tokenizer.json"):
+        (unfinished / name).write_bytes(random.Random(f"{step} {name}").randbytes(2000))
+    return finish_checkpoint(unfinished, facts)
+
+
+def test_an_unfinished_checkpoint_has_no_name_and_a_finished_one_replaces_another(tmp_path):
+    finished = finished_checkpoint(tmp_path, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    assert fault_of(finished) is None
+    unfinished_checkpoint(tmp_path, 4).mkdir()
+    assert last_complete_checkpoint(tmp_path) == finished
+    (finished / "of an older run").touch()
+    assert not (finished_checkpoint(tmp_path, 3) / "of an older run").exists()
+
+
+FILES = (
+    *("model.safetensors", "optimizer.pt", "target_tokenizer/tokenizer.json", "trainer_state.json"),
+    "manifest.json",
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damage_of_any_file_at_any_place_is_found_and_the_one_before_is_used(tmp_path, caplog, name):
+    good, damaged = finished_checkpoint(tmp_path, 3), finished_checkpoint(tmp_path, 6)
+    content = (damaged / name).read_bytes()
+    generator = random.Random(name)
+    cuts = [content[: generator.randrange(len(content))] for _ in range(20)]
+    place = generator.randrange(len(content))
+    flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    for broken in [*cuts, flipped, b""]:
+        (damaged / name).write_bytes(broken)
+        assert fault_of(damaged) is not None, (name, len(broken))
+        assert checkpoint_to_resume(tmp_path, "true") == good
+    (damaged / name).unlink()
+    # Without a manifest it might be that of transformers' own trainer, which has none.
+    assert (fault_of(damaged) is None) == (name == "manifest.json")
+
+
+DATA = {"train": {"files": [{"sha256": "a"}]}, "validation": {"files": [{"sha256": "b"}]}}
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_corpus_that_changed_is_an_error(tmp_path, split):
+    checkpoint = finished_checkpoint(tmp_path, 3, data=DATA)
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    check_continues(checkpoint, DATA, args)
+    for changed in ({**DATA, split: {"files": [{"sha256": "c"}]}}, {k: DATA[k] for k in DATA if k != split}):
+        with pytest.raises(UserError, match=rf"the data changed since .*checkpoint-3 was saved: {split} is"):
+            check_continues(checkpoint, changed, args)
+
+
+@pytest.mark.parametrize(
+    ("processes", "steps", "warns"), [(1, 2, False), (2, 1, False), (1, 1, True), (2, 2, True)]
+)
+def test_another_number_of_batches_in_an_update_is_said(tmp_path, caplog, processes, steps, warns):
+    checkpoint = finished_checkpoint(
+        tmp_path, 3, data=DATA, num_processes=processes, gradient_accumulation_steps=steps
+    )
+    args = TrainingArguments(str(tmp_path), use_cpu=True, gradient_accumulation_steps=2)
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    check_continues(checkpoint, DATA, args)
+    logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert (
+        f"was saved by {processes} processes with gradient_accumulation_steps={steps}" in caplog.text
+    ) == warns
+
+
+def test_a_folder_that_cannot_be_written_to_is_found(tmp_path):
+    check_writable(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"run cannot be written to \(Not a directory\); choose another"):
+        check_writable(tmp_path / "file" / "run")

@@ -1,6 +1,7 @@
 """The trainer: accumulation, the schedule, evaluation in order and each row once, what is saved."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArgume
 
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator
+from vaswani.training.checkpoints import fault_of
 from vaswani.training.losses import label_smoothed_loss
 
 VOCABULARY = 29
@@ -294,17 +296,38 @@ def test_training_caches_no_keys_and_values(tmp_path):
     assert outputs.past_key_values is None
 
 
-def test_an_old_state_does_not_vouch_for_a_checkpoint_that_fails(tmp_path, monkeypatch):
+@pytest.mark.parametrize("part", ["save_model", "_save_optimizer_and_scheduler", "_save_rng_state"])
+def test_a_checkpoint_that_fails_leaves_that_of_its_name_whole(tmp_path, monkeypatch, part):
     trainer = make_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     trainer.train()
-    state = tmp_path / "checkpoint-2" / "trainer_state.json"
-    assert state.is_file()
-    monkeypatch.setattr(
-        trainer, "_save_optimizer_and_scheduler", lambda directory: (_ for _ in ()).throw(OSError)
-    )
+    monkeypatch.setattr(trainer, part, lambda *args, **kwargs: (_ for _ in ()).throw(OSError))
     with pytest.raises(OSError):  # noqa: PT011 - raised above
         trainer._save_checkpoint(trainer.model, None)
-    assert not state.exists()
+    assert fault_of(tmp_path / "checkpoint-2") is None
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_last_and_the_best_checkpoints_are_kept(tmp_path, limit):
+    trainer = make_trainer(
+        tmp_path,
+        max_steps=5,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=limit,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,  # the loss falls: an early one is the "best"
+    )
+    trainer.train()
+    kept = {path.name for path in tmp_path.glob("checkpoint-*")}
+    best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"
+    last = {"checkpoint-5"} if limit > 1 else set()  # at the end the library deletes it, if one is to stay
+    assert kept == {best.name, *last}
+    assert best.name != "checkpoint-5"
+    state = json.loads((best / "trainer_state.json").read_text())
+    assert trainer.state.best_model_checkpoint == state["best_model_checkpoint"] == str(best)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])

@@ -285,6 +285,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             shows at once.
         num_replicas: processes that take turns at the batches. The number of batches is made divisible by it
             by halving those with most rows; no row is repeated or lost.
+        batches_per_update: of each process. Where there are rows enough, the number of batches is divisible
+            by that of an update too: then as many processes as divide it make the same updates of the same
+            batches, in the same order.
 
     Raises:
         UserError: a row beyond the budget, no rows, or too few for `num_replicas` to share.
@@ -298,6 +301,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         shuffle: bool = True,
         num_replicas: int = 1,
+        batches_per_update: int = 1,
     ) -> None:
         source = np.asarray(source_lengths, dtype=np.int64)
         target = np.asarray(target_lengths, dtype=np.int64)
@@ -306,7 +310,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.shuffle = shuffle
         self.epoch = 0
         self._place, starts = _best_walk(source, target, max_tokens)
-        self._starts = _divisible(starts, num_replicas)
+        of_an_update = num_replicas * batches_per_update
+        self._starts = _divisible(starts, of_an_update if of_an_update <= len(source) else num_replicas)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""

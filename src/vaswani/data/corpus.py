@@ -26,6 +26,7 @@ from datasets.arrow_writer import ArrowWriter
 from vaswani.data import reading
 from vaswani.data.reading import Row
 from vaswani.errors import UserError, one_line
+from vaswani.whole_files import sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +154,12 @@ class Corpus:
     fingerprint: dict[str, Any]
     available: list[str]
 
+    def identity(self) -> dict[str, Any]:
+        """What tells the rows of training and validation from others, without where they lie."""
+        values = self.fingerprint
+        whole = {name: values[name] for name in ("dataset", "sha256") if name in values}
+        return whole | {name: _without_places(values[name]) for name in SPLITS[:2] if name in values}
+
     def split(self, name: str) -> Dataset | IterableDataset:
         """One split by name.
 
@@ -162,6 +169,14 @@ class Corpus:
         if name not in self.splits:
             raise UserError(f"the corpus has no split '{name}'; it has {_listing(self.available)}")
         return self.splits[name]
+
+
+def _without_places(split: dict[str, Any]) -> dict[str, Any]:
+    files = [
+        {name: value for name, value in file.items() if name != "path"} for file in split.get("files", [])
+    ]
+    rest = {name: value for name, value in split.items() if name not in ("name", "files")}
+    return rest | ({"files": files} if files else {})
 
 
 def load_corpus(spec: CorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
@@ -184,7 +199,7 @@ def load_corpus(spec: CorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     corpus = Corpus({}, {}, {}, available=list(found))
     sources = {split: found[split]() for split in wanted}  # all are opened before the first is read
     for split, source in sources.items():
-        identity = {} if spec.streaming else source.identity()
+        identity = source.identity()
         rows, report = _stream(source) if spec.streaming else _cache(source, identity)
         corpus.splits[split], corpus.reports[split] = rows, report
         corpus.fingerprint[split] = {"name": source.name, **identity}
@@ -219,7 +234,7 @@ class Source:
     Args:
         name: how messages call it.
         rows: starts a pass over all its rows.
-        identity: what its rows depend on, as plain JSON values; not asked of a stream.
+        identity: what its rows depend on, as plain JSON values.
         sides: names of the two text files of a pair.
     """
 
@@ -379,17 +394,27 @@ def _file_source(names: Sequence[str], spec: CorpusSpec) -> Source:
     return Source(name, partial(table.rows, path, spec.source_field, spec.target_field), identity)
 
 
+END_BYTES = 1 << 20  # at the start and the end of a streamed file
+
+
 def _file_identity(paths: Sequence[Path], spec: CorpusSpec) -> dict[str, Any]:
-    files = [{"path": str(path), "sha256": _sha256(path)} for path in paths]
+    describe = _size_and_ends if spec.streaming else _whole_content
+    files = [{"path": str(path), **describe(path)} for path in paths]
     return {"files": files, "source_field": spec.source_field, "target_field": spec.target_field}
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+def _whole_content(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256_of(path)}
+
+
+def _size_and_ends(path: Path) -> dict[str, Any]:
+    """What can be told of a file that is too large to be read for it."""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        ends = hashlib.sha256(file.read(END_BYTES))
+        file.seek(max(0, size - END_BYTES))
+        ends.update(file.read())
+    return {"bytes": size, "sha256_of_ends": ends.hexdigest()}
 
 
 def _folder_files(folder: Path) -> dict[str, list[str]]:
@@ -444,7 +469,7 @@ def _hub_identity(dataset: Dataset, spec: CorpusSpec, split: str) -> dict[str, A
         "dataset": spec.dataset,
         "dataset_config": spec.dataset_config,
         "split": split,
-        "fingerprint": dataset._fingerprint,
+        "fingerprint": getattr(dataset, "_fingerprint", None),  # of a stream it cannot be told
         "source_field": spec.source_field,
         "target_field": spec.target_field,
     }

@@ -14,6 +14,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
 from vaswani.errors import UserError
+from vaswani.training.processes import choose_device
 from vaswani.training.schedule import paper_peak_learning_rate
 
 REPORTING_PACKAGES = ("tensorboard", "trackio")
@@ -168,9 +169,15 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     early_stopping_patience: int | None = option(
         None, "Stop after this many evaluations without a better metric_for_best_model."
     )
+    non_finite_loss: Literal["stop", "skip"] = option(
+        "stop", "What to do when a loss or gradient is NaN or infinite: stop, or skip that update."
+    )
     report_to: list[str] = field(
         default_factory=lambda: ["none"],
         metadata={"help": "Where to log: none, tensorboard, trackio or another that transformers knows."},
+    )
+    ddp_find_unused_parameters: bool | None = option(
+        False, "Look for parameters without a gradient in each update; our models use all of theirs."
     )
     use_cache: bool = option(True, "Saved in the model's configuration: decode with cached keys and values.")
     restore_callback_states_from_checkpoint: bool = option(
@@ -178,6 +185,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        choose_device()
         super().__post_init__()
         self._check_reporting()
         self._check_early_stopping()

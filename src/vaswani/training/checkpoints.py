@@ -1,31 +1,102 @@
-"""Which checkpoint a run continues from, and whether an output directory is free for a new run.
+"""Checkpoints that are there as a whole or not at all, and which of them a run continues from.
 
-transformers writes `trainer_state.json` last, and `Trainer._save_checkpoint` removes an old one first: a
-checkpoint directory is complete exactly when it holds a readable one.
+A checkpoint is written aside, described by a manifest with the hash of every file, brought to the disk and
+only then given its name. So a name stands for something whole, unless the disk loses it later: hashes tell.
 """
 
 import json
+import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
+from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vaswani.errors import UserError
 from vaswani.hub.run_facts import SETTINGS_FILE
+from vaswani.whole_files import sha256_of
 
 logger = logging.get_logger(__name__)
 
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished-"
 
-def is_complete(checkpoint: Path) -> bool:
-    """Whether everything in the checkpoint was written: its state, which comes last, can be read."""
+
+def unfinished_checkpoint(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of an update is written before it has its name."""
+    return output_dir / f"{UNFINISHED}{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
+def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
+    """Give a checkpoint that has been written its manifest and its name; an older one of that name goes.
+
+    Args:
+        unfinished: its folder (see `unfinished_checkpoint`).
+        facts: what the manifest tells besides hashes; plain JSON values.
+
+    Returns:
+        The folder under its name.
+    """
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+    hashes = {str(path.relative_to(unfinished)): sha256_of(path) for path in files}
+    manifest = unfinished / MANIFEST
+    manifest.write_text(json.dumps({**facts, "files": hashes}, indent=2), encoding="utf-8")
+    for path in [*files, manifest, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished]:
+        _sync(path)
+    finished = unfinished.with_name(unfinished.name.removeprefix(UNFINISHED))
+    if finished.exists():
+        shutil.rmtree(finished)
+    os.rename(unfinished, finished)
+    _sync(finished.parent)
+    return finished
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows cannot open folders
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """Why training cannot continue from a checkpoint, or None if it can.
+
+    One without a manifest, as transformers' own trainer writes it, is judged by its state, which comes last.
+    """
     try:
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return f"{TRAINER_STATE_NAME} is missing or damaged"
     weights = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
-    return "global_step" in state and any((checkpoint / name).is_file() for name in weights)
+    if "global_step" not in state or not any((checkpoint / name).is_file() for name in weights):
+        return "it has no weights"
+    try:
+        manifest = read_manifest(checkpoint)
+        hashes = manifest["files"].items()
+        changed = [name for name, sha256 in hashes if sha256_of(checkpoint / name) != sha256]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"a file is missing or damaged ({type(error).__name__}: {error})"
+    return f"{changed[0]} is damaged" if changed else None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint tells of itself; of another trainer's, that it has no files to compare.
+
+    Raises:
+        ValueError: the manifest is damaged.
+    """
+    path = checkpoint / MANIFEST
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"files": {}}
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -40,7 +111,7 @@ def checkpoints(output_dir: Path) -> list[Path]:
 
 def last_complete_checkpoint(output_dir: Path) -> Path | None:
     """The latest checkpoint from which training can continue."""
-    return next(filter(is_complete, checkpoints(output_dir)), None)
+    return next((path for path in checkpoints(output_dir) if fault_of(path) is None), None)
 
 
 def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -> Path | None:
@@ -60,11 +131,13 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
         return None
     if choice.lower() != "true":
         return _given_checkpoint(Path(choice))
-    found = last_complete_checkpoint(output_dir)
+    found = None
     for path in checkpoints(output_dir):
-        if path == found:
+        fault = fault_of(path)
+        if fault is None:
+            found = path
             break
-        logger.warning(f"{path} is half-written and is not used.")
+        logger.warning(f"{path} is not used: {fault}.")
     if found is None and not (output_dir / SETTINGS_FILE).is_file():
         raise UserError(
             f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"
@@ -73,6 +146,51 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
         f"Resuming from {found}." if found else f"{output_dir} holds no complete checkpoint: starting anew."
     )
     return found
+
+
+def check_writable(output_dir: Path) -> None:
+    """Find a folder that cannot be made or written to before any work is done; nothing is left there.
+
+    Raises:
+        UserError: it is a file, or cannot be made, or not written to.
+    """
+    existing = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"output_dir={output_dir} cannot be written to ({error.strerror}); choose another"
+        ) from error
+
+
+def check_continues(checkpoint: Path, identity: dict[str, Any], args: TrainingArguments) -> None:
+    """Make sure that a run goes on with the rows that it began with; warn if its updates will be others.
+
+    Args:
+        checkpoint: that it continues from.
+        identity: of the corpus as it is now.
+        args: of the run as it is now.
+
+    Raises:
+        UserError: the corpus has changed.
+    """
+    manifest = read_manifest(checkpoint)
+    before = manifest.get("data", {})
+    if before and before != identity:
+        changed = sorted(name for name in {*before, *identity} if before.get(name) != identity.get(name))
+        raise UserError(
+            f"the data changed since {checkpoint} was saved: {' and '.join(changed)} is not what it was; "
+            "put it back, or train anew in another --output_dir"
+        )
+    steps = manifest.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
+    processes = manifest.get("num_processes", args.world_size)
+    if steps * processes != args.gradient_accumulation_steps * args.world_size:
+        logger.warning(
+            f"{checkpoint} was saved by {processes} processes with gradient_accumulation_steps={steps}; "
+            f"{args.world_size} with {args.gradient_accumulation_steps} make other updates of other batches. "
+            "For the same, keep the product."
+        )
 
 
 def _check_free(output_dir: Path) -> None:
@@ -92,8 +210,8 @@ def _given_checkpoint(path: Path) -> Path:
         raise UserError(
             f"resume_from_checkpoint={path} is not a directory; give true or the path of a checkpoint"
         )
-    if not is_complete(path):
+    if fault := fault_of(path):
         before = last_complete_checkpoint(path.parent)
         remedy = f"the last complete one is {before}" if before else "there is no complete one beside it"
-        raise UserError(f"resume_from_checkpoint={path} is not a complete checkpoint; {remedy}")
+        raise UserError(f"resume_from_checkpoint={path} is not a complete checkpoint: {fault}; {remedy}")
     return path

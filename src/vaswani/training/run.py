@@ -3,10 +3,12 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
@@ -35,10 +37,11 @@ from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
 from vaswani.training.bpe_dropout import BpeDropoutCollator
-from vaswani.training.checkpoints import checkpoint_to_resume
+from vaswani.training.checkpoints import check_continues, check_writable, checkpoint_to_resume
 from vaswani.training.config_file import RunConfig
 from vaswani.training.final_evaluation import evaluate_finished
 from vaswani.training.metrics import METRICS, TranslationMetrics
+from vaswani.training.processes import check_processes
 from vaswani.training.publishing import push_options
 from vaswani.training.trainer import Trainer
 
@@ -95,7 +98,11 @@ class TrainingRun:
         config = self.config
         self.check()
         checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
-        corpus = _load(config)
+        check_writable(config.output_dir)
+        with _first_the_main_process():
+            corpus = _load(config)
+        if checkpoint:
+            check_continues(checkpoint, corpus.identity(), config.training)
         tokenizers = load_tokenizers(checkpoint) if checkpoint else self.build_tokenizers(corpus)
         model = self.build_model(tokenizers)
         # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
@@ -103,8 +110,10 @@ class TrainingRun:
         model.generation_config.max_length = min(longest, position_limit(model) or longest)
         if checkpoint:
             _check_same_model(model, checkpoint)
-        splits = self.tokenize(corpus, tokenizers)
+        with _first_the_main_process():
+            splits = self.tokenize(corpus, tokenizers)
         trainer = self.build_trainer(splits, tokenizers, model)
+        trainer.identity = corpus.identity()
         counts = _row_counts(corpus, splits)
         if trainer.is_world_process_zero():
             _announce(counts, model)
@@ -112,6 +121,7 @@ class TrainingRun:
             _record(config, corpus, counts, tokenizers)
 
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.stop_on_signal.raise_if_stopped()
         trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
         trainer.save_state()
         trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
@@ -141,6 +151,16 @@ class TrainingRun:
     ) -> Trainer:
         """A trainer for the tokenized splits."""
         return build_trainer(self.config, splits, tokenizers, model)
+
+
+@contextmanager
+def _first_the_main_process() -> Iterator[None]:
+    """The main process of each machine reads and tokenizes; the others then find it in the cache."""
+    state = PartialState()
+    if not state.is_local_main_process:
+        datasets.disable_progress_bars()
+    with state.local_main_process_first():
+        yield
 
 
 def model_config(
@@ -242,6 +262,7 @@ def build_trainer(
 def check_config(config: RunConfig) -> None:
     """Find what would fail only after the corpus was read, or at the first evaluation."""
     args, data = config.training, config.data
+    check_processes()
     model_config(config.model, data.vocab_size, data.vocab_size)
     args.resolve_learning_rate(config.model.d_model)
     if data.truncate and data.bpe_dropout > 0:

@@ -6,7 +6,6 @@ transformers'. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 
 from collections.abc import Callable, Sequence
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,19 @@ from transformers import (
     PreTrainedTokenizerBase,
     TrainerCallback,
 )
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, SchedulerType, has_length
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType, has_length
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.training.arguments import TrainingArguments
+from vaswani.training.durable import DurableTrainer
 from vaswani.training.losses import label_smoothed_loss
-from vaswani.training.publishing import PublishingTrainer
 from vaswani.training.schedule import inverse_sqrt_schedule
+from vaswani.training.stopping import StopOnSignal
 
 
-class Trainer(PublishingTrainer):
+class Trainer(DurableTrainer):
     """Trains an encoder-decoder model on a tokenized parallel corpus.
 
     Data sets hold `input_ids` and `labels` (lists of token ids); a batch holds `args.max_tokens_per_batch` of
@@ -74,6 +73,8 @@ class Trainer(PublishingTrainer):
         generation.length_penalty = self.args.generation_length_penalty if self._searches else None
         generation._from_model_config = False
         self.add_callback(_EpochOrder())
+        self.stop_on_signal = StopOnSignal(self)
+        self.add_callback(self.stop_on_signal)
 
     # ---------------------------------------------------------------------------------------------- training
 
@@ -246,6 +247,7 @@ class Trainer(PublishingTrainer):
             seed=self._data_seed,
             shuffle=shuffle,
             num_replicas=self.args.world_size,
+            batches_per_update=self.args.gradient_accumulation_steps if shuffle else 1,
         )
         workers = self.args.dataloader_num_workers
         loader: DataLoader = DataLoader(
@@ -270,19 +272,6 @@ class Trainer(PublishingTrainer):
         directory = output_dir or self.args.output_dir
         if self.args.should_save and self.processing_class is not None and directory:
             save_tokenizers(self.processing_class, self.target_processing_class, directory)
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        # The state is written last and marks a checkpoint as complete: an old one must not vouch for this.
-        directory = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.args.should_save:
-            (directory / TRAINER_STATE_NAME).unlink(missing_ok=True)
-        super()._save_checkpoint(model, trial)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Tied weights are saved under one of their names; that the others are missing is right.
-        tied = getattr(self.model, "all_tied_weights_keys", {})
-        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result)
 
 
 class _EpochOrder(TrainerCallback):

@@ -1,0 +1,144 @@
+"""What keeps a training from losing work: whole checkpoints, and no update from NaN."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.utils import logging
+
+from vaswani.errors import RunError
+from vaswani.training.checkpoints import finish_checkpoint, unfinished_checkpoint
+from vaswani.training.publishing import PublishingTrainer
+
+logger = logging.get_logger(__name__)
+
+NON_FINITE_FOLDER = "non_finite"
+MOST_SKIPPED = 10  # updates in a row; then it is not the batches
+
+
+class DurableTrainer(PublishingTrainer):
+    """A `Seq2SeqTrainer` whose checkpoints appear whole, and which does not train on NaN.
+
+    Attributes:
+        identity: what the rows that it trains on were made from, for the manifest of its checkpoints.
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.identity: dict[str, Any] = {}
+        self._micro_batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with losses
+        self._skipped_in_a_row = 0
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """As in `Seq2SeqTrainer`, but aside: what has the name of a checkpoint is one."""
+        args, state = self.args, self.state
+        run_folder = Path(self._get_output_dir(trial))
+        folder = unfinished_checkpoint(run_folder, state.global_step)
+        if trial is None:
+            self.store_flos()
+        self.save_model(str(folder), _internal_call=True)
+        if not args.save_only_model:
+            self._save_optimizer_and_scheduler(str(folder))
+            self._save_scaler(str(folder))
+            self._save_rng_state(str(folder))
+        self.accelerator.wait_for_everyone()  # then all have written their part
+        best = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        if state.best_global_step == state.global_step or best.exists():
+            state.best_model_checkpoint = str(best)
+        if args.should_save:
+            self._export_callbacks()
+            state.save_to_json(str(folder / TRAINER_STATE_NAME))
+            checkpoint = finish_checkpoint(folder, self._manifest())
+            rotate_checkpoints(
+                output_dir=str(run_folder),
+                save_total_limit=args.save_total_limit,
+                best_model_checkpoint=state.best_model_checkpoint,
+                use_mtime=True,
+            )
+            if args.push_to_hub:
+                self._push_from_checkpoint(str(checkpoint))
+        self.accelerator.wait_for_everyone()  # then it is there for all of them
+
+    def _export_callbacks(self) -> None:
+        """Into the state, as the library does it."""
+        exported: Any = self.state.stateful_callbacks  # a dictionary, whatever the library's hints say
+        for callback in (*self.callback_handler.callbacks, self.control):
+            if isinstance(callback, ExportableState):
+                name = type(callback).__name__
+                if isinstance(exported[name], list):
+                    exported[name].append(callback.state())
+                else:
+                    exported[name] = callback.state()
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "update": self.state.global_step,
+            "num_processes": self.args.world_size,
+            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
+            "data": self.identity,
+        }
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # Tied weights are saved under one of their names; that the others are missing is right.
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result)
+
+    # ----------------------------------------------------------------------------------------- finite numbers
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """As in `Seq2SeqTrainer`; remembers the batches of an update until it is made."""
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._micro_batches.append((inputs, loss))
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        # All processes are here, before the update, with the gradient of all: they see the same.
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        batches, self._micro_batches = self._micro_batches, []
+        if self._is_finite(grad_norm, [loss for _, loss in batches]):
+            self._skipped_in_a_row = 0
+            return grad_norm
+        self._skipped_in_a_row += 1
+        folder = self._write_aside([inputs for inputs, _ in batches])
+        what = f"the loss or its gradient is not finite in update {self.state.global_step + 1:,}"
+        if self.args.non_finite_loss == "stop" or self._skipped_in_a_row > MOST_SKIPPED:
+            self.save_model(str(folder / "model"), _internal_call=True)
+            raise RunError(
+                f"{what}; its batches, and the model before it, are in {folder}. Lower the learning_rate, "
+                "leave out such rows, or set non_finite_loss=skip to pass over "
+                f"{MOST_SKIPPED} such updates in a row"
+            )
+        logger.warning("%s: it is skipped. Its batches are in %s.", what, folder)
+        model.zero_grad()  # without gradients, the optimizer changes nothing
+        return grad_norm
+
+    def _is_finite(self, grad_norm: Any, losses: list[torch.Tensor]) -> bool:
+        if self.accelerator.scaler is not None:  # of float16: it finds its scale by gradients that overflow
+            return all(math.isfinite(loss) for loss in losses)
+        return math.isfinite(grad_norm)
+
+    def _write_aside(self, batches: list[dict[str, Any]]) -> Path:
+        """The batches of this process, to be given to a model again: `model(**load_file(path))`."""
+        folder = (
+            Path(self.args.output_dir or ".") / NON_FINITE_FOLDER / f"update-{self.state.global_step + 1}"
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, inputs in enumerate(batches):
+            tensors = {
+                name: value.contiguous().cpu() for name, value in inputs.items() if torch.is_tensor(value)
+            }
+            save_file(tensors, folder / f"process-{self.args.process_index}-batch-{number}.safetensors")
+        return folder

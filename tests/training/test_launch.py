@@ -1,0 +1,143 @@
+"""Several processes by one command: started, stopped and ended together, and never one in place of two."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_runs import as_flags
+from vaswani.cli import run
+from vaswani.training.checkpoints import checkpoints, last_complete_checkpoint
+
+ACCELERATE = ["-m", "accelerate.commands.launch"]
+CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
+
+
+def start(command: list[str], cache: Path) -> subprocess.Popen:
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "PYTHONUNBUFFERED": "1"}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def in_two(options: dict) -> list[str]:
+    return ["-m", "vaswani.cli", "train", *as_flags(options), "--num_processes", "2"]
+
+
+def wait_for_update(process: subprocess.Popen, update: int) -> None:
+    for line in process.stdout:
+        update -= "'grad_norm'" in line
+        if update <= 0:
+            return
+    raise AssertionError(f"the process ended by itself: {process.stderr.read()}")
+
+
+def last_line(errors: str) -> str:
+    assert "Traceback" not in errors, errors
+    return errors.strip().splitlines()[-1]
+
+
+def children_of(process: subprocess.Popen) -> list[int]:
+    """The training processes, by rank."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(map(int, listed))
+
+
+@pytest.fixture
+def options(tiny_run: dict) -> dict:
+    del tiny_run["test_file"], tiny_run["validation_file"]
+    return tiny_run | {"dropout": 0.3, "max_steps": 400, "save_steps": 100}
+
+
+@pytest.mark.slow
+def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(
+    options, tmp_path, cache_of_its_own
+):
+    whole = start(in_two({**options, "output_dir": tmp_path / "whole"}), cache_of_its_own)
+    stopped = {**options, "output_dir": tmp_path / "stopped"}
+    process = start(in_two(stopped), cache_of_its_own)
+    wait_for_update(process, 20)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert last_line(errors).startswith("vaswani: stopped by SIGTERM after update ")
+    assert "--resume_from_checkpoint true" in last_line(errors)
+    saved = last_complete_checkpoint(tmp_path / "stopped")
+    assert saved is not None
+    assert int(saved.name.split("-")[1]) % 100 != 0  # the signal's own
+    assert not (tmp_path / "stopped" / "model.safetensors").exists()  # it is not finished
+
+    resumed = start(in_two({**stopped, "resume_from_checkpoint": "true"}), cache_of_its_own)
+    for each in (whole, resumed):
+        _, errors = each.communicate(timeout=120)
+        assert each.returncode == 0, errors
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_one_process_dies_all_end_promptly_and_say_so(options, cache_of_its_own, rank):
+    options |= {"max_steps": 100_000, "save_steps": 10}
+    process = start(in_two(options), cache_of_its_own)
+    wait_for_update(process, 25)
+    ranks = children_of(process)
+    os.kill(ranks[rank], signal.SIGKILL)
+    killed = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 20
+    assert process.returncode == 1
+    line = last_line(errors)
+    assert line.startswith(f"vaswani: process {rank} of 2 was killed (SIGKILL), so the others were ended; ")
+    assert f"the last complete checkpoint is {last_complete_checkpoint(Path(options['output_dir']))}" in line
+    for each in ranks:
+        assert not Path(f"/proc/{each}").exists()
+
+
+@pytest.mark.slow
+def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own):
+    options |= {"max_steps": 12, "save_steps": 6}
+    command = [*ACCELERATE, "--config_file", str(CONFIGS / "cpu_ddp.yaml"), "-m", "vaswani.cli", "train"]
+    runs = {
+        "ours": in_two({**options, "output_dir": tmp_path / "ours"}),
+        "accelerate": [*command, *as_flags({**options, "output_dir": tmp_path / "accelerate"})],
+    }
+    for name, arguments in runs.items():
+        process = start(arguments, cache_of_its_own)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, f"{name}: {errors}"
+        assert len(list((tmp_path / name / "checkpoint-12").glob("rng_state_*.pth"))) == 2
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in runs)
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+@pytest.mark.slow
+def test_one_process_where_two_were_asked_for_is_an_error(options, cache_of_its_own):
+    command = [*ACCELERATE, "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    command += ["--dynamo_backend", "no", "-m", "vaswani.cli", "train", *as_flags(options)]
+    process = start(command, cache_of_its_own)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "vaswani: accelerate was asked for several processes and started one" in errors
+    assert checkpoints(Path(options["output_dir"])) == []
+
+
+def test_a_configuration_that_cannot_work_is_told_once_and_before_anything_starts(options, capsys):
+    flags = as_flags({**options, "label_smoothing_factor": 2})
+    assert run(["train", *flags, "--num_processes", "2"]) == 2
+    assert capsys.readouterr().err == ("vaswani: label_smoothing_factor=2.0 must be at least 0 and below 1\n")
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_of_processes_that_cannot_be(options, capsys, number):
+    assert run(["train", *as_flags(options), "--num_processes", str(number)]) == 2
+    assert capsys.readouterr().err == f"vaswani: num_processes={number} must be at least 1\n"
