@@ -1,5 +1,6 @@
-"""Two real processes: each row is trained on and evaluated once, and resuming is exact."""
+"""Two real processes and one: the same updates, the same scores, and each goes on where the other was."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,43 +12,87 @@ from safetensors.torch import load_file
 
 from tiny_runs import as_flags
 
-LAUNCH = [
-    "-m",
-    "torch.distributed.run",
-    "--nproc_per_node",
-    "2",
-    "--standalone",
-    "--module",
-    "vaswani.cli",
-    "train",
-]
+TOLERANCE = 1e-4  # of a loss, relative, after a few updates: sums in another order
 
 
-def run(options: dict, cache: Path) -> str:
+def run(options: dict, cache: Path, num_processes: int = 2) -> None:
     environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, *LAUNCH, *as_flags(options)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "vaswani.cli", "train", *as_flags(options)]
+    command += ["--num_processes", str(num_processes)]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    return process.stdout
+    assert process.stdout.count("'train_runtime'") == 1  # one process tells
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def logged(folder: Path, what: str) -> list[float]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry[what] for entry in history if what in entry]
+
+
+def scores(folder: Path) -> dict:
+    record = json.loads((folder / "evaluation.json").read_text())
+    return {name: record[name] for name in ("rows", "metrics", "examples")}
+
+
+@pytest.fixture
+def options(tiny_run: dict, tmp_path: Path) -> dict:
+    """Rows of validation and test that two processes cannot share evenly."""
+    for split, rows in (("validation", 7), ("test", 37)):
+        lines = Path(tiny_run[f"{split}_file"]).read_text().splitlines()[:rows]
+        tiny_run[f"{split}_file"] = str(tmp_path / f"{split}.jsonl")
+        Path(tiny_run[f"{split}_file"]).write_text("\n".join(lines) + "\n")
+    return tiny_run | {"max_steps": 8, "save_steps": 6, "generation_max_length": 8}  # 6: mid-epoch
 
 
 @pytest.mark.slow
-def test_two_processes_evaluate_each_row_once_and_resume_exactly(tiny_run, tmp_path, cache_of_its_own):
-    tiny_run |= {"max_steps": 8, "save_steps": 6, "dropout": 0.3, "generation_max_length": 8}  # 6: mid-epoch
-    output = run(tiny_run, cache_of_its_own)
-    assert output.count("test (40 rows): loss ") == 1
-    whole = Path(tiny_run["output_dir"])
+def test_resuming_in_two_processes_is_exact(options, tmp_path, cache_of_its_own):
+    options |= {"dropout": 0.3}
+    run(options, cache_of_its_own)
+    whole = Path(options["output_dir"])
+    resumed = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": whole / "checkpoint-6"}
+    run(options | resumed, cache_of_its_own)
+    for name, weight in weights(whole).items():
+        assert torch.equal(weights(tmp_path / "resumed")[name], weight), name
 
-    resumed = tmp_path / "resumed"
-    run(
-        {**tiny_run, "output_dir": resumed, "resume_from_checkpoint": whole / "checkpoint-6"},
-        cache_of_its_own,
-    )
-    expected, found = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [False, True], ids=["", "streaming"])
+def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(
+    options, tmp_path, cache_of_its_own, streaming
+):
+    options |= {"dropout": 0.0, "streaming": streaming}  # what is dropped differs from process to process
+    alone = {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "alone"}
+    run(options, cache_of_its_own)
+    run(options | alone, cache_of_its_own, num_processes=1)
+    together = Path(options["output_dir"])
+    for what in ("loss", "grad_norm"):
+        assert logged(together, what) == pytest.approx(logged(tmp_path / "alone", what), rel=TOLERANCE)
+    assert logged(together, "epoch") == logged(tmp_path / "alone", "epoch")
+
+    begun_by = {1: tmp_path / "alone", 2: together}
+    for processes, begun in begun_by.items():  # one goes on for two, and two for one
+        goes_on = options | ({} if processes == 2 else alone)
+        goes_on |= {"output_dir": tmp_path / f"by {processes}"}
+        goes_on |= {"resume_from_checkpoint": begun_by[3 - processes] / "checkpoint-6"}
+        run(goes_on, cache_of_its_own, num_processes=processes)
+        found = logged(tmp_path / f"by {processes}", "loss")
+        assert found == pytest.approx(logged(begun, "loss"), rel=TOLERANCE)
+        for name, weight in weights(begun).items():
+            torch.testing.assert_close(weights(tmp_path / f"by {processes}")[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_score_as_one_does(options, tmp_path, cache_of_its_own):
+    run(options, cache_of_its_own)
+    evaluated = {"resume_from_checkpoint": Path(options["output_dir"]) / "checkpoint-8", "dropout": 0.1}
+    for processes in (1, 2):  # nothing is left to train
+        more = {"output_dir": tmp_path / str(processes), "gradient_accumulation_steps": 3 - processes}
+        run(options | evaluated | more, cache_of_its_own, num_processes=processes)
+    assert scores(tmp_path / "1")["rows"] == 37
+    assert scores(tmp_path / "1") == scores(tmp_path / "2")
+    losses = [json.loads((tmp_path / name / "test_results.json").read_text())["test_loss"] for name in "12"]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

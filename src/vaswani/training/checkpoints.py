@@ -49,11 +49,19 @@ def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
     for path in [*files, manifest, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished]:
         _sync(path)
     finished = unfinished.with_name(unfinished.name.removeprefix(UNFINISHED))
+    replaced = finished.with_name(f"{UNFINISHED}replaced-{finished.name}")
     if finished.exists():
-        shutil.rmtree(finished)
+        os.rename(finished, replaced)
     os.rename(unfinished, finished)
     _sync(finished.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     return finished
+
+
+def discard_unfinished(output_dir: Path) -> None:
+    """Delete what runs that died in the middle of a checkpoint have left."""
+    for folder in output_dir.glob(f"{UNFINISHED}*{PREFIX_CHECKPOINT_DIR}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

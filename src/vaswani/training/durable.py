@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
 from vaswani.errors import RunError
-from vaswani.training.checkpoints import finish_checkpoint, unfinished_checkpoint
+from vaswani.training.checkpoints import discard_unfinished, finish_checkpoint, unfinished_checkpoint
 from vaswani.training.publishing import PublishingTrainer
 
 logger = logging.get_logger(__name__)
@@ -44,6 +44,9 @@ class DurableTrainer(PublishingTrainer):
         args, state = self.args, self.state
         run_folder = Path(self._get_output_dir(trial))
         folder = unfinished_checkpoint(run_folder, state.global_step)
+        if args.should_save:
+            discard_unfinished(run_folder)
+        self.accelerator.wait_for_everyone()
         if trial is None:
             self.store_flos()
         self.save_model(str(folder), _internal_call=True)

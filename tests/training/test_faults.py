@@ -1,0 +1,205 @@
+"""Training processes that really die, on disks that really are full: the run goes on, or says why not.
+
+Where it goes on, it ends with the weights of a run that nothing happened to, bit by bit.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_runs import as_flags
+from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_checkpoint
+
+STEPS = 24
+KILLS = 20
+SECONDS_OF_A_RUN = 2.0  # about; kills come at any time of it
+
+
+def train(flags: list[str], output: str) -> None:
+    """`vaswani train` in this process; a session of its own, as a shell gives it."""
+    from vaswani.cli import run
+
+    for descriptor in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    torch.set_num_threads(1)
+    sys.exit(run(["train", *flags]))
+
+
+@pytest.fixture(scope="module")
+def processes() -> multiprocessing.context.BaseContext:
+    """New processes in which the imports are done: what dies costs no ten seconds each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vaswani.training.run", "vaswani.cli"])
+    return context
+
+
+@pytest.fixture
+def options(tiny_run: dict) -> dict:
+    del tiny_run["test_file"]
+    tiny_run |= {"max_steps": STEPS, "save_steps": 3, "dropout": 0.3, "gradient_accumulation_steps": 2}
+    tiny_run |= {"eval_strategy": "steps", "eval_steps": 9, "max_validation_rows": 4}
+    return tiny_run | {"generation_max_length": 5, "generation_num_beams": 1}
+
+
+def start(processes, options: dict, **more: object) -> BaseProcess:
+    log = f"{options['output_dir']}.log"
+    process = processes.Process(target=train, args=(as_flags({**options, **more}), log))
+    process.start()
+    return process
+
+
+def output_of(options: dict) -> str:
+    return Path(f"{options['output_dir']}.log").read_text()
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    expected, found = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert expected.keys() == found.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+@pytest.fixture
+def whole(processes, options: dict, tmp_path: Path) -> Path:
+    """The run that nothing happens to."""
+    folder = tmp_path / "whole"
+    process = start(processes, {**options, "output_dir": str(folder)})
+    process.join()
+    assert process.exitcode == 0, output_of({"output_dir": folder})
+    return folder
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_any_time_change_nothing(processes, options, whole):
+    generator = random.Random(f"{os.getpid()} {time.time_ns()}")
+    folder = Path(options["output_dir"])
+    in_saves = 0
+    for number in range(KILLS):
+        process = start(processes, options, resume_from_checkpoint=str(folder.exists()).lower())
+        if number % 2:  # as soon as a checkpoint is being written, or a little later
+            while process.is_alive() and not list(folder.glob("unfinished-*")):
+                time.sleep(0.0005)
+            time.sleep(generator.uniform(0, 0.02))
+        else:
+            time.sleep(generator.uniform(0, SECONDS_OF_A_RUN))
+        process.kill()
+        process.join()
+        in_saves += bool(list(folder.glob("unfinished-*")))
+        for checkpoint in checkpoints(folder):
+            assert fault_of(checkpoint) is None, checkpoint
+        if folder.is_dir() and not (folder / "training_config.yaml").exists():
+            shutil.rmtree(folder)  # it died before it wrote down what it is
+    assert in_saves > 0, "no kill came while a checkpoint was written"
+    process = start(processes, options, resume_from_checkpoint=str(folder.exists()).lower())
+    process.join()
+    assert process.exitcode == 0, output_of(options)
+    assert_same_weights(whole, folder)
+    assert not list(folder.glob("unfinished-*"))
+
+
+def on_a_disk_of_its_own(mount: str, command: list[str], cache: Path) -> subprocess.CompletedProcess:
+    """Run a command that sees a disk that nobody else does."""
+    enter = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*enter, mount], check=False).returncode:
+        pytest.skip("no disk can be mounted here")
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*enter, f'{mount} && "$@"', "sh", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_with_one_line_and_the_last_checkpoint(options, tmp_path, cache_of_its_own):
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    kept.mkdir()
+    options |= {"output_dir": str(disk / "run"), "max_steps": 2000}
+    command = [sys.executable, "-m", "vaswani.cli", "train", *as_flags(options)]
+    keep = ["sh", "-c", f'"$@"; status=$?; cp -r {disk}/run/. {kept}; exit $status', "sh"]
+    run = on_a_disk_of_its_own(
+        f"mount -t tmpfs -o size=1500k tmpfs {disk}", [*keep, *command], cache_of_its_own
+    )
+    assert run.returncode == 1, run.stderr
+    assert "Traceback" not in run.stderr
+    last = last_complete_checkpoint(kept)
+    assert last is not None
+    assert run.stderr.strip().splitlines()[-1] == (
+        f"vaswani: no space left on the disk of {disk}/run: free some, or choose another --output_dir; the "
+        f"last complete checkpoint is {disk}/run/{last.name}; continue with --resume_from_checkpoint true"
+    )
+    assert all(fault_of(checkpoint) is None for checkpoint in checkpoints(kept))
+
+
+@pytest.mark.slow
+def test_a_disk_that_cannot_be_written_to_is_told_before_any_work(options, tmp_path, cache_of_its_own):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = [sys.executable, "-m", "vaswani.cli", "train"]
+    command += as_flags({**options, "output_dir": str(disk / "run")})
+    mount = f"mount -t tmpfs tmpfs {disk} && mount -o remount,ro {disk}"
+    run = on_a_disk_of_its_own(mount, command, cache_of_its_own)
+    assert run.returncode == 2
+    assert run.stderr.strip().splitlines()[-1] == (
+        f"vaswani: output_dir={disk}/run cannot be written to (Read-only file system); choose another"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_corpus_that_was_edited_is_not_trained_on(processes, options, tmp_path, split):
+    corpus = tmp_path / "corpus.jsonl"
+    shutil.copy(options[f"{split}_file"], corpus)
+    options |= {f"{split}_file": str(corpus), "max_steps": 6}
+    start(processes, options).join()
+    lines = corpus.read_text().splitlines()
+    corpus.write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]) + "\n")
+    process = start(processes, options, max_steps=12, resume_from_checkpoint="true")
+    process.join()
+    assert process.exitcode == 2
+    line = output_of(options).strip().splitlines()[-1]
+    assert line.startswith(
+        f"vaswani: the data changed since {options['output_dir']}/checkpoint-6 was saved: {split} "
+    )
+    corpus.write_text("\n".join(lines) + "\n")
+    moved = corpus.rename(tmp_path / "moved.jsonl")  # the same rows elsewhere are the same
+    options |= {f"{split}_file": str(moved), "max_steps": 12}
+    process = start(processes, options, resume_from_checkpoint="true")
+    process.join()
+    assert process.exitcode == 0, output_of(options)
+
+
+@pytest.mark.slow
+def test_sigterm_in_an_evaluation_saves_too(processes, options, tmp_path):
+    options |= {"eval_steps": 5, "max_validation_rows": 30, "generation_max_length": 400, "save_steps": 1000}
+    whole = {**options, "output_dir": str(tmp_path / "whole")}
+    start(processes, whole).join()
+    process = start(processes, options)
+    log = Path(f"{options['output_dir']}.log")
+    while not log.exists() or log.read_text().count("'grad_norm'") < 5:
+        time.sleep(0.01)
+    time.sleep(0.3)  # updates take milliseconds: the evaluation has begun, and takes seconds
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    assert process.exitcode == 128 + signal.SIGTERM
+    assert "vaswani: stopped by SIGTERM after update 5; " in output_of(options)
+    assert [path.name for path in checkpoints(Path(options["output_dir"]))] == ["checkpoint-5"]
+    process = start(processes, options, resume_from_checkpoint="true")
+    process.join()
+    assert process.exitcode == 0, output_of(options)
+    assert_same_weights(tmp_path / "whole", Path(options["output_dir"]))
