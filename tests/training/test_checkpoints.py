@@ -5,8 +5,8 @@ import random
 import re
 
 import pytest
-from transformers import TrainingArguments
 
+from vaswani import TrainingArguments
 from vaswani.errors import UserError
 from vaswani.training.checkpoints import (
     check_continues,
@@ -164,7 +164,7 @@ def test_a_corpus_that_changed_is_an_error(tmp_path, split):
 )
 def test_another_number_of_batches_in_an_update_is_said(tmp_path, caplog, processes, steps, warns):
     checkpoint = finished_checkpoint(
-        tmp_path, 3, data=DATA, num_processes=processes, gradient_accumulation_steps=steps
+        tmp_path, 3, data=DATA, num_replicas=processes, gradient_accumulation_steps=steps
     )
     args = TrainingArguments(str(tmp_path), use_cpu=True, gradient_accumulation_steps=2)
     logging.getLogger("transformers").addHandler(caplog.handler)

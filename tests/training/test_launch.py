@@ -1,6 +1,7 @@
 """Several processes by one command: started, stopped and ended together, and never one in place of two."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,18 @@ def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own
     expected, found = (load_file(tmp_path / name / "model.safetensors") for name in runs)
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name
+
+
+@pytest.mark.slow
+def test_accelerate_shards_the_model_where_it_is_told_to(options, cache_of_its_own):
+    command = [*ACCELERATE, "--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
+    command += ["--mixed_precision", "no", "-m", "vaswani.cli", "train"]
+    process = start([*command, *as_flags(options | {"max_steps": 3})], cache_of_its_own)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    counts = re.search(r"model: ([\d,]+) parameters \(of which this process holds ([\d,]+)\)", output)
+    whole, held = (int(count.replace(",", "")) for count in counts.groups())
+    assert held == pytest.approx(whole / 2, rel=0.01)
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.distillation.arguments import DistillationObjectives
@@ -91,6 +90,12 @@ class DistillationTrainer(Trainer):
             raise UserError(
                 f"the teacher predicts {sizes[0]} tokens and the student {sizes[1]}, so their distributions "
                 "cannot be compared; set soft_target_weight to 0 and distil by sequences (targets=teacher)"
+            )
+        if self.objectives.relation_weight and self.args.tensor_parallel_size > 1:
+            raise UserError(
+                f"relation_weight={self.objectives.relation_weight} needs whole queries and keys, and "
+                f"tensor_parallel_size={self.args.tensor_parallel_size} splits them; set one of them to its "
+                "default, or use fsdp_size"
             )
         heads = self.objectives.relation_heads
         for width in (self.teacher.config.hidden_size, self.model.config.hidden_size):
@@ -262,7 +267,7 @@ class DistillationTrainer(Trainer):
         if self._recorders:
             count = sum(batch["attention_mask"].sum() for batch in batch_samples)
             if self.args.average_tokens_across_devices and self.args.world_size > 1:
-                count = self.accelerator.gather(count.to(device)).sum()
+                count = self.accelerator.gather(count.to(device)).sum() / self.get_tp_size()
             self._num_source_tokens = count.to(device)
         return super()._get_num_items_in_batch(batch_samples, device)
 
@@ -272,8 +277,8 @@ class DistillationTrainer(Trainer):
             steps = max(self.state.global_step - self._logged_step, 1)
             for name, loss in self._losses.items():
                 # What is divided by the tokens of all processes is a part of the sum.
-                reduction = "sum" if self.args.average_tokens_across_devices else "mean"
-                logs[f"{name}_loss"] = self.accelerator.reduce(loss, reduction).item() / steps
+                shares = self.num_replicas if self.args.average_tokens_across_devices else 1
+                logs[f"{name}_loss"] = self.accelerator.reduce(loss, "mean").item() * shares / steps
             self._losses, self._logged_step = {}, self.state.global_step
         super().log(logs, start_time)
 
@@ -281,19 +286,15 @@ class DistillationTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         """Save the student alone, without what only its training needs."""
-        weights = self.model.state_dict() if state_dict is None else state_dict
+        weights = self.whole_weights() if state_dict is None else state_dict
         own = {name: weight for name, weight in weights.items() if not name.startswith(TO_TEACHER_WIDTH)}
         super()._save(output_dir, own)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         maps = getattr(self.model, TO_TEACHER_WIDTH, None)
         if maps is not None and self.args.should_save:
-            directory = (
-                Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            )
-            directory.mkdir(parents=True, exist_ok=True)
-            save_file(maps.state_dict(), directory / f"{TO_TEACHER_WIDTH}.safetensors")
-        super()._save_checkpoint(model, trial)
+            save_file(maps.state_dict(), Path(output_dir) / f"{TO_TEACHER_WIDTH}.safetensors")
+        super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)

@@ -6,7 +6,7 @@ What changes the numbers is a field here and is saved with the model. What only 
 attention kernel, is an argument of `from_pretrained` and is not.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -70,6 +70,7 @@ class VaswaniConfig(PreTrainedConfig):
 
     model_type = "vaswani"
     keys_to_ignore_at_inference = ["past_key_values"]
+    base_model_fsdp_plan: ClassVar = {}  # the plan is that of `VaswaniModel`
     attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",

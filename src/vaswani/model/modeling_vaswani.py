@@ -8,6 +8,7 @@ B batch · S source length · T target length · H heads · D head width · d_mo
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -111,7 +112,7 @@ def sparse_attention_forward(
     Query [B, H, T, D], key and value [B, H, S, D]; the mask is that of padding, [B, all tokens so far], of
     which `past_length` came before. Returns the output [B, T, H, D] and the weights, or None from a kernel.
     """
-    pattern: SparsePattern = module.pattern
+    pattern = module.pattern_of_heads(query.shape[1])
     if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
         visible = dense_mask(pattern, query.shape[2], key.shape[2], past_length, attention_mask, key.device)
         return eager_attention_forward(module, query, key, value, visible, scaling, dropout)
@@ -164,7 +165,7 @@ class VaswaniAttention(nn.Module):
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, d_model] -> [B, T, d_model] and the weights [B, H, T, S], or None from a fused kernel."""
-        rows, length, width = hidden_states.shape
+        rows, length = hidden_states.shape[:2]
         past_length = self._past_length(past_key_values)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
@@ -187,7 +188,14 @@ class VaswaniAttention(nn.Module):
         )
         if weights is not None and weights.shape[0] != rows:  # [B/K, H, K·T, S] -> [B, H, T, S]
             weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
-        return self.out_proj(output.reshape(rows, length, width)), weights
+        return self.out_proj(output.reshape(rows, length, -1)), weights
+
+    def pattern_of_heads(self, num_heads: int) -> SparsePattern:
+        """The pattern of the heads that are here: all, or this process's under tensor parallelism."""
+        if num_heads == self.pattern.num_heads:
+            return self.pattern
+        rank = self.q_proj.weight.device_mesh["tp"].get_local_rank()
+        return replace(self.pattern, num_heads=num_heads, first_head=rank * num_heads)
 
     def _past_length(self, past_key_values: Cache | None) -> int | torch.Tensor:
         """How many tokens came before, where a sparse pattern has to know it."""
@@ -566,8 +574,29 @@ class VaswaniDecoder(VaswaniStack):
         return create_bidirectional_mask(self.config, queries, attention_mask, encoder_hidden_states)
 
 
+_LAYER_TP_PLAN = {
+    **{
+        f"{attention}.{projection}_proj": "rowwise" if projection == "out" else "colwise"
+        for attention in ("self_attn", "encoder_attn")
+        for projection in ("q", "k", "v", "out")
+    },
+    "fc1": "colwise",
+    "fc2": "rowwise",
+}
+
+
 @auto_docstring
 class VaswaniModel(VaswaniPreTrainedModel):
+    # Heads and inner features are shared out among processes; embeddings and what is tied to them stay whole.
+    _tp_plan = {
+        f"{stack}.layers.*.{module}": style
+        for stack in ("encoder", "decoder")
+        for module, style in _LAYER_TP_PLAN.items()
+        if stack == "decoder" or not module.startswith("encoder_attn")
+    }
+    # Layer by layer; the rest, in which weights may be tied, is a group of its own.
+    _fsdp_plan = {f"{stack}.layers.*": "free_full_weight" for stack in ("encoder", "decoder")}
+
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.encoder = VaswaniEncoder(config)

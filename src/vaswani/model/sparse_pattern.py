@@ -80,6 +80,7 @@ class SparsePattern:
         seed, layer: which random blocks.
         global_tokens: t, how many tokens at the start are global, in place of global blocks.
         causal: whether a token sees only itself and those before.
+        first_head: the number of the first head, where these are some of a layer's.
 
     Raises:
         ValueError: for a number out of its range, naming it.
@@ -94,6 +95,7 @@ class SparsePattern:
     layer: int = 0
     global_tokens: int = 0
     causal: bool = False
+    first_head: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -104,6 +106,7 @@ class SparsePattern:
             ("random_blocks", 0),
             ("layer", 0),
             ("global_tokens", 0),
+            ("first_head", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
@@ -207,7 +210,7 @@ class SparsePattern:
 
     def _draw(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
         key = torch.arange(num_blocks, device=query.device)
-        head = torch.arange(self.num_heads, device=query.device)
+        head = self.first_head + torch.arange(self.num_heads, device=query.device)
         hashes = block_hash(self.seed, self.layer, head[:, None, None], query[:, None], key)
         none = torch.iinfo(torch.int64).max
         fixed = self._fixed_key_blocks(query, num_blocks)

@@ -14,7 +14,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
 from vaswani.errors import UserError
-from vaswani.training.processes import choose_device
+from vaswani.training.processes import choose_device, requested_fsdp_size
 from vaswani.training.schedule import paper_peak_learning_rate
 
 REPORTING_PACKAGES = ("tensorboard", "trackio")
@@ -169,6 +169,10 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     early_stopping_patience: int | None = option(
         None, "Stop after this many evaluations without a better metric_for_best_model."
     )
+    fsdp_size: int = option(1, "Processes that share out all parameters (FSDP2), each with its own batches.")
+    tensor_parallel_size: int = option(
+        1, "Processes that share out heads and inner features, with the same batches."
+    )
     non_finite_loss: Literal["stop", "skip"] = option(
         "stop", "What to do when a loss or gradient is NaN or infinite: stop, or skip that update."
     )
@@ -186,6 +190,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
     def __post_init__(self) -> None:
         choose_device()
+        self.fsdp_size = requested_fsdp_size() or self.fsdp_size
         super().__post_init__()
         self._check_reporting()
         self._check_early_stopping()

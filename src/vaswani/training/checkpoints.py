@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vaswani.errors import UserError
 from vaswani.hub.run_facts import SETTINGS_FILE
+from vaswani.training.arguments import TrainingArguments
 from vaswani.whole_files import sha256_of
 
 logger = logging.get_logger(__name__)
@@ -184,19 +184,20 @@ def check_continues(checkpoint: Path, identity: dict[str, Any], args: TrainingAr
         UserError: the corpus has changed.
     """
     manifest = read_manifest(checkpoint)
-    before = manifest.get("data", {})
-    if before and before != identity:
-        changed = sorted(name for name in {*before, *identity} if before.get(name) != identity.get(name))
+    data = manifest.get("data", {})
+    if data and data != identity:
+        changed = sorted(name for name in {*data, *identity} if data.get(name) != identity.get(name))
         raise UserError(
             f"the data changed since {checkpoint} was saved: {' and '.join(changed)} is not what it was; "
             "put it back, or train anew in another --output_dir"
         )
     steps = manifest.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
-    processes = manifest.get("num_processes", args.world_size)
-    if steps * processes != args.gradient_accumulation_steps * args.world_size:
+    replicas = args.world_size // args.tensor_parallel_size
+    before = manifest.get("num_replicas", replicas)
+    if steps * before != args.gradient_accumulation_steps * replicas:
         logger.warning(
-            f"{checkpoint} was saved by {processes} processes with gradient_accumulation_steps={steps}; "
-            f"{args.world_size} with {args.gradient_accumulation_steps} make other updates of other batches. "
+            f"{checkpoint} was saved by {before} processes with gradient_accumulation_steps={steps}; "
+            f"{replicas} with {args.gradient_accumulation_steps} make other updates of other batches. "
             "For the same, keep the product."
         )
 

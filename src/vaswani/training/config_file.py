@@ -29,6 +29,7 @@ from vaswani.training.arguments import CardArguments, DataArguments, ModelArgume
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
 
 _BATCHES = "batches hold max_tokens_per_batch tokens, length-bucketed; set that instead"
+_OWN_PLAN = "models are sharded by their own plan; set fsdp_size"
 _WHOLE_EVALUATION = "evaluation gathers every row once and scores them together"
 FIELDS_WITHOUT_EFFECT = {
     "per_device_train_batch_size": _BATCHES,
@@ -38,6 +39,8 @@ FIELDS_WITHOUT_EFFECT = {
     "length_column_name": _BATCHES,
     "sortish_sampler": _BATCHES,
     "dataloader_drop_last": _BATCHES,
+    "fsdp": _OWN_PLAN,
+    "fsdp_config": _OWN_PLAN,
     "batch_eval_metrics": _WHOLE_EVALUATION,
     "eval_accumulation_steps": _WHOLE_EVALUATION,
     "eval_do_concat_batches": _WHOLE_EVALUATION,

@@ -20,6 +20,25 @@ def choose_device() -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
+def requested_fsdp_size() -> int | None:
+    """How many processes accelerate's launcher wants to share out the model, if it was told so.
+
+    We then do it by the model's own plan, on every device; accelerate would copy the model on CPUs without a
+    word.
+
+    Raises:
+        UserError: for what that plan does not do.
+    """
+    if not _asked_for("FSDP"):
+        return None
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise UserError("fsdp_version 1 is not supported; set fsdp_version: 2 in accelerate's configuration")
+    if os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true":
+        raise UserError("fsdp_offload_params is not supported; set it to false in accelerate's configuration")
+    os.environ["ACCELERATE_USE_FSDP"] = "false"  # done here
+    return _started_processes()
+
+
 def check_processes() -> None:
     """Find what launchers do without a word: train in one process where several were asked for.
 

@@ -43,6 +43,7 @@ from vaswani.training.final_evaluation import evaluate_finished
 from vaswani.training.metrics import METRICS, TranslationMetrics
 from vaswani.training.processes import check_processes
 from vaswani.training.publishing import push_options
+from vaswani.training.sharding import check_sizes, held_parameters, is_sharded
 from vaswani.training.trainer import Trainer
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
@@ -263,6 +264,7 @@ def check_config(config: RunConfig) -> None:
     """Find what would fail only after the corpus was read, or at the first evaluation."""
     args, data = config.training, config.data
     check_processes()
+    check_sizes(args.fsdp_size, args.tensor_parallel_size, args.world_size)
     model_config(config.model, data.vocab_size, data.vocab_size)
     args.resolve_learning_rate(config.model.d_model)
     if data.truncate and data.bpe_dropout > 0:
@@ -353,7 +355,10 @@ def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
     source = model.config.vocab_size
     sizes = sorted({source, getattr(model.config, "decoder_vocab_size", source)})
     vocabulary = " and ".join(f"{size:,}" for size in sizes)
-    print(f"model: {model.num_parameters():,} parameters, vocabulary of {vocabulary} tokens", flush=True)
+    share = f" (of which this process holds {held_parameters(model):,})" if is_sharded(model) else ""
+    print(
+        f"model: {model.num_parameters():,} parameters{share}, vocabulary of {vocabulary} tokens", flush=True
+    )
 
 
 def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:

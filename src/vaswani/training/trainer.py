@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 from transformers import (
@@ -181,7 +182,8 @@ class Trainer(DurableTrainer):
             columns = (_rows(batch, len(row_numbers)) for batch in (predictions, labels))
             rows += zip(row_numbers, *columns, strict=True)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        rows = sorted(gather_object(rows), key=lambda row: row[0])
+        gathered = {row[0]: row for row in gather_object(rows)}  # once, where processes had the same batches
+        rows = [gathered[number] for number in sorted(gathered)]
         return self._evaluation_output(rows, gather_object(losses), metric_key_prefix)
 
     def _evaluation_output(
@@ -215,8 +217,8 @@ class Trainer(DurableTrainer):
             self.train_dataset,
             self.args.max_tokens_per_batch,
             seed=self._data_seed,
-            num_replicas=self.args.world_size,
-            rank=self.args.process_index,
+            num_replicas=self.num_replicas,
+            rank=self.args.process_index // self.get_tp_size(),
         )
         # Not prepared by accelerate, which would share out the batches among the processes a second time.
         return DataLoader(
@@ -246,7 +248,7 @@ class Trainer(DurableTrainer):
             self.args.max_tokens_per_batch,
             seed=self._data_seed,
             shuffle=shuffle,
-            num_replicas=self.args.world_size,
+            num_replicas=self.num_replicas,
             batches_per_update=self.args.gradient_accumulation_steps if shuffle else 1,
         )
         workers = self.args.dataloader_num_workers
@@ -259,7 +261,17 @@ class Trainer(DurableTrainer):
             persistent_workers=self.args.dataloader_persistent_workers and workers > 0,
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
-        return self.accelerator.prepare(loader)
+        return prepare_data_loader(
+            loader,
+            device=self.args.device,
+            num_processes=self.num_replicas,
+            process_index=self.args.process_index // self.get_tp_size(),  # those of a group have one batch
+            put_on_device=True,
+            rng_types=self.accelerator.rng_types,
+            dispatch_batches=False,
+            even_batches=False,  # there are as many for each
+            non_blocking=self.accelerator.non_blocking,
+        )
 
     @property
     def _data_seed(self) -> int:

@@ -1,0 +1,162 @@
+"""A model shared out among two processes trains as a whole one does, and holds its share alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rank_processes import train_in_processes
+from safetensors.torch import load_file
+
+from tiny_runs import as_flags
+from vaswani import VaswaniForConditionalGeneration
+from vaswani.cli import run
+
+TOLERANCE = 1e-4  # of losses and gradients' norms, relative: sums in another order
+WAYS = {
+    "ddp": {"gradient_accumulation_steps": 1},
+    "fsdp": {"gradient_accumulation_steps": 1, "fsdp_size": 2},
+    "tensor parallel": {"gradient_accumulation_steps": 2, "tensor_parallel_size": 2},
+}
+MODELS = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "two vocabularies": {"shared_vocab": False},
+    "nothing shared": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    "sparse": {
+        "encoder_attention": "sparse",
+        "decoder_attention": "sparse",
+        "sparse_block_size": 4,
+        "sparse_window_blocks": 1,
+        "sparse_global_blocks": 1,
+        "sparse_random_blocks": 1,
+    },
+}
+
+
+@pytest.fixture
+def options(tiny_run: dict) -> dict:
+    tiny_run |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "norm_order": "pre"}
+    tiny_run |= {"max_steps": 8, "save_steps": 6, "generation_max_length": 8, "dropout": 0.0}
+    return tiny_run | {"gradient_accumulation_steps": 2}
+
+
+def logged(folder: Path, what: str) -> list[float]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry[what] for entry in history if what in entry]
+
+
+def assert_trained_alike(expected: Path, found: Path) -> None:
+    for what in ("loss", "grad_norm"):
+        assert logged(found, what) == pytest.approx(logged(expected, what), rel=TOLERANCE), what
+    weights = [load_file(folder / "model.safetensors") for folder in (expected, found)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        if not name.endswith("k_proj.bias"):  # no gradient but rounding, which Adam makes as large as any
+            torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-5, msg=name)
+    assert [(folder / "config.json").read_text() for folder in (expected, found)] == [
+        (expected / "config.json").read_text()
+    ] * 2
+    results = [json.loads((folder / "test_results.json").read_text()) for folder in (expected, found)]
+    assert results[1]["test_loss"] == pytest.approx(results[0]["test_loss"], rel=TOLERANCE)
+    assert len(logged(found, "loss")) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_gradients_and_weights_are_those_of_one_process(options, tmp_path, model):
+    options |= MODELS[model]
+    alone = tmp_path / "alone"
+    train_in_processes(options | {"output_dir": str(alone)}, 1)
+    whole = json.loads((alone / "rank-0.json").read_text())
+    for name, way in WAYS.items():
+        folder = tmp_path / name
+        train_in_processes(options | way | {"output_dir": str(folder)}, 2)
+        assert_trained_alike(alone, folder)
+        held = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+        for what in ("parameters", "bytes"):
+            shares = [rank[what] / whole[what] for rank in held]
+            if name == "ddp":
+                assert shares == [1, 1]
+            elif name == "fsdp":
+                assert shares == pytest.approx([0.5, 0.5], abs=0.01)
+            else:  # embeddings and norms are whole
+                assert all(0.5 < share < 0.9 for share in shares)
+        reloaded = VaswaniForConditionalGeneration.from_pretrained(folder)
+        for tensor_name, weight in load_file(folder / "model.safetensors").items():
+            assert torch.equal(reloaded.get_parameter(tensor_name), weight)
+
+
+@pytest.mark.slow
+def test_each_goes_on_where_another_was(options, tmp_path):
+    ways = {"alone": {}, **WAYS}
+    folders = {name: tmp_path / name for name in ways}
+    for name, way in ways.items():
+        train_in_processes(options | way | {"output_dir": str(folders[name])}, 1 if name == "alone" else 2)
+    for begun, goes_on in zip(ways, [*list(ways)[2:], *list(ways)[:2]], strict=True):
+        again = tmp_path / f"{begun}, then {goes_on}"
+        resumed = {"output_dir": str(again), "resume_from_checkpoint": str(folders[begun] / "checkpoint-6")}
+        train_in_processes(options | ways[goes_on] | resumed, 1 if goes_on == "alone" else 2)
+        assert_trained_alike(folders["alone"], again)
+        assert "make other updates" not in Path(f"{again}-0.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_sharded_run_resumes_exactly_and_loads_its_best(options, tmp_path):
+    options |= WAYS["fsdp"] | {"dropout": 0.3}
+    options |= {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "max_validation_rows": 6}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    train_in_processes(options | {"output_dir": str(whole)}, 2)
+    resumed = {"output_dir": str(again), "resume_from_checkpoint": str(whole / "checkpoint-4")}
+    train_in_processes(options | resumed, 2)
+    for name, weight in load_file(whole / "checkpoint-8" / "model.safetensors").items():
+        assert torch.equal(load_file(again / "checkpoint-8" / "model.safetensors")[name], weight), name
+    first = load_file(whole / "checkpoint-2" / "model.safetensors")  # the highest loss
+    for name, weight in load_file(whole / "model.safetensors").items():
+        assert torch.equal(first[name], weight), name
+
+
+@pytest.mark.slow
+def test_a_student_is_distilled_as_by_one_process(options, tmp_path):
+    teacher = tmp_path / "teacher"
+    train_in_processes(options | {"output_dir": str(teacher)}, 1)
+    options |= {"teacher": str(teacher), "cosine_weight": 0.5, "baseline": False, "d_model": 8}
+    options |= {"student": "random", "teacher_top_k": None}
+    del options["test_file"], options["teacher_top_k"], options["vocab_size"]
+    alone = tmp_path / "alone"
+    train_in_processes(options | {"output_dir": str(alone)}, 1, "distill")
+    for name, way in WAYS.items():
+        folder = tmp_path / name
+        train_in_processes(options | way | {"output_dir": str(folder)}, 2, "distill")
+        for what in ("loss", "grad_norm"):
+            assert logged(folder, what) == pytest.approx(logged(alone, what), rel=TOLERANCE), (name, what)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"fsdp_size": 2}, "fsdp_size=2 times tensor_parallel_size=1 does not divide the 1 processes; start"),
+        ({"tensor_parallel_size": 3}, "fsdp_size=1 times tensor_parallel_size=3 does not divide the 1 proc"),
+        ({"fsdp_size": 0}, "fsdp_size=0 must be at least 1"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options, capsys, sizes, message):
+    assert run(["train", *as_flags(options | sizes)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"FSDP_VERSION": "1"}, "fsdp_version 1 is not supported; set fsdp_version: 2"),
+        ({"FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params is not supported"),
+    ],
+)
+def test_what_a_launcher_asks_for_and_we_do_not_do_is_refused(
+    options, capsys, monkeypatch, settings, message
+):
+    for name, value in {"ACCELERATE_USE_FSDP": "true", **settings}.items():
+        monkeypatch.setenv(name, value)
+    assert run(["train", *as_flags(options)]) == 2
+    assert message in capsys.readouterr().err
