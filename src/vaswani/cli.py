@@ -471,6 +471,17 @@ def _facts(
     )
 
 
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training, finished or going on.")],
+) -> None:
+    """Draw the curves of a training into its folder, and print what it has come to."""
+    from vaswani.insight.curves import read_history, save_curves, summary
+
+    print(summary(read_history(run)))
+    print(f"saved {save_curves(run)}")
+
+
 @plot.command("sparse-pattern")
 def plot_sparse_pattern(
     output: Annotated[

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from vaswani.errors import RunError, UserError, one_line
 from vaswani.hub.card import write_card
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_facts import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, read_run_facts
+from vaswani.insight.curves import save_curves
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
@@ -128,6 +130,8 @@ class TrainingRun:
         trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
         if trainer.is_world_process_zero():
             print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
+            if find_spec("matplotlib"):
+                save_curves(config.output_dir)
         return evaluate_finished(trainer, splits, tokenizers[0])
 
     def check(self) -> None:

@@ -27,6 +27,7 @@ from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits
 from vaswani.training.arguments import TrainingArguments
 from vaswani.training.durable import DurableTrainer
 from vaswani.training.losses import label_smoothed_loss
+from vaswani.training.meter import Meter
 from vaswani.training.schedule import inverse_sqrt_schedule
 from vaswani.training.stopping import StopOnSignal
 
@@ -74,6 +75,8 @@ class Trainer(DurableTrainer):
         generation.length_penalty = self.args.generation_length_penalty if self._searches else None
         generation._from_model_config = False
         self.add_callback(_EpochOrder())
+        self.meter = Meter(self.accelerator, self.model.config, copies=self.get_tp_size())
+        self.add_callback(_MeterClock(self.meter))
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
 
@@ -156,6 +159,20 @@ class Trainer(DurableTrainer):
         """Whether evaluation keeps several beams, between which a length penalty decides."""
         return (self.args.generation_num_beams or 1) > 1
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in `Seq2SeqTrainer`; its time is not that of training."""
+        with self.meter.paused():
+            return super().evaluate(*args, **kwargs)
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
+        """As in `Seq2SeqTrainer`; the batch is counted."""
+        self.meter.count(inputs)
+        return super().training_step(model, inputs, *args)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        with self.meter.paused():
+            super()._save_checkpoint(model, trial)
+
     def evaluation_loop(
         self,
         dataloader: Any,
@@ -201,10 +218,12 @@ class Trainer(DurableTrainer):
         return EvalLoopOutput(predictions, labels, metrics, num_samples=len(rows))  # type: ignore[arg-type]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in `Seq2SeqTrainer`, but for the speeds that it derives from a number of rows per batch."""
+        """As in `Seq2SeqTrainer`, with other speeds than those of a fixed number of rows (see `Meter`)."""
         for name in list(logs):
             if name.endswith("_steps_per_second") or name == "train_samples_per_second":
                 del logs[name]
+        if "loss" in logs:
+            logs |= self.meter.report()
         super().log(logs, start_time)
 
     # --------------------------------------------------------------------------------------------- batches
@@ -284,6 +303,16 @@ class Trainer(DurableTrainer):
         directory = output_dir or self.args.output_dir
         if self.args.should_save and self.processing_class is not None and directory:
             save_tokenizers(self.processing_class, self.target_processing_class, directory)
+
+
+class _MeterClock(TrainerCallback):
+    """Starts the meter with the training."""
+
+    def __init__(self, meter: Meter):
+        self.meter = meter
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.meter.begin()
 
 
 class _EpochOrder(TrainerCallback):

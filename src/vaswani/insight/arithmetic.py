@@ -1,0 +1,74 @@
+"""How much arithmetic a model takes, and how much of it a machine can do.
+
+Counted are the matrix products, which are nearly all of it: two operations for each weight and token, and for
+each pair of tokens that attention compares. A step of training takes three times the forward pass (Kaplan et
+al., 2020, arXiv:2001.08361, section 2.1): backward, each product has two, for its input and for its weight.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from vaswani.model.configuration_vaswani import VaswaniConfig
+
+FORWARD_AND_BACKWARD = 3
+SECONDS_OF_MEASURING = 0.05
+
+
+def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
+    """Floating-point operations of the products of one forward pass.
+
+    Args:
+        config: of the model.
+        rows: of the batch.
+        source_length: tokens of each, padding included.
+        target_length: likewise.
+    """
+    width = config.d_model
+    encoder_layer = 4 * width**2 + 2 * width * config.encoder_ffn_dim
+    decoder_layer = 6 * width**2 + 2 * width * config.decoder_ffn_dim  # all but the source's keys and values
+    per_source = config.encoder_layers * encoder_layer + config.decoder_layers * 2 * width**2
+    per_target = config.decoder_layers * decoder_layer + (config.decoder_vocab_size or 0) * width
+    weights = source_length * per_source + target_length * per_target
+    pairs = sum(_pairs(config, kind, source_length) for kind in config.layer_attention("encoder"))
+    pairs += sum(_pairs(config, kind, target_length) for kind in config.layer_attention("decoder"))
+    pairs += config.decoder_layers * source_length * target_length
+    return 2 * rows * (weights + 2 * pairs * width)  # two products for each pair: its score, and its value
+
+
+def training_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
+    """Floating-point operations of a forward and a backward pass (see `forward_flops`)."""
+    return FORWARD_AND_BACKWARD * forward_flops(config, rows, source_length, target_length)
+
+
+def _pairs(config: VaswaniConfig, kind: str, length: int) -> int:
+    """Pairs of tokens that a layer of self-attention compares; of a sparse one, as many at most."""
+    if kind == "full":
+        return length**2
+    first = config.sparse_global_tokens or config.sparse_global_blocks * config.sparse_block_size
+    blocks = config.sparse_window_blocks + config.sparse_random_blocks
+    keys = min(length, first + blocks * config.sparse_block_size)
+    return length * keys + min(first, length) * (length - keys)
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
+    """Floating-point operations per second of a large matrix product: the best of some, measured now."""
+    size = 1024 if device.type == "cpu" else 8192
+    left = torch.ones(size, size, device=device, dtype=dtype)
+    right, product = torch.ones_like(left), torch.empty_like(left)
+    best, start = float("inf"), time.perf_counter()
+    while best == float("inf") or time.perf_counter() - start < SECONDS_OF_MEASURING:
+        torch.mm(left, right, out=product)  # the first of all warms up
+        _synchronize(device)
+        begin = time.perf_counter()
+        torch.mm(left, right, out=product)
+        _synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size**3 / best
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,113 @@
+"""What a run logged, drawn: losses, scores, the learning rate, gradients and speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from vaswani.errors import UserError, one_line
+from vaswani.insight.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FILE = "curves.png"
+SIZE = (12.0, 6.5)  # inches
+# Of each panel: its title, what it shows and how the legend calls it, and whether its axis is logarithmic.
+PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
+    ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
+    ("validation", {"eval_bleu": "BLEU", "eval_chrf": "chrF2", "eval_exact_match": "exact match, %"}, False),
+    ("learning rate", {"learning_rate": "learning rate"}, False),
+    ("norm of the gradient", {"grad_norm": "before clipping"}, True),
+    ("real tokens a second", {"tokens_per_second": "all processes"}, False),
+    ("share", {"share_of_peak": "of the peak of matrix products", "padding": "of padding"}, False),
+)
+
+
+def read_history(run: Path) -> list[dict[str, Any]]:
+    """What a run logged, from its folder or, while it goes on, from its last checkpoint.
+
+    Raises:
+        UserError: the folder is not that of a run, or its record cannot be read.
+    """
+    found = [*run.glob(TRAINER_STATE_NAME), *run.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")]
+    if not found:
+        raise UserError(
+            f"{run} has no {TRAINER_STATE_NAME}, nor has a checkpoint in it; give a run's output_dir"
+        )
+    path = max(found, key=lambda path: path.stat().st_mtime)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["log_history"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({one_line(error)}); give another run") from error
+
+
+def draw_curves(history: list[dict[str, Any]]) -> Figure:
+    """A panel for each thing that was logged.
+
+    Raises:
+        UserError: nothing was, or matplotlib is missing.
+    """
+    series = {name: _series(history, name) for _, lines, _ in PANELS for name in lines}
+    panels = [panel for panel in PANELS if any(series[name][0] for name in panel[1])]
+    if not panels:
+        raise UserError("the run logged nothing that could be drawn; set logging_steps")
+    figure = new_figure(figsize=SIZE, dpi=120, layout="constrained")
+    rows = 2 if len(panels) > 3 else 1
+    grid = figure.subplots(rows, -(-len(panels) // rows), squeeze=False).flat
+    for axes, (title, lines, is_logarithmic) in zip(grid, panels, strict=False):
+        _draw(axes, title, {label: series[name] for name, label in lines.items()}, is_logarithmic)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _series(history: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    points = [(entry["step"], entry[name]) for entry in history if name in entry]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _draw(
+    axes: Axes, title: str, lines: dict[str, tuple[list[int], list[float]]], is_logarithmic: bool
+) -> None:
+    for label, (steps, values) in lines.items():
+        if steps:
+            axes.plot(steps, values, label=label, marker="o" if len(steps) < 30 else None, markersize=3)
+    axes.set(title=title, xlabel="update", yscale="log" if is_logarithmic else "linear")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def save_curves(run: Path) -> Path:
+    """Draw a run's curves into its folder, and return the file.
+
+    Raises:
+        UserError: see `read_history` and `draw_curves`.
+    """
+    path = run / FILE
+    draw_curves(read_history(run)).savefig(path)
+    return path
+
+
+def summary(history: list[dict[str, Any]]) -> str:
+    """Where a run stands: a line for the training, and one for its best validation."""
+    trained = [entry for entry in history if "loss" in entry]
+    if not trained:
+        return "nothing was logged yet"
+    last = trained[-1]
+    shown = [f"update {last['step']:,}", f"loss {last['loss']:.3f}"]
+    speeds = sorted(entry["tokens_per_second"] for entry in trained if "tokens_per_second" in entry)
+    if speeds:
+        shown.append(f"{speeds[len(speeds) // 2]:,.0f} real tokens a second (median)")
+    lines = [", ".join(shown)]
+    for name, label in (("eval_loss", "loss"), ("eval_bleu", "BLEU"), ("eval_exact_match", "exact match")):
+        steps, values = _series(history, name)
+        if values:
+            best = min(values) if name == "eval_loss" else max(values)
+            lines.append(f"best validation {label}: {best:.2f} at update {steps[values.index(best)]:,}")
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+"""What a training makes of its time: tokens, padding and arithmetic per second, of all processes together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from vaswani.data.batching import IGNORED_LABEL
+from vaswani.insight.arithmetic import matrix_peak, training_flops
+from vaswani.model.configuration_vaswani import VaswaniConfig
+
+
+class Meter:
+    """Counts batches, and tells what was done since it was last asked.
+
+    Args:
+        accelerator: whose processes train together.
+        config: of the model; the arithmetic of a library's model is not counted.
+        copies: processes that have the same batch.
+    """
+
+    def __init__(self, accelerator: Accelerator, config: Any, copies: int):
+        self.accelerator = accelerator
+        self.config = config
+        self.copies = copies
+        self._peak: float | None = None  # of this process, operations per second
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._real: torch.Tensor | int = 0
+        self._padded = self._flops = 0
+        self._since = time.perf_counter()
+
+    def begin(self) -> None:
+        """Training begins: what came before does not count."""
+        if self._peak is None and isinstance(self.config, VaswaniConfig):
+            self._peak = matrix_peak(self.accelerator.device, _computes_in(self.accelerator))
+        self._start_again()
+
+    def count(self, inputs: dict[str, Any]) -> None:
+        """A batch that is trained on; nothing waits for the device."""
+        source, labels = inputs["attention_mask"], inputs["labels"]
+        self._real += source.sum() + (labels != IGNORED_LABEL).sum()
+        self._padded += source.numel() + labels.numel()
+        if isinstance(self.config, VaswaniConfig):
+            self._flops += training_flops(self.config, len(source), source.shape[1], labels.shape[1])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that is not training's: evaluations and checkpoints."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._since += time.perf_counter() - start
+
+    def report(self) -> dict[str, float]:
+        """Since the last: real tokens a second, padding, 10¹² operations a second, and their share of the peak.
+
+        The peak is what a large matrix product reaches on the same devices. All processes take part.
+        """
+        if not self._padded:
+            return {}
+        seconds = time.perf_counter() - self._since
+        counts = [float(self._real), self._padded, self._flops, self._peak or 0.0]
+        mine = torch.tensor(counts, dtype=torch.float64, device="cpu").to(
+            self.accelerator.device, torch.float32
+        )
+        real, padded, flops, peak = self.accelerator.gather(mine[None]).sum(0).tolist()
+        self._start_again()
+        told = {"tokens_per_second": real / self.copies / seconds, "padding": 1 - real / padded}
+        if flops:
+            speed = flops / self.copies / seconds
+            told |= {"tflops": speed / 1e12, "share_of_peak": speed / peak}
+        return told
+
+
+def _computes_in(accelerator: Accelerator) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32)

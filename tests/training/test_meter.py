@@ -1,0 +1,96 @@
+"""What is logged of speed: real tokens, padding and arithmetic of the batches that were trained on."""
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import MarianConfig
+
+from tiny_runs import as_flags
+from vaswani import VaswaniConfig
+from vaswani.insight.arithmetic import training_flops
+from vaswani.training import meter
+from vaswani.training.config_file import load_config
+from vaswani.training.meter import Meter
+from vaswani.training.run import TrainingRun
+
+SHAPE = VaswaniConfig(vocab_size=50, d_model=16, encoder_attention_heads=2, decoder_attention_heads=2)
+
+
+def batch(source: list[int], target: list[int]) -> dict[str, torch.Tensor]:
+    """Rows with so many real tokens."""
+    mask = torch.zeros(len(source), max(source), dtype=torch.long)
+    labels = torch.full((len(target), max(target)), -100)
+    for row, (of_source, of_target) in enumerate(zip(source, target, strict=True)):
+        mask[row, :of_source] = 1
+        labels[row, :of_target] = 5
+    return {"attention_mask": mask, "labels": labels}
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(meter, "time", clock)
+    return clock
+
+
+def test_tokens_padding_and_arithmetic_are_those_of_the_batches(clock):
+    counts = Meter(Accelerator(cpu=True), SHAPE, copies=1)
+    clock.now += 100  # before training
+    counts.begin()
+    counts.count(batch([3, 5], [4, 2]))
+    counts.count(batch([7], [7]))
+    clock.now += 2
+    with counts.paused():
+        clock.now += 50
+    told = counts.report()
+    assert told["padding"] == pytest.approx(1 - 28 / (10 + 8 + 14))
+    assert told["tokens_per_second"] == pytest.approx(28 / 2)
+    flops = training_flops(SHAPE, 2, 5, 4) + training_flops(SHAPE, 1, 7, 7)
+    assert told["tflops"] == pytest.approx(flops / 2 / 1e12)
+    assert told["share_of_peak"] == pytest.approx(flops / 2 / counts._peak)
+    assert counts.report() == {}  # nothing since
+    counts.count(batch([7], [7]))
+    clock.now += 7
+    assert counts.report()["tokens_per_second"] == pytest.approx(2)
+
+
+def test_processes_with_the_same_batch_count_it_once(clock):
+    ways = [Meter(Accelerator(cpu=True), SHAPE, copies=copies) for copies in (1, 2)]
+    for each in ways:
+        each.begin()
+        each.count(batch([30] * 8, [30] * 8))
+    clock.now += 3
+    once, twice = (each.report() for each in ways)
+    for name in ("tokens_per_second", "tflops"):
+        assert once[name] == pytest.approx(2 * twice[name])
+
+
+def test_of_a_librarys_model_the_arithmetic_is_not_told(clock):
+    counts = Meter(Accelerator(cpu=True), MarianConfig(), copies=1)
+    counts.begin()
+    counts.count(batch([3], [4]))
+    clock.now += 1
+    assert counts.report().keys() == {"tokens_per_second", "padding"}
+
+
+def test_a_training_logs_them(tiny_run):
+    del tiny_run["test_file"], tiny_run["validation_file"]
+    run = TrainingRun(load_config(None, as_flags({**tiny_run, "save_strategy": "no"})))
+    build, trainers = run.build_trainer, []
+    run.build_trainer = lambda *args: trainers.append(build(*args)) or trainers[0]
+    run.run()
+    logged = [entry for entry in trainers[0].state.log_history if "loss" in entry]
+    assert len(logged) == 6
+    for entry in logged:
+        assert entry["tokens_per_second"] > 100
+        assert 0 <= entry["padding"] < 0.5
+        assert entry["share_of_peak"] > 0
