@@ -60,7 +60,7 @@ class Meter:
             self._since += time.perf_counter() - start
 
     def report(self) -> dict[str, float]:
-        """Since the last: real tokens a second, padding, 10¹² operations a second, and their share of the peak.
+        """Since the last: real tokens a second, padding, 10¹² operations a second, and share of the peak.
 
         The peak is what a large matrix product reaches on the same devices. All processes take part.
         """

@@ -3,9 +3,8 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ class TrainingRun:
         trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
         if trainer.is_world_process_zero():
             print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
-            if find_spec("matplotlib"):
+            with suppress(UserError):  # without matplotlib, or when a short run has logged nothing
                 save_curves(config.output_dir)
         return evaluate_finished(trainer, splits, tokenizers[0])
 
