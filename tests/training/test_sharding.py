@@ -88,6 +88,23 @@ def test_losses_gradients_and_weights_are_those_of_one_process(options, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"fsdp_size": 2, "gradient_accumulation_steps": 1},
+        {"fsdp_size": 2, "tensor_parallel_size": 2, "gradient_accumulation_steps": 2},
+        {"tensor_parallel_size": 2, "gradient_accumulation_steps": 2},
+    ],
+    ids=["two sharded copies", "sharded both ways", "two copies, split"],
+)
+def test_four_processes_in_two_dimensions(options, tmp_path, way):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    train_in_processes(options | {"output_dir": str(alone), "gradient_accumulation_steps": 4}, 1)
+    train_in_processes(options | way | {"output_dir": str(together)}, 4)
+    assert_trained_alike(alone, together)
+
+
+@pytest.mark.slow
 def test_each_goes_on_where_another_was(options, tmp_path):
     ways = {"alone": {}, **WAYS}
     folders = {name: tmp_path / name for name in ways}

@@ -42,7 +42,7 @@ class Machine:
     latency: float
 
     def bandwidth(self, devices: int, rings: int = 1) -> float:
-        """Of each of so many rings at once through so many devices, which share the links between machines."""
+        """Of each of so many rings at once through so many devices, which share links between machines."""
         if devices <= self.devices:
             return self.within
         return min(self.within, self.between * self.devices / rings)
