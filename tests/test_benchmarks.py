@@ -54,14 +54,14 @@ def long_texts(tmp_path: Path) -> Path:
     return path
 
 
-def run(script: str, *arguments: object) -> tuple[list[list[str]], dict[str, Any]]:
-    """The cells of the table, head and rule left out, and the object on the last line."""
+def run(script: str, *arguments: object, last_line: bool = True) -> tuple[list[list[str]], dict[str, Any]]:
+    """The cells of the table, head and rule left out, and the object that should stand on the last line."""
     command = [sys.executable, BENCHMARKS / script, "--quick", "--json", *arguments]
     lines = subprocess.run(
         list(map(str, command)), check=True, capture_output=True, text=True
     ).stdout.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return rows[2:], json.loads(lines[-1])
+    return rows[2:], json.loads(lines[-1]) if last_line else {}
 
 
 def test_both_sides_compute_the_same_function(side_by_side: ModuleType):
@@ -88,6 +88,27 @@ def test_training_speed(corpus: Path):
     padding = {row[1]: int(row[4].rstrip("%")) for row in rows}
     assert padding["vaswani, token budget"] < padding["MarianMT, stock (random)"]
     assert len(padding) == 3
+
+
+@pytest.mark.slow
+def test_scaling():
+    rows, result = run("scaling.py")
+    assert [row[2] for row in rows] == ["1", "2 ddp", "2 fsdp"]
+    assert result["predicted_over_measured"]["small ddp"]["traffic"] == pytest.approx(1, abs=0.2)
+    assert result["predicted_over_measured"]["small fsdp"]["traffic"] == pytest.approx(1, abs=0.3)
+
+
+def test_the_plan_of_scaling_needs_no_measuring():
+    rows, _ = run("scaling.py", "--plan", last_line=False)
+    assert {row[1] for row in rows} == {"1", "2", "8", "16", "64", "256", "1,024"}
+
+
+@pytest.mark.slow
+def test_streaming(tmp_path: Path):
+    rows, result = run("streaming.py", "--output", tmp_path)
+    assert rows[0][0] == "20,000"
+    assert result["memory_growth"] < 0.1
+    assert (tmp_path / "streaming.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
 
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.distillation.arguments import DistillationConfig
@@ -18,6 +19,14 @@ def test_every_configuration_resolves(path):
     config = load_config(path, [], DistillationConfig if path.stem.startswith("distill") else RunConfig)
     assert config.output_dir == Path("runs") / path.stem
     model_config(config.model, config.data.vocab_size, config.data.vocab_size)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_reads_how_to_launch(path):
+    launch = load_config_from_file(str(path))
+    assert launch.num_processes % launch.num_machines == 0
+    assert f"--config_file configs/accelerate/{path.name}" in path.read_text()
+    assert not launch.use_cpu  # with it accelerate starts one process
 
 
 @pytest.mark.parametrize(

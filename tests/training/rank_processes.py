@@ -55,13 +55,14 @@ def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_
     sys.exit(run(arguments))
 
 
-def _held(trainer: object) -> dict[str, int]:
-    """Parameters, and bytes of parameters and optimizer states, that this process holds."""
+def _held(trainer: object) -> dict[str, float]:
+    """Parameters, and bytes of these and their states, in this process; the sum of those that are whole."""
     parameters = list(trainer.model.parameters())
     states = [value for state in trainer.optimizer.state.values() for value in state.values()]
     tensors = [*parameters, *(value for value in states if torch.is_tensor(value) and value.ndim)]
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     return {
         "parameters": sum(tensor.numel() for tensor in local[: len(parameters)]),
+        "whole": sum(value.double().sum().item() for value in parameters if not isinstance(value, DTensor)),
         "bytes": sum(tensor.untyped_storage().nbytes() for tensor in local),
     }
