@@ -120,7 +120,7 @@ def _launch(context: typer.Context, config: Path | None, num_processes: int, res
 
     given = [str(context.command.name), *(["--config", str(config)] if config else []), *context.args]
     debug = ["--debug"] if "--debug" in sys.argv else []
-    return launch([*given, *debug], num_processes, resolved.output_dir)
+    return launch([*given, *debug], num_processes, resolved.output_dir, resolved.training.use_cpu)
 
 
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:

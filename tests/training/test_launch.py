@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 from tiny_runs import as_flags
 from vaswani.cli import run
+from vaswani.errors import UserError
 from vaswani.training.checkpoints import checkpoints, last_complete_checkpoint
+from vaswani.training.launch import launch
 
 ACCELERATE = ["-m", "accelerate.commands.launch"]
 CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
@@ -154,3 +156,19 @@ def test_a_configuration_that_cannot_work_is_told_once_and_before_anything_start
 def test_a_number_of_processes_that_cannot_be(options, capsys, number):
     assert run(["train", *as_flags(options), "--num_processes", str(number)]) == 2
     assert capsys.readouterr().err == f"vaswani: num_processes={number} must be at least 1\n"
+
+
+@pytest.mark.parametrize(
+    ("devices", "use_cpu", "fits"), [(1, False, False), (1, True, True), (2, False, True)]
+)
+def test_each_process_needs_a_device_of_its_own(monkeypatch, devices, use_cpu, fits):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+    monkeypatch.setattr(sys, "executable", "/bin/true")  # what would be started
+    if fits:
+        assert launch(["train"], 2, Path("run"), use_cpu) == 0
+    else:
+        with pytest.raises(
+            UserError, match="num_processes=2, but there are 1 devices; ask for as many, or add"
+        ):
+            launch(["train"], 2, Path("run"), use_cpu)

@@ -10,23 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
 from vaswani.errors import RunError
 from vaswani.training.checkpoints import discard_unfinished, finish_checkpoint, unfinished_checkpoint
-from vaswani.training.publishing import PublishingTrainer
-from vaswani.training.sharding import (
-    is_sharded,
-    load_whole_optimizer_state,
-    saved_as_given,
-    scheduler_state,
-    shard,
-    whole_optimizer_state,
-    whole_state_dict,
-)
+from vaswani.training.sharded_trainer import ShardedTrainer
 
 logger = logging.get_logger(__name__)
 
@@ -34,23 +25,15 @@ NON_FINITE_FOLDER = "non_finite"
 MOST_SKIPPED = 10  # updates in a row; then it is not the batches
 
 
-class DurableTrainer(PublishingTrainer):
+class DurableTrainer(ShardedTrainer):
     """A `Seq2SeqTrainer` whose checkpoints appear whole, and which does not train on NaN.
 
     Attributes:
         identity: what the rows that it trains on were made from, for the manifest of its checkpoints.
     """
 
-    model: Any
-    optimizer: Any
-    lr_scheduler: Any
-
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        if self.args.fsdp_size * self.args.tensor_parallel_size > 1:
-            # Not before: the library's trainer refuses to save the optimizer of a sharded model.
-            shard(self.model, self.args.fsdp_size, self.args.tensor_parallel_size, self.args.world_size)
-            self.is_distributed_loading_by_transformers = True
         self.identity: dict[str, Any] = {}
         self._micro_batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with losses
         self._skipped_in_a_row = 0
@@ -90,11 +73,6 @@ class DurableTrainer(PublishingTrainer):
                 self._push_from_checkpoint(str(checkpoint))
         self.accelerator.wait_for_everyone()  # then it is there for all of them
 
-    @property
-    def num_replicas(self) -> int:
-        """Processes, or groups of them, that have batches of their own."""
-        return self.args.world_size // self.get_tp_size()
-
     def _export_callbacks(self) -> None:
         """Into the state, as the library does it."""
         exported: Any = self.state.stateful_callbacks  # a dictionary, whatever the library's hints say
@@ -113,49 +91,6 @@ class DurableTrainer(PublishingTrainer):
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "data": self.identity,
         }
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """As in `Seq2SeqTrainer`; of a sharded model, the whole weights, and tied ones once."""
-        if not is_sharded(self.model):
-            return super()._save(output_dir, state_dict)
-        state_dict = self.whole_weights() if state_dict is None else state_dict
-        if self.args.should_save:
-            with saved_as_given(self.model):
-                super()._save(output_dir, state_dict)
-        return None
-
-    def whole_weights(self) -> dict[str, torch.Tensor]:
-        """What is saved of the model; all processes take part."""
-        return whole_state_dict(self.model) if is_sharded(self.model) else self.model.state_dict()
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """As in `Seq2SeqTrainer`; of a sharded model, the whole state."""
-        if not is_sharded(self.model):
-            return super()._save_optimizer_and_scheduler(output_dir)
-        state = whole_optimizer_state(self.optimizer, self.model, self._optimizer_groups())
-        if self.args.should_save:
-            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
-            schedule = scheduler_state(self.lr_scheduler.state_dict(), len(state["param_groups"]))
-            torch.save(schedule, Path(output_dir) / SCHEDULER_NAME)
-        return None
-
-    def _optimizer_groups(self) -> list[list[str]]:
-        """Names of the parameters whose weights decay, and of the others, as the library groups them."""
-        decaying = set(self.get_decay_parameter_names(self.model))
-        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        return [[name for name in names if (name in decaying) == decays] for decays in (True, False)]
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As in `Seq2SeqTrainer`, which cannot give a process its share."""
-        if checkpoint is None or not is_sharded(self.model):
-            return super()._load_optimizer_and_scheduler(checkpoint)
-        states = [
-            torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
-            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
-        ]
-        load_whole_optimizer_state(self.optimizer, self.model, self._optimizer_groups(), states[0])
-        self.lr_scheduler.load_state_dict(scheduler_state(states[1], len(self.optimizer.param_groups)))
-        return None
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # Tied weights are saved under one of their names; that the others are missing is right.

@@ -21,7 +21,7 @@ POLL_SECONDS = 0.05
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def launch(arguments: Sequence[str], num_processes: int, output_dir: Path) -> int:
+def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_cpu: bool = False) -> int:
     """Run `vaswani` with these arguments in several processes that train together.
 
     Each process says on standard error why it failed. A signal to stop, SIGTERM or Ctrl-C, reaches all.
@@ -30,6 +30,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path) -> in
         arguments: of the command, without the number of processes.
         num_processes: on this machine, one for each device; CPUs share their cores.
         output_dir: of the run, to tell what was saved.
+        use_cpu: whether they leave other devices alone.
 
     Returns:
         The exit status: 0, or that of the process that failed first.
@@ -39,7 +40,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path) -> in
         RunError: a process was killed.
         StoppedError: they were asked to stop before there was anything to save.
     """
-    _check_devices(num_processes, arguments)
+    _check_devices(num_processes, use_cpu)
     environment = _environment(num_processes)
     command = [sys.executable, "-m", "vaswani.cli", *arguments]
     processes: list[subprocess.Popen] = []
@@ -69,11 +70,11 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path) -> in
     return status
 
 
-def _check_devices(num_processes: int, arguments: Sequence[str]) -> None:
+def _check_devices(num_processes: int, use_cpu: bool) -> None:
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes} must be at least 1")
     devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    if 0 < devices < num_processes and "--use_cpu" not in " ".join(arguments):
+    if 0 < devices < num_processes and not use_cpu:
         raise UserError(
             f"num_processes={num_processes}, but there are {devices} devices; ask for as many, or add "
             "--use_cpu true"
