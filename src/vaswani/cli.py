@@ -575,7 +575,8 @@ def run(arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         status, message = _status_and_message(error)
-        if message and not (isinstance(error, StoppedError) and _rank() > 0):  # they stop as one
+        was_asked_to = isinstance(error, StoppedError) or isinstance(error.__cause__, KeyboardInterrupt)
+        if message and not (was_asked_to and _rank() > 0):  # several processes stop as one
             _tell(message)
         return status
     if status == TYPER_INTERRUPTED:

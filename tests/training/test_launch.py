@@ -87,6 +87,17 @@ def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_all_with_one_line(options, cache_of_its_own):
+    process = start(in_two(options | {"max_steps": 100_000, "save_steps": 10}), cache_of_its_own)
+    wait_for_update(process, 25)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.count("vaswani: ") == 1
+    assert last_line(errors).startswith("vaswani: interrupted; the last complete checkpoint is ")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_process_dies_all_end_promptly_and_say_so(options, cache_of_its_own, rank):
     options |= {"max_steps": 100_000, "save_steps": 10}

@@ -40,7 +40,10 @@ class StopOnSignal(TrainerCallback):
             self._before = signal.signal(signal.SIGTERM, self._note)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Leave the signal to whoever had it."""
+        """Leave the signal to whoever had it, and nothing on its way."""
+        if self._agreement is not None:
+            self._agreement[1].wait()
+            self._agreement = None
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
