@@ -55,7 +55,18 @@ def work(
     os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
     dist.init_process_group("gloo")
     network = {} if processes == 1 else measure_network(args.quick)
+    train(
+        "tiny", way, processes, tokens=128, updates=2
+    )  # what is loaded at the first update is no model's memory
     before = resident_bytes()
+    measured = train(shape, way, processes, args.max_tokens, args.updates)
+    if rank == 0:
+        queue.put(measured | network | {"memory": peak_bytes() - before})
+    dist.destroy_process_group()
+
+
+def train(shape: str, way: str, processes: int, tokens: int, updates: int) -> Measured:
+    """Some updates, timed after two; bytes sent by this process in each."""
     config = side_by_side.our_config(shape)
     torch.manual_seed(0)
     model = VaswaniForConditionalGeneration(config).train()
@@ -64,28 +75,21 @@ def work(
         trained = DistributedDataParallel(model)
     elif processes > 1:
         shard(model, processes, 1, processes)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=way == "ddp")
-    torch.manual_seed(rank)
-    tokens = torch.randint(4, config.vocab_size, (args.max_tokens // (2 * LENGTH), LENGTH))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    torch.manual_seed(dist.get_rank())
+    ids = torch.randint(4, config.vocab_size, (tokens // (2 * LENGTH), LENGTH))
     seconds, sent = [], 0
-    for update in range(args.updates + 2):
+    for update in range(updates + 2):
         dist.barrier()
         bytes_before, start = loopback_bytes(), time.perf_counter()
-        trained(input_ids=tokens, labels=tokens).loss.backward()
+        trained(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         dist.barrier()
         if update >= 2:
             seconds.append(time.perf_counter() - start)
             sent += loopback_bytes() - bytes_before
-    measured = {
-        "seconds": statistics.median(seconds),
-        "memory": peak_bytes() - before,
-        "traffic": sent / args.updates / processes,
-    }
-    if rank == 0:
-        queue.put(measured | network)
-    dist.destroy_process_group()
+    return {"seconds": statistics.median(seconds), "traffic": sent / updates / processes}
 
 
 def measure_network(quick: bool) -> Measured:

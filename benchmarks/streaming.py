@@ -84,7 +84,7 @@ def draw(points: list[tuple[int, float, int]], path: Path) -> None:
     axes = figure.add_subplot()
     axes.plot([seen / 1e6 for seen, *_ in points], [memory / 1e6 for *_, memory in points])
     axes.set(xlabel="million rows", ylabel="memory of the process, MB")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.2 * max(memory for *_, memory in points) / 1e6)
     axes.grid(alpha=0.3)
     figure.savefig(path)
 

@@ -81,7 +81,7 @@ def test_shards_divide_memory_and_copies_do_not():
         for way in ("ddp", "fsdp", "hybrid")
     }
     states = 16 * count_parameters(BASE)
-    assert memory["ddp"][0] == memory["ddp"][1] == memory["ddp"][2]
+    assert memory["ddp"][1] == memory["ddp"][2] == memory["ddp"][0] + states / 4  # buckets of gradients
     assert memory["fsdp"][0] - memory["fsdp"][1] == pytest.approx(states * 7 / 8)
     assert memory["fsdp"][0] - memory["fsdp"][2] == pytest.approx(states * 63 / 64)
     assert memory["hybrid"][1] == memory["hybrid"][2] == memory["fsdp"][1]

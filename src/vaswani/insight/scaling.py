@@ -129,5 +129,7 @@ def cost_of_update(
     travel = sharing / machine.bandwidth(shards) + adding / machine.bandwidth(devices, rings)
     messages = (3 * (shards - 1) + 2 * (copies - 1)) * machine.latency
     exposed = max(0.0, travel + messages - OVERLAP * seconds)
-    memory = STATES * weights / shards + activation_bytes(config, tokens, bytes_of_an_activation)
+    buckets = weights if way == "ddp" and copies > 1 else 0  # gradients lie there once more to be sent
+    memory = STATES * weights / shards + buckets
+    memory += activation_bytes(config, tokens, bytes_of_an_activation)
     return Cost(seconds + exposed, exposed, memory, sharing + adding)
