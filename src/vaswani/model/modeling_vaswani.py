@@ -96,6 +96,16 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights
 
 
+def _pattern_of_heads(module: nn.Module, num_heads: int) -> SparsePattern:
+    """`module.pattern` for the heads that are here: all, or this process's under tensor parallelism."""
+    pattern: SparsePattern = module.pattern
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
+    mesh = None if num_heads == pattern.num_heads else next(filter(None, meshes), None)
+    if mesh is None:
+        return pattern
+    return replace(pattern, num_heads=num_heads, first_head=mesh["tp"].get_local_rank() * num_heads)
+
+
 def sparse_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -112,7 +122,7 @@ def sparse_attention_forward(
     Query [B, H, T, D], key and value [B, H, S, D]; the mask is that of padding, [B, all tokens so far], of
     which `past_length` came before. Returns the output [B, T, H, D] and the weights, or None from a kernel.
     """
-    pattern = module.pattern_of_heads(query.shape[1])
+    pattern = _pattern_of_heads(module, query.shape[1])
     if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
         visible = dense_mask(pattern, query.shape[2], key.shape[2], past_length, attention_mask, key.device)
         return eager_attention_forward(module, query, key, value, visible, scaling, dropout)
@@ -189,13 +199,6 @@ class VaswaniAttention(nn.Module):
         if weights is not None and weights.shape[0] != rows:  # [B/K, H, K·T, S] -> [B, H, T, S]
             weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
         return self.out_proj(output.reshape(rows, length, -1)), weights
-
-    def pattern_of_heads(self, num_heads: int) -> SparsePattern:
-        """The pattern of the heads that are here: all, or this process's under tensor parallelism."""
-        if num_heads == self.pattern.num_heads:
-            return self.pattern
-        rank = self.q_proj.weight.device_mesh["tp"].get_local_rank()
-        return replace(self.pattern, num_heads=num_heads, first_head=rank * num_heads)
 
     def _past_length(self, past_key_values: Cache | None) -> int | torch.Tensor:
         """How many tokens came before, where a sparse pattern has to know it."""
