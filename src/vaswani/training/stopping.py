@@ -59,6 +59,7 @@ class StopOnSignal(TrainerCallback):
         """An evaluation in training takes longer than a scheduler waits."""
         if self._before is not None and self._agreed(args):
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
+            self.on_train_end()  # which will not be told
             raise StoppedError(self.message)
 
     def raise_if_stopped(self) -> None:
