@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_runs import as_flags
 from vaswani.cli import run
 from vaswani.errors import UserError
-from vaswani.training.checkpoints import checkpoints, last_complete_checkpoint
+from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 from vaswani.training.launch import launch
 
 ACCELERATE = ["-m", "accelerate.commands.launch"]
@@ -144,6 +145,27 @@ def test_accelerate_shards_the_model_where_it_is_told_to(options, cache_of_its_o
     counts = re.search(r"model: ([\d,]+) parameters \(of which this process holds ([\d,]+)\)", output)
     whole, held = (int(count.replace(",", "")) for count in counts.groups())
     assert held == pytest.approx(whole / 2, rel=0.01)
+
+
+@pytest.mark.slow
+def test_two_machines_train_together(options, cache_of_its_own):
+    """Both are this one: each launcher believes to be on a machine of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [*ACCELERATE, "--config_file", str(CONFIGS / "multi_node.yaml"), "--num_processes", "2"]
+    command += ["--mixed_precision", "no", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    flags = as_flags(options | {"max_steps": 3, "save_steps": 3})
+    machines = [
+        start([*command, "--machine_rank", rank, "-m", "vaswani.cli", "train", *flags], cache_of_its_own)
+        for rank in "01"
+    ]
+    for machine in machines:
+        _, errors = machine.communicate(timeout=120)
+        assert machine.returncode == 0, errors
+    checkpoint = Path(options["output_dir"]) / "checkpoint-3"
+    assert fault_of(checkpoint) is None
+    assert len(list(checkpoint.glob("rng_state_*.pth"))) == 2
 
 
 @pytest.mark.slow
