@@ -69,13 +69,12 @@ def train(
     """Train a model: --config FILE gives defaults, any field is a flag."""
     from vaswani.training.config_file import RunConfig
 
-    if resolved := _resolve(RunConfig, context, config, show_help):
-        if num_processes != 1:
-            return _launch(context, config, num_processes, resolved)
+    def import_run() -> Callable[[Any], object]:
         from vaswani.training.run import train as run
 
-        _run_training(run, resolved)
-    return None
+        return run
+
+    return _train(RunConfig, import_run, context, config, num_processes, show_help)
 
 
 @app.command(**ANY_FLAG)
@@ -88,12 +87,29 @@ def distill(
     """Train a small student to do what a large teacher does, and report how well it does."""
     from vaswani.distillation.arguments import DistillationConfig
 
-    if resolved := _resolve(DistillationConfig, context, config, show_help):
-        if num_processes != 1:
-            return _launch(context, config, num_processes, resolved)
+    def import_run() -> Callable[[Any], object]:
         from vaswani.distillation.run import distill as run
 
-        _run_training(run, resolved)
+        return run
+
+    return _train(DistillationConfig, import_run, context, config, num_processes, show_help)
+
+
+def _train(
+    kind: "type[Config]",
+    import_run: Callable[[], Callable[[Any], object]],
+    context: typer.Context,
+    config: Path | None,
+    num_processes: int,
+    show_help: bool,
+) -> int | None:
+    """Run a training here, or in several processes; the exit status is theirs."""
+    resolved = _resolve(kind, context, config, show_help)
+    if resolved is None:
+        return None
+    if num_processes != 1:
+        return _launch(context, config, num_processes, resolved)
+    _run_training(import_run(), resolved)
     return None
 
 

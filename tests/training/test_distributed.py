@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_records import assert_same_weights, logged, weights
 
 from tiny_runs import as_flags
 
@@ -22,15 +22,6 @@ def run(options: dict, cache: Path, num_processes: int = 2) -> None:
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("'train_runtime'") == 1  # one process tells
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def logged(folder: Path, what: str) -> list[float]:
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return [entry[what] for entry in history if what in entry]
 
 
 def scores(folder: Path) -> dict:
@@ -55,8 +46,7 @@ def test_resuming_in_two_processes_is_exact(options, tmp_path, cache_of_its_own)
     whole = Path(options["output_dir"])
     resumed = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": whole / "checkpoint-6"}
     run(options | resumed, cache_of_its_own)
-    for name, weight in weights(whole).items():
-        assert torch.equal(weights(tmp_path / "resumed")[name], weight), name
+    assert_same_weights(whole, tmp_path / "resumed")
 
 
 @pytest.mark.slow

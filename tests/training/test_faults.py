@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_records import assert_same_weights
 
 from tiny_runs import as_flags
 from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_checkpoint
@@ -61,13 +61,6 @@ def start(processes, options: dict, **more: object) -> BaseProcess:
 
 def output_of(options: dict) -> str:
     return Path(f"{options['output_dir']}.log").read_text()
-
-
-def assert_same_weights(first: Path, second: Path) -> None:
-    expected, found = (load_file(folder / "model.safetensors") for folder in (first, second))
-    assert expected.keys() == found.keys()
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
 
 
 @pytest.fixture

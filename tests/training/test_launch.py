@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_records import assert_same_weights
 
 from tiny_runs import as_flags
 from vaswani.cli import run
@@ -82,9 +82,7 @@ def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(
     for each in (whole, resumed):
         _, errors = each.communicate(timeout=120)
         assert each.returncode == 0, errors
-    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
+    assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.slow
@@ -130,9 +128,7 @@ def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, f"{name}: {errors}"
         assert len(list((tmp_path / name / "checkpoint-12").glob("rng_state_*.pth"))) == 2
-    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in runs)
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
+    assert_same_weights(*(tmp_path / name for name in runs))
 
 
 @pytest.mark.slow

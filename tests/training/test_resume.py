@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from run_records import assert_same_weights
 
 from tiny_runs import as_flags
 from vaswani.training.checkpoints import last_complete_checkpoint
@@ -39,10 +38,6 @@ def stop_after(process: subprocess.Popen, updates: int, how: signal.Signals) -> 
             process.send_signal(how)
             return
     raise AssertionError(f"the process ended by itself: {process.stderr.read()}")
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
 
 
 @pytest.fixture
@@ -79,10 +74,7 @@ def test_killed_at_three_random_steps_a_run_ends_as_if_it_never_was(options, tmp
     assert resumed.returncode == 0, errors
     assert output.count("'grad_norm'") == STEPS - done
 
-    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "killed")
-    assert expected.keys() == found.keys()
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
 
 
 @pytest.mark.slow

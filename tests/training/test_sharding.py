@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from rank_processes import train_in_processes
-from safetensors.torch import load_file
+from run_records import assert_same_weights, logged, weights
 
 from tiny_runs import as_flags
 from vaswani import VaswaniForConditionalGeneration
@@ -41,19 +41,13 @@ def options(tiny_run: dict) -> dict:
     return tiny_run | {"gradient_accumulation_steps": 2}
 
 
-def logged(folder: Path, what: str) -> list[float]:
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return [entry[what] for entry in history if what in entry]
-
-
 def assert_trained_alike(expected: Path, found: Path) -> None:
     for what in ("loss", "grad_norm"):
         assert logged(found, what) == pytest.approx(logged(expected, what), rel=TOLERANCE), what
-    weights = [load_file(folder / "model.safetensors") for folder in (expected, found)]
-    assert weights[0].keys() == weights[1].keys()
-    for name, weight in weights[0].items():
+    assert weights(expected).keys() == weights(found).keys()
+    for name, weight in weights(expected).items():
         if not name.endswith("k_proj.bias"):  # no gradient but rounding, which Adam makes as large as any
-            assert (weights[1][name] - weight).norm() <= TOLERANCE * weight.norm(), name
+            assert (weights(found)[name] - weight).norm() <= TOLERANCE * weight.norm(), name
     assert [(folder / "config.json").read_text() for folder in (expected, found)] == [
         (expected / "config.json").read_text()
     ] * 2
@@ -83,7 +77,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(options, tmp_path
             else:  # embeddings and norms are whole
                 assert all(0.5 < share < 0.9 for share in shares)
         reloaded = VaswaniForConditionalGeneration.from_pretrained(folder)
-        for tensor_name, weight in load_file(folder / "model.safetensors").items():
+        for tensor_name, weight in weights(folder).items():
             assert torch.equal(reloaded.get_parameter(tensor_name), weight)
 
 
@@ -146,11 +140,8 @@ def test_a_sharded_run_resumes_exactly_and_loads_its_best(options, tmp_path):
     train_in_processes(options | {"output_dir": str(whole)}, 2)
     resumed = {"output_dir": str(again), "resume_from_checkpoint": str(whole / "checkpoint-4")}
     train_in_processes(options | resumed, 2)
-    for name, weight in load_file(whole / "checkpoint-8" / "model.safetensors").items():
-        assert torch.equal(load_file(again / "checkpoint-8" / "model.safetensors")[name], weight), name
-    first = load_file(whole / "checkpoint-2" / "model.safetensors")  # the highest loss
-    for name, weight in load_file(whole / "model.safetensors").items():
-        assert torch.equal(first[name], weight), name
+    assert_same_weights(whole / "checkpoint-8", again / "checkpoint-8")
+    assert_same_weights(whole / "checkpoint-2", whole)  # the highest loss
 
 
 @pytest.mark.slow
