@@ -1,0 +1,85 @@
+"""The application that commands register with, and how a command ends.
+
+Heavy imports stand inside the commands. Every failure is one line on standard error: exit status 2 for what
+the user gave, 1 for what happened on the way, Ctrl-C included. With `--debug`, anywhere on the command line,
+the traceback comes before it.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from vaswani.errors import RunError, StoppedError, UserError
+
+TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
+SECONDS_BEFORE_THE_OTHERS_TELL = 2.0
+
+app = typer.Typer(
+    help="The original Transformer: train it, evaluate it, translate with it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _common(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; any command takes it.")
+    ] = False,
+) -> None:
+    """Declare what all commands take; `run` acts on it."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit status."""
+    debug = "--debug" in arguments
+    try:
+        status = app(
+            [argument for argument in arguments if argument != "--debug"], "vaswani", standalone_mode=False
+        )
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        status, message = _status_and_message(error)
+        was_asked_to = isinstance(error, StoppedError) or isinstance(error.__cause__, KeyboardInterrupt)
+        if message and not (was_asked_to and _rank() > 0):  # several processes stop as one
+            _tell(message)
+        return status
+    if status == TYPER_INTERRUPTED:
+        print("vaswani: interrupted", file=sys.stderr)
+        return 1
+    return status or 0
+
+
+def _rank() -> int:
+    """The number of this process among those that run the command together."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def _tell(message: str) -> None:
+    """On standard error; of several processes the first speaks for all that fail alike."""
+    rank = _rank()
+    if rank > 0:
+        time.sleep(SECONDS_BEFORE_THE_OTHERS_TELL)  # launchers end the others when one has failed
+    print(f"vaswani: {f'process {rank}: ' if rank > 0 else ''}{message}", file=sys.stderr, flush=True)
+
+
+def _status_and_message(error: Exception) -> tuple[int, str]:
+    if isinstance(error, UserError | RunError):
+        return error.exit_status, str(error)
+    if hasattr(error, "format_message"):  # typer's own, about usage
+        return getattr(error, "exit_code", 2), error.format_message()
+    return 1, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)"
+
+
+def main() -> NoReturn:
+    """Entry point of the command."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end a run
+    sys.exit(run(sys.argv[1:]))

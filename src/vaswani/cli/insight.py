@@ -1,0 +1,60 @@
+"""`vaswani report` and `vaswani plot`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.errors import UserError
+
+plot = typer.Typer(help="Draw pictures of how a model works.", no_args_is_help=True)
+app.add_typer(plot, name="plot")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training, finished or going on.")],
+) -> None:
+    """Draw the curves of a training into its folder, and print what it has come to."""
+    from vaswani.insight.curves import read_history, save_curves, summary
+
+    print(summary(read_history(run)))
+    print(f"saved {save_curves(run)}")
+
+
+@plot.command("sparse-pattern")
+def plot_sparse_pattern(
+    output: Annotated[
+        Path, typer.Option("--output", metavar="FILE", help="A .png, .pdf or .svg file.")
+    ] = Path("sparse_pattern.png"),
+    length: Annotated[int, typer.Option("--length", help="Tokens of the sequence.")] = 4096,
+    block_size: Annotated[int, typer.Option("--block_size", help="Tokens of a block.")] = 64,
+    window: Annotated[int, typer.Option("--window", help="Blocks of the window, the own one included.")] = 3,
+    global_blocks: Annotated[int, typer.Option("--global", help="Global blocks, from the start.")] = 2,
+    random_blocks: Annotated[int, typer.Option("--random", help="Random blocks of each query block.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random blocks.")] = 0,
+    layer: Annotated[int, typer.Option("--layer", help="Each draws other random blocks.")] = 0,
+    heads: Annotated[int, typer.Option("--heads", help="A panel each; each draws other random blocks.")] = 2,
+    causal: Annotated[bool, typer.Option("--causal", help="A decoder's: nothing sees what follows.")] = False,
+) -> None:
+    """Draw which block of a sequence attends to which, and why."""
+    from vaswani.insight.plots import density, save_sparse_pattern
+    from vaswani.model.sparse_pattern import SparsePattern
+
+    try:
+        pattern = SparsePattern(
+            num_heads=heads,
+            block_size=block_size,
+            window_blocks=window,
+            global_blocks=global_blocks,
+            random_blocks=random_blocks,
+            seed=seed,
+            layer=layer,
+            causal=causal,
+        )
+        num_blocks = pattern.num_blocks(length)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    save_sparse_pattern(pattern, num_blocks, output)
+    print(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")

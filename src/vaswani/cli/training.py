@@ -1,0 +1,109 @@
+"""The commands that train: a configuration file gives defaults, any of its fields is a flag."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.screen import hide_library_progress
+from vaswani.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from vaswani.training.config_file import Config, RunConfig
+
+ConfigFile = Annotated[Path | None, typer.Option("--config")]
+NumProcesses = Annotated[
+    int, typer.Option("--num_processes", "--num-processes", help="On this machine, a device each.")
+]
+ShowHelp = Annotated[bool, typer.Option("--help", "-h")]
+ANY_FLAG: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+
+
+def _training_command(name: str, help: str, kind: str, run: str) -> None:
+    """Register a command that takes the fields of a configuration.
+
+    Args:
+        name: of the command.
+        help: its line in the list of commands.
+        kind: where the class of its configuration lies, `module:name`; imported when it is called.
+        run: likewise the function that is called with one.
+    """
+
+    @app.command(name, help=help, **ANY_FLAG)
+    def command(
+        context: typer.Context,
+        config: ConfigFile = None,
+        num_processes: NumProcesses = 1,
+        show_help: ShowHelp = False,
+    ) -> int | None:
+        resolved = _resolve(_imported(kind), context, config, show_help)
+        if resolved is None:
+            return None
+        if num_processes != 1:
+            return _launch(context, config, num_processes, resolved)
+        _run_training(_imported(run), resolved)
+        return None
+
+
+_training_command(
+    "train",
+    "Train a model: --config FILE gives defaults, any field is a flag.",
+    "vaswani.training.config_file:RunConfig",
+    "vaswani.training.run:train",
+)
+_training_command(
+    "distill",
+    "Train a small student to do what a large teacher does, and report how well it does.",
+    "vaswani.distillation.arguments:DistillationConfig",
+    "vaswani.distillation.run:distill",
+)
+
+
+def _imported(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+def _resolve(
+    kind: "type[Config]", context: typer.Context, config: Path | None, show_help: bool
+) -> "Config | None":
+    """The configuration of a run, or None where help was wanted, which is printed."""
+    from vaswani.training.config_file import describe_options, load_config
+
+    if show_help:
+        print(describe_options(kind))
+        return None
+    if config is None and not context.args:
+        raise UserError(
+            f"nothing to {kind.command}: give --config FILE, such as {kind.example} "
+            f"(see vaswani {kind.command} --help)"
+        )
+    return load_config(config, context.args, kind)
+
+
+def _launch(context: typer.Context, config: Path | None, num_processes: int, resolved: "RunConfig") -> int:
+    """Run the same command in several processes, and return the exit status."""
+    from vaswani.training.launch import launch
+
+    given = [str(context.command.name), *(["--config", str(config)] if config else []), *context.args]
+    debug = ["--debug"] if "--debug" in sys.argv else []
+    return launch([*given, *debug], num_processes, resolved.output_dir, resolved.training.use_cpu)
+
+
+def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
+    from vaswani.training.failures import describe_failure
+
+    hide_library_progress()
+    try:
+        run(config)
+    except (UserError, RunError):
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        raise RunError(describe_failure(error, config.output_dir)) from error

@@ -1,0 +1,155 @@
+"""`vaswani translate` and `vaswani evaluate`."""
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.options import (
+    DatasetConfig,
+    Device,
+    DType,
+    LengthPenalty,
+    MaxLength,
+    MaxTokensPerBatch,
+    ModelName,
+    NumBeams,
+    Revision,
+    SourceField,
+    Split,
+    TargetField,
+)
+from vaswani.cli.screen import hide_library_progress, progress_bar, warn
+from vaswani.cli.splits import load_split
+
+if TYPE_CHECKING:
+    from vaswani.inference.translation import Translator
+
+
+@app.command()
+def translate(
+    model: ModelName,
+    input_name: Annotated[
+        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, a line each.")
+    ] = "-",
+    output_name: Annotated[
+        str, typer.Option("--output", metavar="FILE|-", help="Written to FILE.partial until it is complete.")
+    ] = "-",
+    n_best: Annotated[
+        int | None,
+        typer.Option("--n_best", help="Write so many hypotheses of each line, with scores, as JSONL."),
+    ] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="The same as --n_best 1.")] = False,
+    num_beams: NumBeams = 4,
+    length_penalty: LengthPenalty = 0.6,
+    max_length: MaxLength = 1024,
+    max_tokens_per_batch: MaxTokensPerBatch = 8192,
+    buffer_size: Annotated[
+        int | None,
+        typer.Option("--buffer_size", help="Lines read ahead; default 4096, and 1 from a terminal."),
+    ] = None,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+) -> None:
+    """Translate text, line by line: standard input to standard output, or files."""
+    from vaswani.inference.files import STANDARD_STREAM, LineWriter, count_lines, open_lines, translate_lines
+    from vaswani.inference.translation import BUFFERED_SENTENCES
+
+    with open_lines(input_name) as lines, LineWriter(output_name) as writer:
+        translator = _load_translator(
+            model,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            max_length=max_length,
+            max_tokens_per_batch=max_tokens_per_batch,
+        )
+        if buffer_size is None:
+            buffer_size = 1 if lines.isatty() else BUFFERED_SENTENCES
+        shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
+        with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal) as bar:
+            report = translate_lines(
+                translator,
+                lines,
+                writer.write,
+                n_best=1 if scores and n_best is None else n_best,
+                buffer_size=buffer_size,
+                warn=warn,
+                progress=bar.update,
+            )
+    warn(f"translated {report}")
+
+
+@app.command()
+def evaluate(
+    model: ModelName,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="dates|FILE|FOLDER|NAME",
+            help="The built-in dates; a JSONL, JSON, CSV, TSV or Parquet file; a plain text file of sources, "
+            "with TARGET_FILE after it; a data set's folder or its name on the Hub.",
+        ),
+    ],
+    target_file: Annotated[
+        str | None, typer.Argument(help="Targets of a plain text file, line by line.")
+    ] = None,
+    split: Split = "test",
+    dataset_config: DatasetConfig = None,
+    source_field: SourceField = "source",
+    target_field: TargetField = "target",
+    output_name: Annotated[
+        str | None, typer.Option("--output", metavar="FILE", help="Keep the translations, a line each.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    num_beams: NumBeams = 4,
+    length_penalty: LengthPenalty = 0.6,
+    max_length: MaxLength = 1024,
+    max_tokens_per_batch: MaxTokensPerBatch = 8192,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+) -> None:
+    """Translate a corpus and score the result: BLEU, chrF and exact match."""
+    from vaswani.inference.evaluation import evaluate as evaluate_translator
+    from vaswani.inference.files import STANDARD_STREAM, LineWriter, as_text
+    from vaswani.training.metrics import score_translations
+
+    files = [data] if target_file is None else [data, target_file]
+    split, rows = load_split(
+        files, split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
+    )
+    with LineWriter(output_name or os.devnull) as writer:
+        translator = _load_translator(
+            model,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            max_length=max_length,
+            max_tokens_per_batch=max_tokens_per_batch,
+        )
+        with progress_bar(len(rows), " rows") as bar:
+            evaluation = evaluate_translator(translator, rows, score_translations, bar.update)
+        for translation in evaluation.translations:
+            writer.write(as_text(translation))
+    screen = LineWriter(STANDARD_STREAM)
+    screen.write(str(evaluation))
+    if as_json:
+        search = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
+        record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
+        screen.write(json.dumps(record))
+
+
+def _load_translator(model: str, **options: Any) -> "Translator":
+    from vaswani.inference.translation import Translator
+
+    hide_library_progress()
+    return Translator.from_pretrained(model, **options)
