@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy, linear
 import side_by_side
 from vaswani import VaswaniConfig
 from vaswani.data.corpus import CorpusSpec, load_corpus
-from vaswani.model.modeling_vaswani import VaswaniEncoder
+from vaswani.model.stacks import VaswaniEncoder
 
 LENGTH, BLOCK = 2048, 32  # bytes
 D_MODEL, LAYERS, HEADS, FFN_DIM = 128, 2, 4, 256

@@ -6,15 +6,31 @@ Importing the package registers its models with transformers' Auto classes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from vaswani.interop.sparsify import sparsify
-from vaswani.model.configuration_vaswani import VaswaniConfig
-from vaswani.model.modeling_vaswani import (
-    VaswaniForConditionalGeneration,
-    VaswaniModel,
-    VaswaniPreTrainedModel,
+from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
+from vaswani.model.modeling_vaswani_decoder import VaswaniDecoderModel, VaswaniForCausalLM
+from vaswani.model.modeling_vaswani_encoder import (
+    VaswaniEncoderModel,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForQuestionAnswering,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
 )
+from vaswani.model.stacks import VaswaniPreTrainedModel
 
 if TYPE_CHECKING:
     from vaswani.distillation.arguments import DistillationObjectives
@@ -32,15 +48,34 @@ __all__ = [
     "TrainingArguments",
     "Translator",
     "VaswaniConfig",
+    "VaswaniDecoderConfig",
+    "VaswaniDecoderModel",
+    "VaswaniEncoderConfig",
+    "VaswaniEncoderModel",
+    "VaswaniForCausalLM",
     "VaswaniForConditionalGeneration",
+    "VaswaniForMaskedLM",
+    "VaswaniForPreTraining",
+    "VaswaniForQuestionAnswering",
+    "VaswaniForSequenceClassification",
+    "VaswaniForTokenClassification",
     "VaswaniModel",
     "VaswaniPreTrainedModel",
     "sparsify",
 ]
 
-AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig)
+for _config_class in (VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig):
+    AutoConfig.register(_config_class.model_type, _config_class)
 AutoModel.register(VaswaniConfig, VaswaniModel)
+AutoModel.register(VaswaniEncoderConfig, VaswaniEncoderModel)
+AutoModel.register(VaswaniDecoderConfig, VaswaniDecoderModel)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration)
+AutoModelForCausalLM.register(VaswaniDecoderConfig, VaswaniForCausalLM)
+AutoModelForMaskedLM.register(VaswaniEncoderConfig, VaswaniForMaskedLM)
+AutoModelForPreTraining.register(VaswaniEncoderConfig, VaswaniForPreTraining)
+AutoModelForQuestionAnswering.register(VaswaniEncoderConfig, VaswaniForQuestionAnswering)
+AutoModelForSequenceClassification.register(VaswaniEncoderConfig, VaswaniForSequenceClassification)
+AutoModelForTokenClassification.register(VaswaniEncoderConfig, VaswaniForTokenClassification)
 
 # Imported when first asked for, so that loading a model does not wait for what trains it.
 _LATE = {

@@ -17,7 +17,6 @@ from toy_translation import save_toy_checkpoint
 from vaswani import Translator, VaswaniConfig
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.model.configuration_vaswani import AUTO_MAP
 
 
 @pytest.fixture
@@ -39,11 +38,11 @@ def plant_code(folder: Path) -> Path:
 # Another class.
 
 
-@pytest.mark.parametrize("name", AUTO_MAP)
+@pytest.mark.parametrize("name", VaswaniConfig.auto_classes)
 @pytest.mark.parametrize("trust", [False, True])
 def test_another_class_is_refused_and_not_run(checkpoint: Path, name: str, trust: bool) -> None:
     trace = plant_code(checkpoint)
-    change(checkpoint / "config.json", auto_map={**AUTO_MAP, name: "evil.Evil"})
+    change(checkpoint / "config.json", auto_map={**VaswaniConfig.auto_classes, name: "evil.Evil"})
     words = f"auto_map names 'evil.Evil' for {name}, which is no code of a vaswani model"
     with pytest.raises(ValueError, match=words):
         AutoModelForSeq2SeqLM.from_pretrained(checkpoint, trust_remote_code=trust)
@@ -53,7 +52,10 @@ def test_another_class_is_refused_and_not_run(checkpoint: Path, name: str, trust
 
 
 def test_a_class_in_another_repository_is_refused(checkpoint: Path) -> None:
-    change(checkpoint / "config.json", auto_map={"AutoConfig": f"eve/evil--{AUTO_MAP['AutoConfig']}"})
+    change(
+        checkpoint / "config.json",
+        auto_map={"AutoConfig": f"eve/evil--{VaswaniConfig.auto_classes['AutoConfig']}"},
+    )
     with pytest.raises(UserError, match=r"auto_map names 'eve/evil--"):
         load_checkpoint(checkpoint)
 

@@ -5,7 +5,8 @@ import torch
 from tiny import tiny_config
 from torch import nn
 
-from vaswani.model.modeling_vaswani import VaswaniAttention, VaswaniDecoderLayer, VaswaniEncoderLayer
+from vaswani.model.attention import VaswaniAttention
+from vaswani.model.stacks import VaswaniDecoderLayer, VaswaniEncoderLayer
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 

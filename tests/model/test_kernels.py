@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
-from vaswani.model.modeling_vaswani import eager_attention_forward
+from vaswani.model.attention import eager_attention_forward
 
 
 @pytest.mark.parametrize("norm_order", ["post", "pre"])

@@ -5,9 +5,9 @@ import torch
 from tiny import batch, tiny_model
 from torch import nn
 
-from vaswani.model import modeling_vaswani
+import vaswani.model.attention
+from vaswani.model.attention import eager_attention_forward
 from vaswani.model.dropout import draw_kept
-from vaswani.model.modeling_vaswani import eager_attention_forward
 from vaswani.model.short_attention import gains_from_short_attention, short_attention_forward
 
 
@@ -105,7 +105,7 @@ def test_layers_take_it_in_training(fields: dict[str, float], monkeypatch: pytes
         calls.append(options["dropout"])
         return short_attention_forward(*arguments, **options)
 
-    monkeypatch.setattr(modeling_vaswani, "short_attention_forward", record)
+    monkeypatch.setattr(vaswani.model.attention, "short_attention_forward", record)
     model, data = tiny_model("sdpa", **fields), batch()
     model.train()(**data)
     assert calls == [fields.get("attention_dropout", 0.0)] * 6  # two layers of one, two of two attentions
@@ -122,7 +122,7 @@ def test_the_beams_of_a_step_take_it(num_beams: int, monkeypatch: pytest.MonkeyP
         shapes.append(tuple(query.shape))
         return short_attention_forward(module, query, *arguments, **options)
 
-    monkeypatch.setattr(modeling_vaswani, "short_attention_forward", record)
+    monkeypatch.setattr(vaswani.model.attention, "short_attention_forward", record)
     model, data = tiny_model("sdpa"), batch()
     source = {name: data[name] for name in ("input_ids", "attention_mask")}
     model.generate(**source, num_beams=num_beams, max_new_tokens=3)

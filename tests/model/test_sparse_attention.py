@@ -11,7 +11,7 @@ from torch import nn
 
 from vaswani.model import sparse_attention as module
 from vaswani.model import sparse_kernel
-from vaswani.model.modeling_vaswani import eager_attention_forward
+from vaswani.model.attention import eager_attention_forward
 from vaswani.model.sparse_attention import sparse_attention
 from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
-from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import (
     CARD_FILE_NAME,
     architecture_table,
@@ -85,7 +85,11 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
 
 def _tags(facts: RunFacts) -> list[str]:
     config = facts.config
-    tags = model_tags(config) if isinstance(config, VaswaniConfig) else [config.model_type, "encoder-decoder"]
+    tags = (
+        model_tags(config)
+        if isinstance(config, VaswaniFamilyConfig)
+        else [config.model_type, "encoder-decoder"]
+    )
     return [*tags, *(["knowledge-distillation"] if facts.distillation else [])]
 
 
@@ -132,7 +136,7 @@ def name_of_data(facts: RunFacts) -> str:
 
 def _summary(facts: RunFacts) -> str:
     config = facts.config
-    if isinstance(config, VaswaniConfig):
+    if isinstance(config, VaswaniFamilyConfig):
         what = describe(config, facts.num_parameters)
     else:
         what = f"An encoder-decoder of type {config.model_type} with {facts.num_parameters:,} parameters"
@@ -241,7 +245,7 @@ def _plain(value: Any) -> str:
 
 
 def _architecture(facts: RunFacts) -> str:
-    if isinstance(facts.config, VaswaniConfig):
+    if isinstance(facts.config, VaswaniFamilyConfig):
         return architecture_table(facts.config, facts.num_parameters)
     return f"As transformers' `{', '.join(facts.config.architectures or [])}`; see `config.json`."
 
@@ -257,7 +261,7 @@ def _limits(facts: RunFacts) -> Iterator[str]:
             f"It was trained on sources of up to {settings['max_source_length']:,} tokens and targets of up "
             f"to {settings['max_target_length']:,}, and has not been tested beyond."
         )
-    if isinstance(config, VaswaniConfig) and config.position_embedding == "learned":
+    if isinstance(config, VaswaniFamilyConfig) and config.position_embedding == "learned":
         yield f"It has positions for {config.max_position_embeddings:,} tokens and takes no longer texts."
     if facts.evaluation:
         yield "Its scores are against one reference for each row, of the kind of text that it was trained on."

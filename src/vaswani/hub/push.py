@@ -21,7 +21,7 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
 from vaswani.model import modeling_vaswani
-from vaswani.model.configuration_vaswani import AUTO_MAP, VaswaniConfig
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path 
             files[path.name] = path
     for path in sorted((folder / TARGET_SUBFOLDER).glob("*")):
         files[f"{TARGET_SUBFOLDER}/{path.name}"] = path
-    if isinstance(facts.config, VaswaniConfig):
+    if isinstance(facts.config, VaswaniFamilyConfig):
         files |= {path.name: path for path in code_files()}
     if card is not None:
         files[CARD_FILE_NAME] = card
@@ -120,8 +120,8 @@ def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path 
 def _config(folder: Path, facts: RunFacts) -> bytes:
     """The configuration; one that was saved before models brought their code learns where that is."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if isinstance(facts.config, VaswaniConfig):
-        values["auto_map"] = AUTO_MAP
+    if isinstance(facts.config, VaswaniFamilyConfig):
+        values["auto_map"] = facts.config.auto_classes
     return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
 
 

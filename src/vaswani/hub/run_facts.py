@@ -10,7 +10,18 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+)
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
@@ -18,6 +29,11 @@ from vaswani.errors import UserError, one_line
 SETTINGS_FILE = "training_config.yaml"
 CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
+# In the order in which they are tried for a configuration that names no class.
+_AUTO_CLASSES: tuple[Any, ...] = (
+    *(AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining),
+    *(AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering),
+)
 DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
 
 
@@ -94,11 +110,26 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
-    """How many a model of this shape has, without making room for them."""
-    is_base = any(name.endswith("Model") for name in config.architectures or ())
+    """How many a model of this shape has, without making room for them.
+
+    The model is of the class that `config.architectures` names; of a configuration alone, that of the Auto
+    class that it is most at home in: of language models and translators, with their output projection.
+    """
     with torch.device("meta"):
-        model = (AutoModel if is_base else AutoModelForSeq2SeqLM).from_config(config, trust_remote_code=False)
+        model = _auto_class(config).from_config(config, trust_remote_code=False)
     return model.num_parameters()
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    """The Auto class that makes the model."""
+    names = config.architectures or ()
+    if not any(name.endswith("Model") for name in names):
+        for auto_class in _AUTO_CLASSES:
+            known = auto_class._model_mapping.get(type(config), None)
+            classes = known if isinstance(known, tuple) else (known,)
+            if known is not None and (not names or {kind.__name__ for kind in classes} & set(names)):
+                return auto_class
+    return AutoModel
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -24,7 +24,7 @@ from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.output_capturing import _active_collector
 
 from vaswani.errors import UserError
-from vaswani.model.modeling_vaswani import eager_attention_forward, sparse_attention_forward
+from vaswani.model.attention import eager_attention_forward, sparse_attention_forward
 from vaswani.model.sparse_pattern import SparsePattern
 
 IMPLEMENTATION = "vaswani_sparse"

@@ -1,6 +1,6 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""Configuration of the encoder-decoder Transformer (Vaswani et al., 2017, arXiv:1706.03762).
+"""Configurations of the Transformer (Vaswani et al., 2017, arXiv:1706.03762) and of what grew from it.
 
 What changes the numbers is a field here and is saved with the model. What only changes speed, such as the
 attention kernel, is an argument of `from_pretrained` and is not.
@@ -14,13 +14,6 @@ from transformers.activations import ACT2FN
 
 from .sparse_pattern import SparsePattern
 
-# Which class of the code that travels with a checkpoint serves which Auto class.
-AUTO_MAP = {
-    "AutoConfig": "configuration_vaswani.VaswaniConfig",
-    "AutoModel": "modeling_vaswani.VaswaniModel",
-    "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
-}
-
 # Beyond these a configuration is a mistake, or an attack on the memory of whoever loads it.
 MOST_LAYERS = 1_000
 LARGEST_SIZE = 2**27  # tokens, positions and widths
@@ -28,35 +21,39 @@ LARGEST_SPARSE_SIZE = 2**16  # tokens in a block, and blocks that a block sees
 
 
 @strict
-class VaswaniConfig(PreTrainedConfig):
-    """Shape and behaviour of a `VaswaniModel`. The defaults are the paper's base model (table 3).
+class VaswaniFamilyConfig(PreTrainedConfig):
+    """What encoders, decoders and both together have in common. The defaults are the paper's (table 3).
 
     Args:
-        vocab_size: size of the source vocabulary, and of the target's when that is shared.
-        decoder_vocab_size: size of the target vocabulary; `None` means `vocab_size`: one serves both.
+        vocab_size: number of tokens; of the source, where the target has a vocabulary of its own.
         d_model: width of the residual stream.
-        encoder_layers, decoder_layers: number of layers N (section 3.1).
-        encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
-        encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
         dropout: on each sub-layer's output and on the sums of embeddings and positions (section 5.4).
         attention_dropout: on the attention weights.
         activation_dropout: on the feed-forward layers' inner activations.
         activation_function: `"relu"` (the paper), `"gelu"`, `"silu"` or another of transformers' `ACT2FN`.
         norm_order: `"post"` computes LayerNorm(x + Dropout(Sublayer(x))) as the paper does; `"pre"` computes
             x + Dropout(Sublayer(LayerNorm(x))) and adds a final norm to each stack (Xiong et al., 2020).
-        position_embedding: `"sinusoidal"` (section 3.5, any length) or `"learned"` (up to
-            `max_position_embeddings`).
+        final_norm: a norm behind each stack; `None` means exactly when `norm_order` is `"pre"`.
+        embedding_norm: a norm on the sums of embeddings and positions, before their dropout (BERT).
+        layer_norm_eps: added to the variance in every norm.
+        norm_bias: biases in the norms.
+        position_embedding: `"sinusoidal"` (section 3.5, any length), `"learned"` (up to
+            `max_position_embeddings`) or `"none"`.
         sinusoidal_layout: `"interleaved"` alternates sine and cosine as the paper writes it; `"concatenated"`
-            puts all sines first, as tensor2tensor and Marian do.
+            puts all sines first (Marian); `"tensor2tensor"` does so too, and spaces the d/2 wavelengths so
+            that the last is 2π·10000 (tensor2tensor, fairseq, FSMT).
+        sinusoidal_offset: the number of the first position (fairseq and FSMT: 2).
         max_position_embeddings: the longest sequence that learned positions allow; sinusoids know no limit.
+        position_from_mask: count the tokens that the attention mask shows, so that padding on the left
+            changes nothing; `False` counts padding too, as BERT's, GPT-2's and Marian's own code does.
         attention_bias: biases in the four attention projections.
+        attention_output_bias: in the last of the four; `None` means as `attention_bias` says.
         ffn_bias: biases in the two feed-forward projections.
+        lm_head_bias: a bias for each token in the output projection.
         scale_embedding: multiply embeddings by sqrt(d_model) (section 3.4).
-        share_encoder_decoder_embeddings: one matrix embeds source and target; needs one vocabulary.
-            `None` shares exactly when the two vocabularies have one size.
-        tie_word_embeddings: the output projection is the target embedding (section 3.4).
-        encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
-            `SparsePattern`) or a list with one of these for each layer. Attention to the source is full.
+        tie_word_embeddings: the output projection is the embedding (section 3.4).
+        initializer_range: standard deviation of new weights; `None` draws embeddings from N(0, 1/d_model) and
+            projections from Glorot's uniform distribution.
         sparse_block_size: tokens in a block of sparse attention.
         sparse_window_blocks: blocks around the query that it sees, its own among them.
         sparse_global_blocks: blocks at the start that see all and that all see.
@@ -68,58 +65,64 @@ class VaswaniConfig(PreTrainedConfig):
         ValueError: when a value is impossible, naming it and what would be possible.
     """
 
-    model_type = "vaswani"
-    keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_fsdp_plan: ClassVar = {}  # the plan is that of `VaswaniModel`
-    attribute_map = {
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    }
+    # Which stacks there are; which class of the code that travels with a checkpoint serves which Auto class.
+    stacks: ClassVar[tuple[str, ...]] = ()
+    auto_classes: ClassVar[dict[str, str]] = {}
+    base_model_fsdp_plan: ClassVar = {}  # the plan is that of the base model
 
     vocab_size: int = 37000
-    decoder_vocab_size: int | None = None
     d_model: int = 512
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    encoder_attention_heads: int = 8
-    decoder_attention_heads: int = 8
-    encoder_ffn_dim: int = 2048
-    decoder_ffn_dim: int = 2048
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     activation_function: str = "relu"
     norm_order: Literal["post", "pre"] = "post"
-    position_embedding: Literal["sinusoidal", "learned"] = "sinusoidal"
-    sinusoidal_layout: Literal["interleaved", "concatenated"] = "interleaved"
+    final_norm: bool | None = None
+    embedding_norm: bool = False
+    layer_norm_eps: float | int = 1e-5
+    norm_bias: bool = True
+    position_embedding: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    sinusoidal_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
+    sinusoidal_offset: int = 0
     max_position_embeddings: int = 1024
+    position_from_mask: bool = True
     attention_bias: bool = True
+    attention_output_bias: bool | None = None
     ffn_bias: bool = True
+    lm_head_bias: bool = False
     scale_embedding: bool = True
-    share_encoder_decoder_embeddings: bool | None = None
     tie_word_embeddings: bool = True
-    encoder_attention: str | list[str] = "full"
-    decoder_attention: str | list[str] = "full"
+    initializer_range: float | None = None
     sparse_block_size: int = 64
     sparse_window_blocks: int = 3
     sparse_global_blocks: int = 2
     sparse_global_tokens: int = 0
     sparse_random_blocks: int = 3
     sparse_seed: int = 0
-    use_cache: bool = True
-    is_encoder_decoder: bool = True
     pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
-    decoder_start_token_id: int | None = 1
 
     def __post_init__(self, **kwargs):
-        if self.decoder_vocab_size is None:
-            self.decoder_vocab_size = self.vocab_size
-        if self.share_encoder_decoder_embeddings is None:
-            self.share_encoder_decoder_embeddings = self.decoder_vocab_size == self.vocab_size
-        super().__post_init__(**{**kwargs, "auto_map": _checked_auto_map(kwargs.get("auto_map", {}))})
+        if self.final_norm is None:
+            self.final_norm = self.norm_order == "pre"
+        if self.attention_output_bias is None:
+            self.attention_output_bias = self.attention_bias
+        auto_map = self._checked_auto_map(kwargs.get("auto_map", {}))
+        super().__post_init__(**{**kwargs, "auto_map": auto_map})
+
+    def _checked_auto_map(self, found: dict[str, str]) -> dict[str, str]:
+        """Ours, unless a checkpoint names other code, which nobody should run unawares."""
+        if not isinstance(found, dict):
+            raise ValueError(f"auto_map={found!r} must give a class for each Auto class; delete it.")
+        for name, reference in found.items():
+            if self.auto_classes.get(name) != reference:
+                raise ValueError(
+                    f"auto_map names {reference!r} for {name}, which is no code of a {self.model_type} "
+                    "model; delete auto_map from config.json, or give a model of your own a model_type of "
+                    "its own."
+                )
+        return dict(self.auto_classes)
 
     def layer_attention(self, stack: str) -> list[str]:
         """`"full"` or `"sparse"` for each layer of the `"encoder"` or the `"decoder"`."""
@@ -135,10 +138,10 @@ class VaswaniConfig(PreTrainedConfig):
 
     def validate_sizes(self):
         """Every size is a positive number that a machine can hold; layer counts may not be zero either."""
-        sizes = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_ffn_dim", "decoder_ffn_dim")
-        heads = ("encoder_attention_heads", "decoder_attention_heads")
-        limits = dict.fromkeys((*sizes, *heads, "max_position_embeddings"), LARGEST_SIZE)
-        limits |= dict.fromkeys(("encoder_layers", "decoder_layers"), MOST_LAYERS)
+        sizes = ["vocab_size", "d_model", "max_position_embeddings"]
+        sizes += [f"{stack}_{size}" for stack in self.stacks for size in ("ffn_dim", "attention_heads")]
+        limits = dict.fromkeys(sizes, LARGEST_SIZE)
+        limits |= dict.fromkeys((f"{stack}_layers" for stack in self.stacks), MOST_LAYERS)
         sparse = ("block_size", "window_blocks", "global_blocks", "global_tokens", "random_blocks")
         for name, limit in limits.items():
             if not 1 <= getattr(self, name) <= limit:
@@ -149,7 +152,7 @@ class VaswaniConfig(PreTrainedConfig):
 
     def validate_heads(self):
         """The heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
-        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+        for name in (f"{stack}_attention_heads" for stack in self.stacks):
             heads, width = getattr(self, name), self.d_model
             if heads > 0 and width % heads:
                 fitting = max(width - width % heads, heads)
@@ -158,7 +161,13 @@ class VaswaniConfig(PreTrainedConfig):
                 )
 
     def validate_positions(self):
-        """Sinusoids come in pairs of sine and cosine."""
+        """Sinusoids come in pairs of sine and cosine, and start at a position."""
+        if self.sinusoidal_offset < 0:
+            raise ValueError(f"sinusoidal_offset={self.sinusoidal_offset} must be at least 0.")
+        if self.sinusoidal_layout == "tensor2tensor" and self.d_model < 4:
+            raise ValueError(
+                f'd_model={self.d_model} must be at least 4 for sinusoidal_layout="tensor2tensor".'
+            )
         if self.position_embedding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model={self.d_model} must be even for sinusoidal positions; "
@@ -167,7 +176,7 @@ class VaswaniConfig(PreTrainedConfig):
 
     def validate_attention(self):
         """Each layer is full or sparse, and the pattern is possible where one is."""
-        for stack in ("encoder", "decoder"):
+        for stack in self.stacks:
             layers, attention = self.layer_attention(stack), getattr(self, f"{stack}_attention")
             if set(layers) - {"full", "sparse"}:
                 raise ValueError(
@@ -198,19 +207,19 @@ class VaswaniConfig(PreTrainedConfig):
                 f'expected "relu", "gelu", "silu" or another of {", ".join(sorted(ACT2FN))}.'
             )
 
+    def validate_numbers(self):
+        """What norms and new weights are made with."""
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps={self.layer_norm_eps} must be above 0.")
+        if self.initializer_range is not None and self.initializer_range <= 0:
+            raise ValueError(f"initializer_range={self.initializer_range} must be above 0, or None.")
+
     def validate_vocabularies(self):
-        """Shared embeddings need one vocabulary, and the special tokens lie inside theirs."""
-        source, target = self.vocab_size, self.decoder_vocab_size or self.vocab_size
-        if self.share_encoder_decoder_embeddings and source != target:
-            raise ValueError(
-                f"share_encoder_decoder_embeddings=True needs one vocabulary, but vocab_size={source} and "
-                f"decoder_vocab_size={target}; set share_encoder_decoder_embeddings=False."
-            )
-        limits = {
-            "pad_token_id": min(source, target),
-            "decoder_start_token_id": target,
-            "bos_token_id": target,
-        }
+        """The special tokens lie inside the vocabulary."""
+        self._check_tokens({"pad_token_id": self.vocab_size, "bos_token_id": self.vocab_size})
+
+    def _check_tokens(self, limits: dict[str, int]) -> None:
+        """Each of these tokens lies inside a vocabulary of so many."""
         for name, limit in limits.items():
             token = getattr(self, name)
             if token is not None and not 0 <= token < limit:
@@ -219,17 +228,213 @@ class VaswaniConfig(PreTrainedConfig):
                 )
 
 
-def _checked_auto_map(found: dict[str, str]) -> dict[str, str]:
-    """Ours, unless a checkpoint names other code, which nobody should run unawares."""
-    if not isinstance(found, dict):
-        raise ValueError(f"auto_map={found!r} must give a class for each Auto class; delete it.")
-    for name, reference in found.items():
-        if AUTO_MAP.get(name) != reference:
+@strict
+class VaswaniConfig(VaswaniFamilyConfig):
+    """Shape and behaviour of a `VaswaniModel`, an encoder-decoder. The defaults are the paper's base model.
+
+    Args:
+        decoder_vocab_size: size of the target vocabulary; `None` means `vocab_size`: one serves both.
+        encoder_layers, decoder_layers: number of layers N (section 3.1).
+        encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
+        encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
+        share_encoder_decoder_embeddings: one matrix embeds source and target; needs one vocabulary.
+            `None` shares exactly when the two vocabularies have one size.
+        encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
+            `SparsePattern`) or a list with one of these for each layer. Attention to the source is full.
+
+    All other arguments are those of `VaswaniFamilyConfig`.
+
+    Raises:
+        ValueError: when a value is impossible, naming it and what would be possible.
+    """
+
+    model_type = "vaswani"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    stacks = ("encoder", "decoder")
+    auto_classes = {
+        "AutoConfig": "configuration_vaswani.VaswaniConfig",
+        "AutoModel": "modeling_vaswani.VaswaniModel",
+        "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
+    }
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    decoder_vocab_size: int | None = None
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    share_encoder_decoder_embeddings: bool | None = None
+    encoder_attention: str | list[str] = "full"
+    decoder_attention: str | list[str] = "full"
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    decoder_start_token_id: int | None = 1
+
+    def __post_init__(self, **kwargs):
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        if self.share_encoder_decoder_embeddings is None:
+            self.share_encoder_decoder_embeddings = self.decoder_vocab_size == self.vocab_size
+        super().__post_init__(**kwargs)
+
+    def validate_sizes(self):
+        """Every size is a positive number that a machine can hold, the target's vocabulary too."""
+        super().validate_sizes()
+        if not 1 <= (self.decoder_vocab_size or 0) <= LARGEST_SIZE:
             raise ValueError(
-                f"auto_map names {reference!r} for {name}, which is no code of a vaswani model; delete "
-                "auto_map from config.json, or give a model of your own a model_type of its own."
+                f"decoder_vocab_size={self.decoder_vocab_size} must be at least 1 and at most "
+                f"{LARGEST_SIZE:,}."
             )
-    return dict(AUTO_MAP)
+
+    def validate_vocabularies(self):
+        """Shared embeddings need one vocabulary, and the special tokens lie inside theirs."""
+        source, target = self.vocab_size, self.decoder_vocab_size or self.vocab_size
+        if self.share_encoder_decoder_embeddings and source != target:
+            raise ValueError(
+                f"share_encoder_decoder_embeddings=True needs one vocabulary, but vocab_size={source} and "
+                f"decoder_vocab_size={target}; set share_encoder_decoder_embeddings=False."
+            )
+        limits = {"pad_token_id": min(source, target)}
+        self._check_tokens({**limits, "decoder_start_token_id": target, "bos_token_id": target})
 
 
-VaswaniConfig.register_for_auto_class()
+@strict
+class VaswaniEncoderConfig(VaswaniFamilyConfig):
+    """Shape and behaviour of a `VaswaniEncoderModel`. The defaults are BERT-base (Devlin et al., 2019).
+
+    Args:
+        encoder_layers: number of layers.
+        encoder_attention_heads: heads, which divide `d_model`.
+        encoder_ffn_dim: inner width of the feed-forward layers.
+        encoder_attention: `"full"`, `"sparse"` (see `SparsePattern`) or a list with one of these per layer.
+        token_type_vocab_size: kinds of segments that have an embedding; 0 for none.
+        pooler: tanh(W h + b) of the first token's state h. `None` has it where it is used, and in the base
+            model alone; `True` everywhere, as BigBird does; `False` only where it is used.
+        mlm_transform: LayerNorm(activation(W h + b)) before the output projection of masked tokens.
+        classifier_activation: `None` classifies the pooled state, as BERT does; a name of `ACT2FN`
+            classifies activation(W h + b) of the first token's state h, as DistilBERT (`"relu"`) does.
+        classifier_dropout: before the classifiers; `None` means `dropout`.
+
+    All other arguments are those of `VaswaniFamilyConfig`.
+
+    Raises:
+        ValueError: when a value is impossible, naming it and what would be possible.
+    """
+
+    model_type = "vaswani_encoder"
+    stacks = ("encoder",)
+    auto_classes = {
+        "AutoConfig": "configuration_vaswani.VaswaniEncoderConfig",
+        "AutoModel": "modeling_vaswani_encoder.VaswaniEncoderModel",
+        "AutoModelForPreTraining": "modeling_vaswani_encoder.VaswaniForPreTraining",
+        "AutoModelForMaskedLM": "modeling_vaswani_encoder.VaswaniForMaskedLM",
+        "AutoModelForSequenceClassification": "modeling_vaswani_encoder.VaswaniForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_vaswani_encoder.VaswaniForTokenClassification",
+        "AutoModelForQuestionAnswering": "modeling_vaswani_encoder.VaswaniForQuestionAnswering",
+    }
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+        "intermediate_size": "encoder_ffn_dim",
+        "type_vocab_size": "token_type_vocab_size",
+    }
+
+    vocab_size: int = 30522
+    d_model: int = 768
+    encoder_layers: int = 12
+    encoder_attention_heads: int = 12
+    encoder_ffn_dim: int = 3072
+    encoder_attention: str | list[str] = "full"
+    attention_dropout: float | int = 0.1
+    activation_function: str = "gelu"
+    embedding_norm: bool = True
+    layer_norm_eps: float | int = 1e-12
+    position_embedding: Literal["sinusoidal", "learned", "none"] = "learned"
+    max_position_embeddings: int = 512
+    scale_embedding: bool = False
+    lm_head_bias: bool = True
+    initializer_range: float | None = 0.02
+    token_type_vocab_size: int = 2
+    pooler: bool | None = None
+    mlm_transform: bool = True
+    classifier_activation: str | None = None
+    classifier_dropout: float | int | None = None
+
+    def validate_token_types(self):
+        """A number of kinds that a machine can hold."""
+        if not 0 <= self.token_type_vocab_size <= LARGEST_SIZE:
+            raise ValueError(
+                f"token_type_vocab_size={self.token_type_vocab_size} must be at least 0 and at most "
+                f"{LARGEST_SIZE:,}."
+            )
+
+    def validate_classifier(self):
+        """The classifier's activation is one that transformers knows, its dropout a probability."""
+        if self.classifier_activation is not None and self.classifier_activation not in ACT2FN:
+            raise ValueError(
+                f"classifier_activation={self.classifier_activation!r} is unknown; expected None, "
+                f'"tanh", "relu" or another of {", ".join(sorted(ACT2FN))}.'
+            )
+        if self.classifier_dropout is not None and not 0 <= self.classifier_dropout < 1:
+            raise ValueError(
+                f"classifier_dropout={self.classifier_dropout} must be at least 0 and below 1, or None."
+            )
+
+
+@strict
+class VaswaniDecoderConfig(VaswaniFamilyConfig):
+    """Shape and behaviour of a `VaswaniDecoderModel`. The defaults are GPT-2 small (Radford et al., 2019).
+
+    Args:
+        decoder_layers: number of layers.
+        decoder_attention_heads: heads, which divide `d_model`.
+        decoder_ffn_dim: inner width of the feed-forward layers.
+        decoder_attention: `"full"`, `"sparse"` (see `SparsePattern`) or a list with one of these per layer;
+            GPT-3 alternates them (Brown et al., 2020, section 2.1).
+
+    All other arguments are those of `VaswaniFamilyConfig`.
+
+    Raises:
+        ValueError: when a value is impossible, naming it and what would be possible.
+    """
+
+    model_type = "vaswani_decoder"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    stacks = ("decoder",)
+    auto_classes = {
+        "AutoConfig": "configuration_vaswani.VaswaniDecoderConfig",
+        "AutoModel": "modeling_vaswani_decoder.VaswaniDecoderModel",
+        "AutoModelForCausalLM": "modeling_vaswani_decoder.VaswaniForCausalLM",
+    }
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "decoder_attention_heads",
+        "num_hidden_layers": "decoder_layers",
+        "intermediate_size": "decoder_ffn_dim",
+        "decoder_vocab_size": "vocab_size",
+    }
+
+    vocab_size: int = 50257
+    d_model: int = 768
+    decoder_layers: int = 12
+    decoder_attention_heads: int = 12
+    decoder_ffn_dim: int = 3072
+    decoder_attention: str | list[str] = "full"
+    attention_dropout: float | int = 0.1
+    activation_function: str = "gelu_new"
+    norm_order: Literal["post", "pre"] = "pre"
+    position_embedding: Literal["sinusoidal", "learned", "none"] = "learned"
+    scale_embedding: bool = False
+    initializer_range: float | None = 0.02
+    use_cache: bool = True
+
+
+for _config_class in (VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig):
+    _config_class.register_for_auto_class()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from .configuration_vaswani import VaswaniConfig
+from .configuration_vaswani import VaswaniFamilyConfig
 
 TABLE_LENGTH = 1024  # positions whose sinusoids are kept; those beyond are computed each time
 
@@ -21,10 +21,11 @@ class SinusoidalPositions(nn.Module):
     round to bfloat16.
     """
 
-    def __init__(self, config: VaswaniConfig):
+    def __init__(self, config: VaswaniFamilyConfig):
         super().__init__()
         self.d_model = config.d_model
-        self.interleaved = config.sinusoidal_layout == "interleaved"
+        self.layout = config.sinusoidal_layout
+        self.offset = config.sinusoidal_offset
         self._table: torch.Tensor | None = None  # no buffer: it is nobody's weight
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -47,16 +48,18 @@ class SinusoidalPositions(nn.Module):
     def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[...] -> [..., d_model]; in float64 where it exists, since float32 angles lose digits far out."""
         precision = torch.float32 if positions.device.type == "mps" else torch.float64
-        exponent = torch.arange(0, self.d_model, 2, dtype=precision, device=positions.device) / self.d_model
-        angles = positions[..., None].to(precision) * 10000.0**-exponent  # [..., d_model / 2]
-        pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if self.interleaved else -2)
+        waves = self.d_model // 2
+        exponent = torch.arange(waves, dtype=precision, device=positions.device)
+        exponent = exponent / (waves - 1 if self.layout == "tensor2tensor" else waves)
+        angles = (positions[..., None] + self.offset).to(precision) * 10000.0**-exponent  # [..., waves]
+        pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if self.layout == "interleaved" else -2)
         return pair.flatten(-2).to(dtype)
 
 
 class LearnedPositions(nn.Embedding):
     """A trained vector per position (section 3.5, table 3 row E)."""
 
-    def __init__(self, config: VaswaniConfig):
+    def __init__(self, config: VaswaniFamilyConfig):
         super().__init__(config.max_position_embeddings, config.d_model)
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -65,8 +68,8 @@ class LearnedPositions(nn.Embedding):
         Raises:
             ValueError: when a position lies beyond the trained ones.
         """
-        too_long = length is not None and length > self.num_embeddings and not is_torchdynamo_compiling()
-        if too_long and positions.max() >= self.num_embeddings:
+        may_be_too_long = length is None or length > self.num_embeddings
+        if may_be_too_long and not is_torchdynamo_compiling() and positions.max() >= self.num_embeddings:
             raise ValueError(
                 f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
                 f"{self.num_embeddings}; shorten it, give the model more (resize_position_embeddings), or "
@@ -81,10 +84,17 @@ class LearnedPositions(nn.Embedding):
         self.num_embeddings = num_positions
 
 
+def make_positions(config: VaswaniFamilyConfig) -> SinusoidalPositions | LearnedPositions | None:
+    """The module that the config asks for, or none."""
+    if config.position_embedding == "none":
+        return None
+    return (LearnedPositions if config.position_embedding == "learned" else SinusoidalPositions)(config)
+
+
 class TokenEmbeddings(nn.Embedding):
     """Token embeddings times sqrt(d_model) (section 3.4)."""
 
-    def __init__(self, config: VaswaniConfig, vocab_size: int):
+    def __init__(self, config: VaswaniFamilyConfig, vocab_size: int):
         super().__init__(vocab_size, config.d_model, config.pad_token_id)
         self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
 

@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 from transformers.utils import PushToHubMixin
 
-from .configuration_vaswani import VaswaniConfig
+from .configuration_vaswani import VaswaniFamilyConfig
 
 CARD_FILE_NAME = "README.md"
 MARK = "<!-- Written by vaswani from what it knows. Delete this line to keep what you write here. -->"
@@ -35,7 +35,7 @@ class ModelCardMixin(PushToHubMixin):
     A card that is in the repository already stays.
     """
 
-    config: VaswaniConfig
+    config: VaswaniFamilyConfig
     num_parameters: Callable[..., int]
 
     def _upload_modified_files(
@@ -48,7 +48,7 @@ class ModelCardMixin(PushToHubMixin):
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
-def plain_model_card(config: VaswaniConfig, num_parameters: int, repo_id: str) -> ModelCard:
+def plain_model_card(config: VaswaniFamilyConfig, num_parameters: int, repo_id: str) -> ModelCard:
     """The card of a model of which nothing but itself is known.
 
     Args:
@@ -80,17 +80,17 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: 
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *rows])
 
 
-def model_tags(config: VaswaniConfig) -> list[str]:
+def model_tags(config: VaswaniFamilyConfig) -> list[str]:
     """What the Hub finds the model by."""
-    return ["vaswani", "encoder-decoder", *(["sparse-attention"] if _is_sparse(config) else [])]
+    return ["vaswani", "-".join(config.stacks), *(["sparse-attention"] if _is_sparse(config) else [])]
 
 
-def describe(config: VaswaniConfig, num_parameters: int) -> str:
+def describe(config: VaswaniFamilyConfig, num_parameters: int) -> str:
     """One sentence, without its full stop."""
-    stacks = f"{_layers(config.encoder_layers, 'encoder')} and {_layers(config.decoder_layers, 'decoder')}"
+    layers = " and ".join(_layers(getattr(config, f"{stack}_layers"), stack) for stack in config.stacks)
     sparse = " and sparse attention" if _is_sparse(config) else ""
     return (
-        f"A Transformer encoder-decoder ({PAPER}) with {stacks} of width {config.d_model}, "
+        f"A Transformer {'-'.join(config.stacks)} ({PAPER}) with {layers} of width {config.d_model}, "
         f"{num_parameters:,} parameters{sparse}"
     )
 
@@ -99,43 +99,54 @@ def _layers(count: int, stack: str) -> str:
     return f"{count} {stack} layer{'s' if count > 1 else ''}"
 
 
-def _is_sparse(config: VaswaniConfig) -> bool:
-    return any("sparse" in config.layer_attention(stack) for stack in ("encoder", "decoder"))
+def _is_sparse(config: VaswaniFamilyConfig) -> bool:
+    return any("sparse" in config.layer_attention(stack) for stack in config.stacks)
 
 
-def architecture_table(config: VaswaniConfig, num_parameters: int) -> str:
+def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
     """A Markdown table of the sizes and choices that make up the model."""
     positions = {
         "sinusoidal": f"sinusoidal ({config.sinusoidal_layout}), of any length",
         "learned": f"learned, {config.max_position_embeddings:,} at most",
+        "none": "none",
     }
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     megabytes = num_parameters * dtype.itemsize / 1e6
-    separate = f"{config.vocab_size:,} source and {config.decoder_vocab_size:,} target tokens"
     rows = {
         "Parameters": f"{num_parameters:,}",
         "Size": f"{megabytes:,.1f} MB of weights in {str(dtype).removeprefix('torch.')}",
-        "Vocabulary": f"{config.vocab_size:,} tokens, shared"
-        if config.share_encoder_decoder_embeddings
-        else separate,
+        "Vocabulary": _vocabulary(config),
         "Width (d_model)": f"{config.d_model:,}",
-        "Layers": f"{config.encoder_layers} encoder, {config.decoder_layers} decoder",
-        "Attention heads": f"{config.encoder_attention_heads} encoder, "
-        f"{config.decoder_attention_heads} decoder",
-        "Feed-forward width": f"{config.encoder_ffn_dim:,} encoder, {config.decoder_ffn_dim:,} decoder",
+        "Layers": _of_each(config, "layers"),
+        "Attention heads": _of_each(config, "attention_heads"),
+        "Feed-forward width": _of_each(config, "ffn_dim"),
         "Activation": config.activation_function,
         "Layer norm": {"post": "after each sublayer (post-norm)", "pre": "before each sublayer (pre-norm)"}[
             config.norm_order
         ],
         "Positions": positions[config.position_embedding],
-        "Encoder self-attention": _attention(config, "encoder"),
-        "Decoder self-attention": _attention(config, "decoder"),
-        "Output projection": "the target embedding" if config.tie_word_embeddings else "weights of its own",
+        **{f"{stack.title()} self-attention": _attention(config, stack) for stack in config.stacks},
+        "Output projection": f"the {'target ' * config.is_encoder_decoder}embedding"
+        if config.tie_word_embeddings
+        else "weights of its own",
     }
     return markdown_table(["", ""], rows.items())
 
 
-def _attention(config: VaswaniConfig, stack: str) -> str:
+def _of_each(config: VaswaniFamilyConfig, size: str) -> str:
+    """A size of each stack, such as `6 encoder, 6 decoder`."""
+    return ", ".join(f"{getattr(config, f'{stack}_{size}'):,} {stack}" for stack in config.stacks)
+
+
+def _vocabulary(config: VaswaniFamilyConfig) -> str:
+    if not config.is_encoder_decoder:
+        return f"{config.vocab_size:,} tokens"
+    if config.share_encoder_decoder_embeddings:
+        return f"{config.vocab_size:,} tokens, shared"
+    return f"{config.vocab_size:,} source and {config.decoder_vocab_size:,} target tokens"
+
+
+def _attention(config: VaswaniFamilyConfig, stack: str) -> str:
     layers = config.layer_attention(stack)
     sparse = [str(number + 1) for number, kind in enumerate(layers) if kind == "sparse"]
     if not sparse:
@@ -152,6 +163,22 @@ def _attention(config: VaswaniConfig, stack: str) -> str:
     )
 
 
+# What a snippet shows of a model that generates nothing.
+_SHOWN = {
+    "AutoModel": "print(model(**inputs).last_hidden_state.shape)",
+    "AutoModelForPreTraining": "print(model(**inputs).prediction_logits)",
+    "AutoModelForQuestionAnswering": "print(model(**inputs).start_logits)",
+}
+
+
+def _auto_class(config: PreTrainedConfig) -> str:
+    """The Auto class that opens a checkpoint of this configuration; a library's model translates."""
+    names = config.architectures or []
+    served = getattr(config, "auto_classes", {}).items()
+    found = [auto for auto, place in served if place.rpartition(".")[2] in names]
+    return found[0] if found else "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModel"
+
+
 def usage(
     config: PreTrainedConfig, repo_id: str, example: str = "Guten Tag!", target_tokenizer: str | None = None
 ) -> str:
@@ -163,11 +190,12 @@ def usage(
         example: a text to translate.
         target_tokenizer: its folder there, if it is not the source's.
     """
-    is_base = "VaswaniModel" in (config.architectures or [])
-    auto_class = "AutoModel" if is_base else "AutoModelForSeq2SeqLM"
+    auto_class = _auto_class(config)
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
-    run = f"print({decoder}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"
-    if is_base:
+    run = _SHOWN.get(auto_class, "print(model(**inputs).logits)")
+    if auto_class in ("AutoModelForSeq2SeqLM", "AutoModelForCausalLM"):
+        run = f"print({decoder}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"
+    elif auto_class == "AutoModel" and config.is_encoder_decoder:
         run = "print(model.encoder(**inputs).last_hidden_state.shape)"
 
     def snippet(first_line: str = "", options: str = "") -> str:
@@ -184,7 +212,7 @@ def usage(
             lines.insert(2, load)
         return "\n".join(["```python", *lines, "```"])
 
-    if not isinstance(config, VaswaniConfig):
+    if not isinstance(config, VaswaniFamilyConfig):
         return snippet()
     parts = [
         "With the plugin:",

@@ -1,0 +1,206 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Multi-head attention (Vaswani et al., 2017, section 3.2.2), dense and sparse.
+
+B batch · S source length · T target length · H heads · D head width · d_model = H·D
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+
+from .configuration_vaswani import VaswaniFamilyConfig
+from .linear import Linear
+from .short_attention import additive_mask, gains_from_short_attention, short_attention_forward
+from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
+from .sparse_pattern import SparsePattern
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Unpack[TransformersKwargs],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(QKᵀ / sqrt(D)) V (equation 1), the reference for every kernel.
+
+    Query [B, H, T, D], key and value [B, H, S, D]; the mask is bool (True may be seen) or additive float and
+    broadcasts to [B, H, T, S]; None shows all. Returns the output [B, T, H, D] and the weights [B, H, T, S].
+    A row that sees nothing has weights of zero.
+    """
+    precision = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(-2, -1)).to(precision)  # [B, H, T, S]
+    if attention_mask is None:
+        weights = (scores * scaling).softmax(-1)
+    else:
+        mask = additive_mask(attention_mask, precision)
+        lowest = torch.finfo(mask.dtype).min
+        # A finite minimum keeps a row that sees nothing free of NaN; its weights are zeroed afterwards.
+        scores = torch.add(mask.clamp(min=lowest), scores, alpha=scaling)
+        weights = scores.softmax(-1).masked_fill(mask <= lowest, 0.0)
+    weights = weights.to(value.dtype)
+    if dropout:
+        weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def _pattern_of_heads(module: nn.Module, num_heads: int) -> SparsePattern:
+    """`module.pattern` for the heads that are here: all, or this process's under tensor parallelism."""
+    pattern: SparsePattern = module.pattern
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
+    mesh = None if num_heads == pattern.num_heads else next(filter(None, meshes), None)
+    if mesh is None:
+        return pattern
+    return replace(pattern, num_heads=num_heads, first_head=mesh["tp"].get_local_rank() * num_heads)
+
+
+def sparse_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    past_length: int | torch.Tensor = 0,
+    **kwargs: Unpack[TransformersKwargs],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Self-attention under `module.pattern`, by the reference where it is asked for, else by a sparse kernel.
+
+    Query [B, H, T, D], key and value [B, H, S, D]; the mask is that of padding, [B, all tokens so far], of
+    which `past_length` came before. Returns the output [B, T, H, D] and the weights, or None from a kernel.
+    """
+    pattern = _pattern_of_heads(module, query.shape[1])
+    if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
+        visible = dense_mask(pattern, query.shape[2], key.shape[2], past_length, attention_mask, key.device)
+        return eager_attention_forward(module, query, key, value, visible, scaling, dropout)
+    if isinstance(past_length, int) and past_length == 0:
+        length = query.shape[2]  # a cache of fixed size holds more, still empty
+        key, value = key[:, :, :length], value[:, :, :length]
+        attention_mask = None if attention_mask is None else attention_mask[:, :length]
+        output = sparse_attention(query, key, value, pattern, attention_mask, scaling, dropout)
+    else:
+        output = sparse_attention_step(query, key, value, pattern, past_length, attention_mask, scaling)
+    return output.transpose(1, 2), None
+
+
+class VaswaniAttention(nn.Module):
+    """Multi-head attention (section 3.2.2): self-attention, or over `key_value_states` from the encoder.
+
+    The rows of a batch may share keys: where there are K times as many query rows as key rows (the beams or
+    samples of one source), each run of K rows attends to one row of keys, which is never repeated.
+
+    With a pattern, self-attention is sparse, and takes the padding mask [B, S] itself.
+    """
+
+    def __init__(
+        self,
+        config: VaswaniFamilyConfig,
+        num_heads: int,
+        layer_idx: int,
+        is_causal: bool = False,
+        pattern: SparsePattern | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        self.pattern = pattern
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal  # read by the kernels when there is no mask
+        self.head_dim = config.d_model // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.dropout = config.attention_dropout
+        self.q_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.k_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.v_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.out_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        key_value_states: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[B, T, d_model] -> [B, T, d_model] and the weights [B, H, T, S], or None from a fused kernel."""
+        rows, length = hidden_states.shape[:2]
+        past_length = self._past_length(past_key_values)
+        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
+
+        dropout = self.dropout if self.training else 0.0
+        attention: Callable
+        if self.pattern is None:
+            attention = self._kernel(query, key, attention_mask, dropout)
+        else:
+            attention, kwargs = sparse_attention_forward, {**kwargs, "past_length": past_length}
+        output, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        if weights is not None and weights.shape[0] != rows:  # [B/K, H, K·T, S] -> [B, H, T, S]
+            weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
+        return self.out_proj(output.reshape(rows, length, -1)), weights
+
+    def _past_length(self, past_key_values: Cache | None) -> int | torch.Tensor:
+        """How many tokens came before, where a sparse pattern has to know it."""
+        if self.pattern is None or past_key_values is None:
+            return 0
+        if isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = past_key_values.self_attention_cache
+        past_length = past_key_values.get_seq_length(self.layer_idx)
+        # A cache of fixed size counts in place.
+        return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
+
+    def _kernel(
+        self, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, dropout: float
+    ) -> Callable:
+        """The configured kernel, or the one that does its work better for these queries."""
+        implementation = self.config._attn_implementation
+        if "flash" in implementation and attention_mask is not None and attention_mask.ndim == 4:
+            implementation = (
+                "sdpa"  # flash kernels unpad queries by the mask of the keys: wrong across stacks
+            )
+        if implementation == "sdpa" and gains_from_short_attention(query, key, attention_mask, dropout):
+            return short_attention_forward
+        return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+
+    def _keys_and_values(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor | None,
+        past_key_values: Cache | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, H, S, D], from and into the cache; those of a source are computed once."""
+        is_cross_attention = key_value_states is not None
+        cache = past_key_values
+        if isinstance(past_key_values, EncoderDecoderCache):
+            if is_cross_attention:
+                cache = past_key_values.cross_attention_cache
+                if past_key_values.is_updated.get(self.layer_idx):
+                    return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+                past_key_values.is_updated[self.layer_idx] = True
+            else:
+                cache = past_key_values.self_attention_cache
+
+        states = key_value_states if is_cross_attention else hidden_states
+        heads = (*states.shape[:-1], -1, self.head_dim)
+        key = self.k_proj(states).view(heads).transpose(1, 2)
+        value = self.v_proj(states).view(heads).transpose(1, 2)
+        return (key, value) if cache is None else cache.update(key, value, self.layer_idx)

@@ -1,0 +1,151 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""The decoder alone, as in GPT (Radford et al., 2018) and the systems that grew from it.
+
+Which of them a model is, its configuration says: GPT-2 is the default, GPT puts its norms behind the
+sub-layers, GPT-3 makes the attention of every other layer sparse.
+
+B batch · T length · d_model width · V vocabulary
+"""
+
+import torch
+from torch import nn
+from transformers import Cache, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
+
+from .configuration_vaswani import VaswaniDecoderConfig
+from .output_projection import smoothed_loss
+from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, tensor_parallel_plan
+
+IGNORED_LABEL = -100
+
+
+@auto_docstring
+class VaswaniDecoderPreTrainedModel(VaswaniPreTrainedModel):
+    config: VaswaniDecoderConfig
+
+
+@auto_docstring
+class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
+    _tp_plan = tensor_parallel_plan("decoder")
+    _fsdp_plan = {"decoder.layers.*": "free_full_weight"}
+
+    def __init__(self, config: VaswaniDecoderConfig):
+        super().__init__(config)
+        self.decoder = VaswaniDecoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embeddings of tokens."""
+        return self.decoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embeddings of tokens."""
+        self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        r"""
+        position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            Where they begin again at 0 within a row, and no `attention_mask` is given, another document
+            begins, which does not see those before it.
+        """
+        outputs = self.decoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return BaseModelOutputWithPast(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+@auto_docstring
+class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
+    def __init__(self, config: VaswaniDecoderConfig):
+        super().__init__(config)
+        self.model = VaswaniDecoderModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
+        """The output projection and the embedding, when the config ties them."""
+        tied = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+        return tied if self.config.tie_word_embeddings else {}
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        label_smoothing: float | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
+        r"""
+        position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            Where they begin again at 0 within a row, and no `attention_mask` is given, another document
+            begins, which does not see those before it.
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            The tokens themselves, which are shifted here; −100 is ignored.
+        label_smoothing (`float`, *optional*):
+            Compute the loss with this ε (0 is plain cross-entropy) in one pass with the output projection,
+            which takes far less time and memory. `logits` are then `None`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        loss = logits = None
+        if labels is not None and label_smoothing is not None:
+            loss = smoothed_loss(
+                outputs.last_hidden_state[:, :-1], self.lm_head, labels[:, 1:], label_smoothing, **kwargs
+            )
+        else:
+            logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+            if labels is not None:
+                loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+# Saved models bring the code of `model/` with them, for users without the plugin.
+VaswaniDecoderModel.register_for_auto_class("AutoModel")
+VaswaniForCausalLM.register_for_auto_class("AutoModelForCausalLM")

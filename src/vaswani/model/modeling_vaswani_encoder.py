@@ -1,0 +1,408 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""The encoder alone, as in BERT (Devlin et al., 2019, arXiv:1810.04805) and the systems that grew from it.
+
+Which of them a model is, its configuration says: BERT is the default, DistilBERT has no token types and no
+pooler, BigBird has sparse attention. Section numbers refer to BERT's paper.
+
+B batch · S length · d_model width · V vocabulary
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple
+
+from .configuration_vaswani import VaswaniEncoderConfig
+from .output_projection import smoothed_loss
+from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_parallel_plan
+
+IGNORED_LABEL = -100
+
+
+@auto_docstring
+class VaswaniEncoderPreTrainedModel(VaswaniPreTrainedModel):
+    config: VaswaniEncoderConfig
+
+
+class VaswaniPooler(nn.Module):
+    """tanh(W h + b) of the first token's state h (section 3.1, [CLS])."""
+
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[B, S, d_model] -> [B, d_model]."""
+        return self.dense(hidden_states[:, 0]).tanh()
+
+
+@auto_docstring
+class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
+    _tp_plan = tensor_parallel_plan("encoder")
+    _fsdp_plan = {"encoder.layers.*": "free_full_weight"}
+
+    def __init__(self, config: VaswaniEncoderConfig, add_pooling_layer: bool | None = None):
+        r"""
+        add_pooling_layer (`bool`, *optional*):
+            Whether the model on top uses pooled states; without a model on top, `config.pooler` decides.
+        """
+        super().__init__(config)
+        if add_pooling_layer is None:
+            add_pooling_layer = config.pooler is not False
+        self.encoder = VaswaniEncoder(config)
+        self.embed_token_types = None
+        if config.token_type_vocab_size:
+            self.embed_token_types = nn.Embedding(config.token_type_vocab_size, config.d_model)
+        self.pooler = VaswaniPooler(config) if add_pooling_layer or config.pooler else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embeddings of tokens."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embeddings of tokens."""
+        self.encoder.embed_tokens = value
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        inputs_embeds = self.encoder.token_embeddings(input_ids, inputs_embeds)
+        inputs_embeds = self.add_token_types(inputs_embeds, token_type_ids)
+        outputs = self.encoder(
+            attention_mask=attention_mask, inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs
+        )
+        hidden_states = outputs.last_hidden_state
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden_states,
+            pooler_output=None if self.pooler is None else self.pooler(hidden_states),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def add_token_types(
+        self, inputs_embeds: torch.Tensor, token_type_ids: torch.LongTensor | None
+    ) -> torch.Tensor:
+        """Embeddings of tokens and of the segments they lie in: [B, S, d_model] -> [B, S, d_model].
+
+        Raises:
+            ValueError: a segment that the model has no embedding for (checked on the CPU only).
+        """
+        if self.embed_token_types is None:
+            if token_type_ids is not None and token_type_ids.any():
+                raise ValueError(
+                    "token_type_ids were given to a model without token types (token_type_vocab_size=0); "
+                    "leave them out: tokenizer(..., return_token_type_ids=False)."
+                )
+            return inputs_embeds
+        if token_type_ids is None:
+            return inputs_embeds + self.embed_token_types.weight[0]
+        kinds = self.embed_token_types.num_embeddings
+        if token_type_ids.device.type == "cpu" and token_type_ids.numel() and token_type_ids.max() >= kinds:
+            raise ValueError(
+                f"token_type_ids holds {int(token_type_ids.max())}, but token_type_vocab_size={kinds}: "
+                f"they go from 0 to {kinds - 1}."
+            )
+        return inputs_embeds + self.embed_token_types(token_type_ids)
+
+
+class VaswaniMaskedLMHead(nn.Module):
+    """LayerNorm(activation(W h + b)), which the output projection follows (section 3.1, Masked LM)."""
+
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.layer_norm = layer_norm(config)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[..., d_model] -> [..., d_model]."""
+        return self.layer_norm(self.activation_fn(self.dense(hidden_states)))
+
+
+class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
+    """What the models that fill in masked tokens share."""
+
+    def __init__(self, config: VaswaniEncoderConfig, add_pooling_layer: bool):
+        super().__init__(config)
+        self.model = VaswaniEncoderModel(config, add_pooling_layer=add_pooling_layer)
+        self.mlm_transform = VaswaniMaskedLMHead(config) if config.mlm_transform else nn.Identity()
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
+        """The output projection and the embedding, when the config ties them."""
+        tied = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+        return tied if self.config.tie_word_embeddings else {}
+
+    def masked_lm(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.Tensor | None,
+        label_smoothing: float | None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """States [B, S, d_model] -> the loss and the logits [B, S, V], one of which may be None."""
+        if labels is not None and label_smoothing is not None:
+            kept = labels != IGNORED_LABEL  # a seventh of the tokens: the others need no transform
+            states, targets = self.mlm_transform(hidden_states[kept]), labels[kept]
+            return smoothed_loss(states, self.lm_head, targets, label_smoothing, **kwargs), None
+        logits = self.lm_head(self.mlm_transform(hidden_states))
+        if labels is None:
+            return None, logits
+        return self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs), logits
+
+
+@auto_docstring
+class VaswaniForMaskedLM(VaswaniMaskedLMBase):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config, add_pooling_layer=False)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        label_smoothing: float | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            The masked tokens; −100 is ignored.
+        label_smoothing (`float`, *optional*):
+            Compute the loss with this ε (0 is plain cross-entropy) of the masked tokens alone, in one pass
+            with the output projection, which takes far less time and memory. `logits` are then `None`.
+        """
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+@dataclass
+class VaswaniForPreTrainingOutput(ModelOutput):
+    """What `VaswaniForPreTraining` returns.
+
+    Args:
+        loss (`torch.FloatTensor`, *optional*):
+            Of both tasks, their sum; a scalar.
+        prediction_logits (`torch.FloatTensor` of shape `(batch_size, sequence_length, vocab_size)`):
+            Of each token.
+        seq_relationship_logits (`torch.FloatTensor` of shape `(batch_size, 2)`):
+            That the second segment follows the first, and that it does not.
+        hidden_states (`tuple(torch.FloatTensor)`, *optional*):
+            Of each layer, the embeddings before them.
+        attentions (`tuple(torch.FloatTensor)`, *optional*):
+            Weights of each layer.
+    """
+
+    loss: torch.FloatTensor | None = None
+    prediction_logits: torch.FloatTensor | None = None
+    seq_relationship_logits: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+
+
+@auto_docstring
+class VaswaniForPreTraining(VaswaniMaskedLMBase):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config, add_pooling_layer=True)
+        self.next_sentence = nn.Linear(config.d_model, 2)
+        self.loss_type = "ForMaskedLM"  # the class's name maps to none
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        next_sentence_label: torch.LongTensor | None = None,
+        label_smoothing: float | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> VaswaniForPreTrainingOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            The masked tokens; −100 is ignored.
+        next_sentence_label (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+            0 where the second segment follows the first in its text, 1 where it comes from elsewhere.
+        label_smoothing (`float`, *optional*):
+            As for `VaswaniForMaskedLM`; `prediction_logits` are then `None`.
+        """
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
+        relation_logits = self.next_sentence(outputs.pooler_output)
+        if next_sentence_label is not None:
+            relation_loss = nn.functional.cross_entropy(
+                relation_logits.float(), next_sentence_label.flatten()
+            )
+            if loss is not None and (items := kwargs.get("num_items_in_batch")) is not None:
+                # One of several batches of an update: its share is that of its masked tokens.
+                relation_loss = relation_loss * ((labels != IGNORED_LABEL).sum() / items)
+            loss = relation_loss if loss is None else loss + relation_loss
+        return VaswaniForPreTrainingOutput(
+            loss=loss,
+            prediction_logits=logits,
+            seq_relationship_logits=relation_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def classifier_dropout(config: VaswaniEncoderConfig) -> nn.Dropout:
+    """Of the states that a classifier sees."""
+    return nn.Dropout(config.dropout if config.classifier_dropout is None else config.classifier_dropout)
+
+
+@auto_docstring
+class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        activation = config.classifier_activation
+        self.model = VaswaniEncoderModel(config, add_pooling_layer=activation is None)
+        self.classifier_dense = None if activation is None else nn.Linear(config.d_model, config.d_model)
+        self.classifier_activation = None if activation is None else ACT2FN[activation]
+        self.dropout = classifier_dropout(config)
+        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        r"""
+        labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
+            A class of each row; or, for regression and several labels at once, numbers
+            (see `config.problem_type`).
+        """
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        if self.classifier_dense is None:
+            pooled = outputs.pooler_output
+        else:
+            pooled = self.classifier_activation(self.classifier_dense(outputs.last_hidden_state[:, 0]))
+        logits = self.classifier(self.dropout(pooled))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+@auto_docstring
+class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = VaswaniEncoderModel(config, add_pooling_layer=False)
+        self.dropout = classifier_dropout(config)
+        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            A class of each token; −100 is ignored.
+        """
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, config=self.config, **kwargs)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+@auto_docstring
+class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config)
+        self.model = VaswaniEncoderModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.d_model, 2)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, S] each
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+# Saved models bring the code of `model/` with them, for users without the plugin.
+VaswaniEncoderModel.register_for_auto_class("AutoModel")
+VaswaniForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
+VaswaniForPreTraining.register_for_auto_class("AutoModelForPreTraining")
+VaswaniForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+VaswaniForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
+VaswaniForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")

@@ -1,0 +1,62 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Losses of the output projection, in one pass with it unless an adapter took its place.
+
+B batch · T length · V vocabulary · D width
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .linear_cross_entropy import IGNORED_LABEL, linear_cross_entropy
+from .projected_loss import TokenLoss, projected_loss
+
+
+def summed_loss(hidden_states: torch.Tensor, lm_head: nn.Module, token_loss: TokenLoss) -> torch.Tensor:
+    """Any loss of the logits, summed over the tokens that count; from states [B, T, D]."""
+    if type(lm_head) is nn.Linear:
+        return projected_loss(*_as_product(hidden_states, lm_head), token_loss)
+    logits = lm_head(hidden_states[token_loss.kept])  # only an adapter knows what it computes
+    return token_loss.function(logits, slice(0, len(logits)))
+
+
+def smoothed_loss(
+    hidden_states: torch.Tensor,
+    lm_head: nn.Module,
+    labels: torch.Tensor,
+    label_smoothing: float,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Cross-entropy with label smoothing (Vaswani et al., 2017, section 5.4), per label.
+
+    Args:
+        hidden_states: [..., D].
+        lm_head: the output projection, D to V.
+        labels: int64 [...]; −100 does not count.
+        label_smoothing: ε; 0 is plain cross-entropy.
+        num_items_in_batch: labels of the whole batch, of which these may be a part; default these.
+
+    Returns:
+        A scalar.
+    """
+    if type(lm_head) is nn.Linear:
+        loss = linear_cross_entropy(*_as_product(hidden_states, lm_head), labels, label_smoothing)
+    else:
+        logits = lm_head(hidden_states).float().flatten(0, -2)
+        loss = nn.functional.cross_entropy(
+            logits, labels.flatten(), reduction="sum", label_smoothing=label_smoothing
+        )
+    if num_items_in_batch is None:
+        num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
+    return loss / num_items_in_batch
+
+
+def _as_product(hidden_states: torch.Tensor, lm_head: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """States and weight whose product is the projection: a bias is a column more, times one."""
+    if lm_head.bias is None:
+        return hidden_states, lm_head.weight
+    ones = hidden_states.new_ones(*hidden_states.shape[:-1], 1)
+    return torch.cat([hidden_states, ones], -1), torch.cat([lm_head.weight, lm_head.bias[:, None]], 1)

@@ -1,0 +1,436 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""The layers of encoder and decoder, and the stacks of them that every model is built from (section 3.1).
+
+Section numbers refer to Vaswani et al. (2017, arXiv:1706.03762), version 7.
+
+B batch · S source length · T target length · d_model width
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, auto_docstring, is_torchdynamo_compiling
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import VaswaniAttention
+from .beam_search_cache import BeamSearchCache
+from .configuration_vaswani import VaswaniFamilyConfig
+from .dropout import dropout
+from .embeddings import LearnedPositions, TokenEmbeddings, make_positions
+from .linear import Linear
+from .model_card import ModelCardMixin
+from .short_attention import additive_mask
+
+
+def layer_norm(config: VaswaniFamilyConfig) -> nn.LayerNorm:
+    """A norm of the residual stream."""
+    return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps, bias=config.norm_bias)
+
+
+class VaswaniLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: the residual connection and the feed-forward network."""
+
+    def __init__(self, config: VaswaniFamilyConfig, ffn_dim: int):
+        super().__init__()
+        self.norm_first = config.norm_order == "pre"
+        self.dropout = config.dropout
+        self.activation_dropout = config.activation_dropout
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.fc1 = Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
+        self.fc2 = Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
+
+    def residual(self, hidden_states: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
+        output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
+        hidden_states = hidden_states + dropout(output, self.dropout, self.training)
+        if (
+            hidden_states.dtype == torch.float16
+        ):  # the sum can pass float16's largest number, and inf turns into NaN
+            limit = torch.finfo(torch.float16).max
+            hidden_states = hidden_states.clamp(-limit, limit)
+        return hidden_states if self.norm_first else norm(hidden_states)
+
+    def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2) with the configured activation."""
+        inner = self.activation_fn(self.fc1(hidden_states))
+        return self.fc2(dropout(inner, self.activation_dropout, self.training))
+
+
+class VaswaniEncoderLayer(VaswaniLayer):
+    """Self-attention, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: VaswaniFamilyConfig, layer_idx: int):
+        super().__init__(config, config.encoder_ffn_dim)
+        pattern = config.sparse_pattern("encoder", layer_idx)
+        heads = config.encoder_attention_heads
+        self.self_attn = VaswaniAttention(config, heads, layer_idx, pattern=pattern)
+        self.self_attn_layer_norm = layer_norm(config)
+        self.final_layer_norm = layer_norm(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """[B, S, d_model] -> [B, S, d_model]."""
+        hidden_states = self.residual(
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
+        )
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+
+
+class VaswaniDecoderLayer(VaswaniLayer):
+    """Causal self-attention, attention to the encoder's output where there is one, then feed-forward."""
+
+    def __init__(self, config: VaswaniFamilyConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        heads = config.decoder_attention_heads
+        pattern = config.sparse_pattern("decoder", layer_idx)
+        self.self_attn = VaswaniAttention(config, heads, layer_idx, is_causal=True, pattern=pattern)
+        self.self_attn_layer_norm = layer_norm(config)
+        if config.is_encoder_decoder:
+            self.encoder_attn = VaswaniAttention(config, heads, layer_idx)
+            self.encoder_attn_layer_norm = layer_norm(config)
+        self.final_layer_norm = layer_norm(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """[B, T, d_model] and the encoder's [B/K, S, d_model], if there is one -> [B, T, d_model]."""
+
+        def self_attention(x: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0]
+
+        def encoder_attention(x: torch.Tensor) -> torch.Tensor:
+            return self.encoder_attn(
+                x, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs
+            )[0]
+
+        hidden_states = self.residual(hidden_states, self.self_attn_layer_norm, self_attention)
+        if encoder_hidden_states is not None:
+            hidden_states = self.residual(hidden_states, self.encoder_attn_layer_norm, encoder_attention)
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+
+
+@auto_docstring
+class VaswaniPreTrainedModel(ModelCardMixin, PreTrainedModel):
+    config: VaswaniFamilyConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Embeddings N(0, 1/d_model), so that scaled they have unit variance; projections Glorot uniform.
+
+        With `initializer_range`, all of them are N(0, initializer_range²).
+        """
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            if std is None:
+                init.xavier_uniform_(module.weight)
+            else:
+                init.normal_(module.weight, std=std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5 if std is None else std)
+            # The slice below does not carry the mark of a loaded weight, so ask the whole weight.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
+        """`{target: source}`: the weights that this class makes one, as the config now says."""
+        return {}
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """All ties. The library asks `tie_word_embeddings` alone; sharing across stacks is a field too."""
+        return super().get_expanded_tied_weights_keys(True) if all_submodels else self._tied_weights_keys
+
+    def get_position_embeddings(self) -> nn.Module | tuple[nn.Module, ...]:
+        """The positions of the stack; of two, those of the source and of the target."""
+        stacks = (module for module in self.modules() if isinstance(module, VaswaniStack))
+        positions = tuple(stack.embed_positions for stack in stacks)
+        return positions[0] if len(positions) == 1 else positions
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Allow sequences of so many tokens: learned positions are repeated (Longformer, arXiv:2004.05150).
+
+        A model trained on short sequences so keeps what it knows of how far apart near tokens are. Sinusoids
+        have no limit, and stay as they are.
+
+        Raises:
+            ValueError: for a number below 1.
+        """
+        if new_num_position_embeddings < 1:
+            raise ValueError(f"new_num_position_embeddings={new_num_position_embeddings} must be at least 1.")
+        for module in self.modules():
+            if isinstance(module, LearnedPositions):
+                module.repeat_to(new_num_position_embeddings)
+        self.config.max_position_embeddings = new_num_position_embeddings
+
+
+class VaswaniStack(VaswaniPreTrainedModel):
+    """What both stacks share: embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4)."""
+
+    def __init__(self, config: VaswaniFamilyConfig, vocab_size: int):
+        super().__init__(config)
+        self.dropout = config.dropout
+        self.embed_tokens = TokenEmbeddings(config, vocab_size)
+        self.embed_positions = make_positions(config)
+        self.embed_norm = layer_norm(config) if config.embedding_norm else nn.Identity()
+        self.layer_norm = layer_norm(config) if config.final_norm else nn.Identity()
+        self.gradient_checkpointing = False
+
+    def token_embeddings(
+        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
+    ) -> torch.Tensor:
+        """[B, T, d_model] from ids, or as given.
+
+        Raises:
+            ValueError: unless exactly one of the two is given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.")
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def padding_mask(self, attention_mask: torch.Tensor | None, stack: str) -> torch.Tensor | None:
+        """The mask [B, S] for sparse layers, which the pattern makes the rest of.
+
+        Raises:
+            ValueError: when some layers are sparse and the mask says more than what is padding.
+        """
+        if attention_mask is not None and attention_mask.ndim != 2:
+            if "sparse" in self.config.layer_attention(stack):
+                raise ValueError(
+                    "sparse attention takes a padding mask [batch, length]; got "
+                    f"{list(attention_mask.shape)}. "
+                    f"Set {stack}_attention='full' to give each query its own mask."
+                )
+            return None
+        return attention_mask
+
+    def add_positions(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_length: int | torch.Tensor = 0,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Embeddings plus positions, with their norm and dropout: [B, T, d_model] -> [B, T, d_model].
+
+        Positions that are not given count the tokens that the mask shows, so that padding on either side
+        changes nothing; or, where the config says so, all tokens.
+        """
+        length = inputs_embeds.shape[1]
+        counts_shown = self.config.position_from_mask and attention_mask is not None
+        bound: int | None
+        if position_ids is not None:
+            positions, bound = position_ids, None
+        elif counts_shown and attention_mask.ndim == 2:
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+            if positions.shape[1] != length:  # the mask covers what came before too
+                new = past_length + torch.arange(length, device=positions.device)
+                positions = positions.index_select(1, new)  # [B, T]
+            bound = attention_mask.shape[1]
+        else:
+            positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]  # [1, T]
+            bound = length + past_length if isinstance(past_length, int) else None
+        if self.embed_positions is not None:
+            inputs_embeds = inputs_embeds + self.embed_positions(positions, bound, inputs_embeds.dtype)
+        return dropout(self.embed_norm(inputs_embeds), self.dropout, self.training)
+
+
+@auto_docstring
+class VaswaniEncoder(VaswaniStack):
+    _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
+
+    def __init__(self, config: VaswaniFamilyConfig):
+        super().__init__(config, config.vocab_size)
+        self.layers = nn.ModuleList(VaswaniEncoderLayer(config, i) for i in range(config.encoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        inputs_embeds = self.token_embeddings(input_ids, inputs_embeds)
+        hidden_states = self.add_positions(inputs_embeds, attention_mask, position_ids=position_ids)
+        mask = None
+        if "full" in self.config.layer_attention("encoder"):
+            mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+        padding_mask = self.padding_mask(attention_mask, "encoder")
+        for layer in self.layers:
+            layer_mask = mask if layer.self_attn.pattern is None else padding_mask
+            hidden_states = layer(hidden_states, layer_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
+
+
+@auto_docstring
+class VaswaniDecoder(VaswaniStack):
+    _can_record_outputs = {
+        "hidden_states": VaswaniDecoderLayer,
+        "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: VaswaniFamilyConfig):
+        super().__init__(config, config.decoder_vocab_size)
+        self.layers = nn.ModuleList(VaswaniDecoderLayer(config, i) for i in range(config.decoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        position_ids: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        r"""
+        encoder_hidden_states (`torch.Tensor` of shape `(batch_size / K, source_length, d_model)`):
+            The encoder's output. K consecutive rows of the decoder (beams, samples) may share one row of it.
+        """
+        prefix = "decoder_" if self.config.is_encoder_decoder else ""
+        inputs_embeds = self.token_embeddings(input_ids, inputs_embeds, prefix)
+        if use_cache and past_key_values is None:
+            past_key_values = self.new_cache()
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+
+        hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length, position_ids)
+        mask = None
+        if "full" in self.config.layer_attention("decoder"):
+            mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values, position_ids)
+        padding_mask = self.padding_mask(attention_mask, "decoder")
+        encoder_mask = None
+        if encoder_hidden_states is not None:
+            encoder_mask = self.encoder_attention_mask(
+                inputs_embeds, encoder_hidden_states, encoder_attention_mask
+            )
+        if past_key_values is not None and encoder_mask is not None and self.takes_additive_masks:
+            encoder_mask = additive_mask(encoder_mask, inputs_embeds.dtype)  # once, not in every layer
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                mask if layer.self_attn.pattern is None else padding_mask,
+                encoder_hidden_states,
+                encoder_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def new_cache(self) -> Cache:
+        """An empty cache, with room for the source's keys and values where there is a source."""
+        cache = DynamicCache(config=self.config)
+        if self.config.is_encoder_decoder:
+            return EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        return cache
+
+    @property
+    def takes_additive_masks(self) -> bool:
+        """Whether the attention implementation takes a mask for each query and key, of any kind."""
+        return self.config._attn_implementation in ("eager", "sdpa")
+
+    def self_attention_mask(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Causal and padding, in the form that the attention implementation wants.
+
+        Without a mask, positions that begin again within a row separate documents packed into it.
+        """
+        if isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = past_key_values.self_attention_cache
+        if isinstance(past_key_values, BeamSearchCache):
+            if past_key_values.get_seq_length():
+                visible = past_key_values.step_mask(attention_mask)
+                return None if visible is None else additive_mask(visible, inputs_embeds.dtype)
+            past_key_values.start(inputs_embeds)
+        return create_causal_mask(
+            self.config, inputs_embeds, attention_mask, past_key_values, position_ids=position_ids
+        )
+
+    def encoder_attention_mask(
+        self,
+        inputs_embeds: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """The source's padding, for K target rows to each row of the source.
+
+        Raises:
+            ValueError: when the target's rows are no multiple of the source's.
+        """
+        rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
+        if rows % sources:
+            raise ValueError(
+                f"{rows} rows of decoder input do not divide among {sources} rows of encoder output."
+            )
+        if (
+            "flash" in self.config._attn_implementation
+            and attention_mask is not None
+            and attention_mask.ndim == 2
+        ):
+            nothing_hidden = not is_torchdynamo_compiling() and attention_mask.all()
+            return None if nothing_hidden else attention_mask[:, None, None].bool()
+        queries = inputs_embeds.reshape(
+            sources, -1, inputs_embeds.shape[-1]
+        )  # the K·T queries of each source
+        return create_bidirectional_mask(self.config, queries, attention_mask, encoder_hidden_states)
+
+
+def tensor_parallel_plan(stack: str, cross_attention: bool = False) -> dict[str, str]:
+    """How processes share out a stack's layers: heads and inner features; embeddings stay whole."""
+    attentions = ("self_attn", "encoder_attn") if cross_attention else ("self_attn",)
+    layer = {f"{attention}.{name}_proj": "colwise" for attention in attentions for name in ("q", "k", "v")}
+    layer |= {f"{attention}.out_proj": "rowwise" for attention in attentions}
+    layer |= {"fc1": "colwise", "fc2": "rowwise"}
+    return {f"{stack}.layers.*.{module}": style for module, style in layer.items()}
