@@ -16,12 +16,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.run_facts import count_parameters, read_config
+from vaswani.hub.run_facts import auto_class_of, count_parameters, read_config
 
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -31,31 +30,46 @@ _PICKLED_WEIGHTS = (
 _ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
 
 
+# What a model of an Auto class does, and some that do, for those who gave one that does not.
+_PURPOSES = {
+    "AutoModelForSeq2SeqLM": (
+        "does not translate",
+        "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'",
+    ),
+    "AutoModelForCausalLM": (
+        "does not continue texts",
+        "a causal model such as 'vaswani_decoder', 'gpt2' or 'llama'",
+    ),
+}
+
+
 def load_checkpoint(
     name: str | Path,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    auto_class: Any = AutoModelForSeq2SeqLM,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Return the model, in evaluation mode, with its source and its target tokenizer.
 
     Args:
-        name: a folder with any encoder-decoder that `AutoModelForSeq2SeqLM` loads, or its name on the Hub.
+        name: a folder with any model that the Auto class loads, or its name on the Hub.
         device: where to put the model; `None` means a CUDA device if there is one, and else the CPU.
         dtype: of the weights; `None` means as saved.
         revision: branch, tag or commit on the Hub; `None` means `main`.
+        auto_class: that loads it; `None` means the class that the checkpoint was saved from.
 
     Raises:
-        UserError: no such folder; no encoder-decoder in it; weights missing, damaged or incomplete; a
+        UserError: no such folder; no model of that kind in it; weights missing, damaged or incomplete; a
             tokenizer missing or of another model; a device or dtype that does not exist here.
     """
     device, dtype = _device(device), _dtype(dtype)
-    directory = _local_folder(name, revision) if Path(name).is_dir() else _download(str(name), revision)
-    config = _load_config(directory)
-    _check_weights(directory, config)
+    directory = local_folder(name, revision)
+    config = _load_config(directory, auto_class)
+    check_weights(directory, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
-    model = _load_model(directory, config, dtype)
-    _check_vocabulary(directory, model, source_tokenizer)
+    model = _load_model(directory, config, dtype, auto_class or auto_class_of(config))
+    check_vocabulary(directory, model, source_tokenizer)
     return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
 
 
@@ -78,7 +92,14 @@ def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     return getattr(torch, dtype)
 
 
-def _local_folder(name: str | Path, revision: str | None) -> Path:
+def local_folder(name: str | Path, revision: str | None = None) -> Path:
+    """The folder of a model: itself, or where a model of the Hub was put.
+
+    Raises:
+        UserError: neither is to be had, or a revision was given to a folder.
+    """
+    if not Path(name).is_dir():
+        return _download(str(name), revision)
     if revision is not None:
         raise UserError(
             f"revision {revision!r} is of a model on the Hub, and {name} is a folder: leave it out"
@@ -103,21 +124,26 @@ def _download(name: str, revision: str | None) -> Path:
     return directory
 
 
-def _load_config(directory: Path) -> PreTrainedConfig:
+def _load_config(directory: Path, auto_class: Any) -> PreTrainedConfig:
     config = read_config(directory)
-    if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+    if auto_class is not None and type(config) not in auto_class._model_mapping:
+        problem, expected = _PURPOSES.get(
+            auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
+        )
         raise UserError(
-            f"{directory} holds a model of type {config.model_type!r}, which does not translate; "
-            "expected an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'"
+            f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
         )
     return config
 
 
-def _check_weights(directory: Path, config: PreTrainedConfig) -> None:
+def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     """Whether the weights are whole, and as many as a model of this configuration has.
 
     The headers of the files tell, so nothing large is read: a configuration that was changed may ask for more
     room than there is. Pickled weights tell no size; loading shows whether they are whole.
+
+    Raises:
+        UserError: they are not.
     """
     files = _weight_files(directory)
     held = sum(map(_count_weights, files))
@@ -166,9 +192,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged or half-written ({error}); use another checkpoint") from error
 
 
-def _load_model(directory: Path, config: Any, dtype: str | torch.dtype) -> PreTrainedModel:
+def _load_model(directory: Path, config: Any, dtype: str | torch.dtype, auto_class: Any) -> PreTrainedModel:
     try:
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+        model, report = auto_class.from_pretrained(
             directory,
             config=config,
             dtype=dtype,
@@ -189,7 +215,12 @@ def _load_model(directory: Path, config: Any, dtype: str | torch.dtype) -> PreTr
     return model
 
 
-def _check_vocabulary(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_vocabulary(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Whether the model embeds every token of a tokenizer.
+
+    Raises:
+        UserError: it does not.
+    """
     embedded = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
     if len(tokenizer) > embedded:
         raise UserError(

@@ -116,12 +116,12 @@ def count_parameters(config: PreTrainedConfig) -> int:
     class that it is most at home in: of language models and translators, with their output projection.
     """
     with torch.device("meta"):
-        model = _auto_class(config).from_config(config, trust_remote_code=False)
+        model = auto_class_of(config).from_config(config, trust_remote_code=False)
     return model.num_parameters()
 
 
-def _auto_class(config: PreTrainedConfig) -> Any:
-    """The Auto class that makes the model."""
+def auto_class_of(config: PreTrainedConfig) -> Any:
+    """The Auto class that makes a model of the class that a configuration names (see `count_parameters`)."""
     names = config.architectures or ()
     if not any(name.endswith("Model") for name in names):
         for auto_class in _AUTO_CLASSES:

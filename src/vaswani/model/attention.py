@@ -122,7 +122,7 @@ class VaswaniAttention(nn.Module):
         self.q_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
         self.k_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
         self.v_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
-        self.out_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.out_proj = Linear(config.d_model, config.d_model, bias=config.attention_output_bias)
 
     def forward(
         self,

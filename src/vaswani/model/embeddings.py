@@ -5,6 +5,8 @@
 B batch · T length
 """
 
+import math
+
 import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
@@ -46,14 +48,28 @@ class SinusoidalPositions(nn.Module):
         return self._table
 
     def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[...] -> [..., d_model]; in float64 where it exists, since float32 angles lose digits far out."""
-        precision = torch.float32 if positions.device.type == "mps" else torch.float64
+        """[...] -> [..., d_model].
+
+        In float64 where it exists, since float32 angles lose digits far out. Other systems keep a table in
+        float32, tensor2tensor's computed so too; their layouts here have the same digits.
+        """
+        positions = positions + self.offset
+        if self.layout == "tensor2tensor":
+            angles = positions[..., None].float() * self._frequencies_of_tensor2tensor(positions.device)
+        else:
+            precision = torch.float32 if positions.device.type == "mps" else torch.float64
+            exponent = (
+                torch.arange(0, self.d_model, 2, dtype=precision, device=positions.device) / self.d_model
+            )
+            angles = positions[..., None].to(precision) * 10000.0**-exponent  # [..., d_model / 2]
+        interleaved = self.layout == "interleaved"
+        pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if interleaved else -2).flatten(-2)
+        return (pair if interleaved else pair.float()).to(dtype)
+
+    def _frequencies_of_tensor2tensor(self, device: torch.device) -> torch.Tensor:
+        """10000^(-i / (d/2 - 1)), so that the first is 1 and the last 1/10000; float32 [d_model / 2]."""
         waves = self.d_model // 2
-        exponent = torch.arange(waves, dtype=precision, device=positions.device)
-        exponent = exponent / (waves - 1 if self.layout == "tensor2tensor" else waves)
-        angles = (positions[..., None] + self.offset).to(precision) * 10000.0**-exponent  # [..., waves]
-        pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if self.layout == "interleaved" else -2)
-        return pair.flatten(-2).to(dtype)
+        return torch.exp(torch.arange(waves, device=device).float() * -(math.log(10000) / (waves - 1)))
 
 
 class LearnedPositions(nn.Embedding):

@@ -17,7 +17,7 @@ from transformers.utils import TransformersKwargs, auto_docstring, can_return_tu
 
 from .configuration_vaswani import VaswaniConfig
 from .generation import SharedSourceMixin
-from .output_projection import smoothed_loss, summed_loss
+from .output_projection import smoothed_loss, summed_loss, token_loss_function
 from .projected_loss import TokenLoss
 from .stacks import VaswaniDecoder, VaswaniEncoder, VaswaniPreTrainedModel, tensor_parallel_plan
 
@@ -128,7 +128,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         super().__init__(config)
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.lm_head_bias)
-        self.loss_type = "ForMaskedLM"  # labels already align with logits; the default shifts them again
+        self.loss_function = token_loss_function  # the library's would shift the labels again
         self.post_init()
 
     @property
@@ -214,7 +214,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:
-                loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
+                loss = self.loss_function(logits, labels, **kwargs)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

@@ -17,10 +17,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniDecoderConfig
-from .output_projection import smoothed_loss
+from .output_projection import next_token_loss_function, smoothed_loss
 from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, tensor_parallel_plan
-
-IGNORED_LABEL = -100
 
 
 @auto_docstring
@@ -86,6 +84,7 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = VaswaniDecoderModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+        self.loss_function = next_token_loss_function
         self.post_init()
 
     @property
@@ -136,7 +135,7 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:
-                loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
+                loss = self.loss_function(logits, labels, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

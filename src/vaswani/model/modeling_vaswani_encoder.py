@@ -24,10 +24,9 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniEncoderConfig
-from .output_projection import smoothed_loss
+from .linear_cross_entropy import IGNORED_LABEL
+from .output_projection import smoothed_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_parallel_plan
-
-IGNORED_LABEL = -100
 
 
 @auto_docstring
@@ -147,6 +146,7 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         self.model = VaswaniEncoderModel(config, add_pooling_layer=add_pooling_layer)
         self.mlm_transform = VaswaniMaskedLMHead(config) if config.mlm_transform else nn.Identity()
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+        self.loss_function = token_loss_function
 
     @property
     def _tied_weights_keys(self) -> dict[str, str]:
@@ -169,7 +169,7 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         logits = self.lm_head(self.mlm_transform(hidden_states))
         if labels is None:
             return None, logits
-        return self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs), logits
+        return self.loss_function(logits, labels, **kwargs), logits
 
 
 @auto_docstring
@@ -234,7 +234,6 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
     def __init__(self, config: VaswaniEncoderConfig):
         super().__init__(config, add_pooling_layer=True)
         self.next_sentence = nn.Linear(config.d_model, 2)
-        self.loss_type = "ForMaskedLM"  # the class's name maps to none
         self.post_init()
 
     @can_return_tuple
@@ -263,9 +262,7 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
         relation_logits = self.next_sentence(outputs.pooler_output)
         if next_sentence_label is not None:
-            relation_loss = nn.functional.cross_entropy(
-                relation_logits.float(), next_sentence_label.flatten()
-            )
+            relation_loss = token_loss_function(relation_logits, next_sentence_label)
             if loss is not None and (items := kwargs.get("num_items_in_batch")) is not None:
                 # One of several batches of an update: its share is that of its masked tokens.
                 relation_loss = relation_loss * ((labels != IGNORED_LABEL).sum() / items)
@@ -336,6 +333,7 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
         self.model = VaswaniEncoderModel(config, add_pooling_layer=False)
         self.dropout = classifier_dropout(config)
         self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.loss_function = token_loss_function
         self.post_init()
 
     @can_return_tuple
@@ -358,7 +356,7 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, config=self.config, **kwargs)
+            loss = self.loss_function(logits, labels, **kwargs)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -369,6 +367,7 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
     def __init__(self, config: VaswaniEncoderConfig):
         super().__init__(config)
         self.model = VaswaniEncoderModel(config, add_pooling_layer=False)
+        self.dropout = classifier_dropout(config)
         self.qa_outputs = nn.Linear(config.d_model, 2)
         self.post_init()
 
@@ -386,7 +385,9 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, S] each
+        start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(
+            -1
+        )  # [B, S] each
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)

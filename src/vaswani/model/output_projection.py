@@ -1,6 +1,6 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""Losses of the output projection, in one pass with it unless an adapter took its place.
+"""Losses of the output projection: of its logits, or in one pass with it.
 
 B batch · T length · V vocabulary · D width
 """
@@ -12,6 +12,45 @@ from torch import nn
 
 from .linear_cross_entropy import IGNORED_LABEL, linear_cross_entropy
 from .projected_loss import TokenLoss, projected_loss
+
+
+def token_loss_function(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Cross-entropy per label, in float32 or the logits' own dtype where that is wider.
+
+    Args:
+        logits: [..., V].
+        labels: int64 [...]; −100 does not count.
+        num_items_in_batch: labels of the whole batch, of which these may be a part; default these.
+
+    Returns:
+        A scalar.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+    labels = labels.flatten().to(logits.device)
+    if num_items_in_batch is None:
+        return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL)
+    loss = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="sum")
+    return loss / num_items_in_batch
+
+
+def next_token_loss_function(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    shift_labels: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """As `token_loss_function`, of each token for the one after it: logits [B, T, V], labels int64 [B, T].
+
+    Labels that are shifted already are given as `shift_labels`, as in the library.
+    """
+    if shift_labels is not None:
+        return token_loss_function(logits, shift_labels, **kwargs)
+    return token_loss_function(logits[:, :-1], labels[:, 1:], **kwargs)
 
 
 def summed_loss(hidden_states: torch.Tensor, lm_head: nn.Module, token_loss: TokenLoss) -> torch.Tensor:

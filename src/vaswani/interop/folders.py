@@ -1,0 +1,193 @@
+"""Conversion from folder to folder, with the tokenizers: what `vaswani convert` and `vaswani combine` do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.errors import RunError, UserError, one_line
+from vaswani.hub.checkpoint import check_weights, local_folder
+from vaswani.hub.run_facts import read_config
+from vaswani.interop.combination import combine
+from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm")
+CHECKED_ROWS, CHECKED_LENGTH = 2, 12
+LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+OF_HALF_PRECISION = 0.2  # bfloat16 keeps eight bits of a logit
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a checkpoint.
+
+    Args:
+        before: the name of its class.
+        after: that of the one it became.
+        num_parameters: those that layers share count once.
+        difference: the largest between their outputs, for random tokens.
+        has_tokenizer: whether one was there and was carried over.
+    """
+
+    before: str
+    after: str
+    num_parameters: int
+    difference: float
+    has_tokenizer: bool
+
+
+def convert_folder(
+    source: str, output: Path, to: str | None = None, architecture: str | None = None
+) -> Converted:
+    """Convert a checkpoint into one of ours, or one of ours into another format, and save it.
+
+    The outputs of both are compared, for random tokens, before anything is written.
+
+    Args:
+        source: a folder, or a name on the Hub.
+        output: a folder that is empty, or does not exist yet.
+        to: for a model of ours, the format that it becomes: `"marian"`, `"bert"`, `"gpt2"` ...
+        architecture: the class to read the checkpoint as; default the one that its `config.json` names.
+
+    Raises:
+        UserError: no such checkpoint; a kind that cannot be converted (naming those that can); a field or a
+            tensor without a counterpart, named; pickled weights that hold more than tensors.
+        RunError: the two compute different things.
+    """
+    check_output(output)
+    folder = local_folder(source)
+    config = read_config(folder)
+    if isinstance(config, VaswaniFamilyConfig) and to is None:
+        raise UserError(f"{source} is a model of ours already; give --to marian, bert, gpt2 ... to export it")
+    if not isinstance(config, VaswaniFamilyConfig) and to is not None:
+        raise UserError(
+            f"{source} is a {config.model_type!r} model, and --to converts those of ours; leave it out"
+        )
+    model = load_exactly(folder, config, architecture)
+    converted: Any = convert(model) if to is None else export(model, to)
+    difference = _difference(model, converted)
+    has_tokenizer = _save(converted, output, folder)
+    return Converted(
+        type(model).__name__,
+        type(converted).__name__,
+        converted.num_parameters(),
+        difference,
+        has_tokenizer,
+    )
+
+
+def combine_folders(encoder: str | None, decoder: str | None, output: Path, **values: Any) -> PreTrainedModel:
+    """Make an encoder-decoder of trained halves (see `combine`) and save it with their tokenizers.
+
+    Raises:
+        UserError: no such checkpoint, halves that do not fit, or no tokenizer.
+    """
+    check_output(output)
+    folders = [local_folder(name) if name else None for name in (encoder, decoder)]
+    halves = [folder and load_exactly(folder, read_config(folder)) for folder in folders]
+    model = combine(*halves, **values)
+    source, target = (folder or next(filter(None, folders)) for folder in folders)
+    tokenizers = (load_tokenizers(source)[0], load_tokenizers(target)[-1])
+    model.save_pretrained(output)
+    save_tokenizers(tokenizers[0], tokenizers[0] if source == target else tokenizers[1], output)
+    return model
+
+
+def check_output(output: Path) -> None:
+    """Whether a folder may be written into.
+
+    Raises:
+        UserError: there is something in it.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"output {output} is not an empty folder; give another one")
+
+
+def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | None = None) -> PreTrainedModel:
+    """The model in a folder, in its own dtype, with every tensor of its weights and no other.
+
+    Raises:
+        UserError: no class, or one that cannot be converted; weights that lack a tensor, have one too many,
+            or are pickled with more than tensors in them.
+    """
+    kind = architecture or next(iter(config.architectures or []), None)
+    if kind is None:
+        raise UserError(f"{folder / 'config.json'} names no class under architectures; give --architecture")
+    model_class = OUR_CLASSES.get(kind) or getattr(transformers, format_of_class(kind, config), None)
+    if model_class is None or model_class.config_class is not type(config):
+        raise UserError(f"{kind} is no class of a {config.model_type!r} model")
+    check_weights(folder, config)
+    try:
+        model, report = model_class.from_pretrained(
+            folder, config=config, dtype="auto", local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # damaged files, pickles with code in them, tensors of other shapes
+        raise UserError(f"the weights in {folder} cannot be loaded: {one_line(error)}") from error
+    for problem, names in (
+        ("lack", report["missing_keys"]),
+        ("hold what it has no place for:", report["unexpected_keys"]),
+    ):
+        if names := sorted(names):
+            raise UserError(
+                f"the weights in {folder} {problem} {', '.join(names)}, read as {kind}; --architecture "
+                "reads them as another class"
+            )
+    return model.eval()
+
+
+def format_of_class(kind: str, config: PreTrainedConfig) -> str:
+    """The name of a class that can be converted, checked.
+
+    Raises:
+        UserError: it cannot be, naming what can.
+    """
+    try:
+        format_of(kind)
+    except UserError as error:
+        raise UserError(f"this is a {config.model_type!r} model: {error}") from None
+    return kind
+
+
+def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
+    """The largest between the outputs of two models for the same random tokens, where they do compare.
+
+    Raises:
+        RunError: it is too large to come from rounding.
+    """
+    config: Any = model.config
+    vocab = min(config.vocab_size, getattr(config, "src_vocab_size", config.vocab_size))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, vocab, (CHECKED_ROWS, CHECKED_LENGTH), generator=generator)
+    tokens[tokens == config.pad_token_id] = (config.pad_token_id or 0) + (
+        1 if config.pad_token_id == 0 else -1
+    )
+    inputs: dict[str, Any] = {"input_ids": tokens}
+    if config.is_encoder_decoder:
+        inputs |= {"decoder_input_ids": tokens.flip(0), "use_cache": False}
+    with torch.no_grad():
+        outputs = [each(**inputs)[0].double() for each in (model, converted)]
+    difference = (outputs[0] - outputs[1]).abs().max().item()
+    allowed = LARGEST_DIFFERENCE.get(model.dtype, OF_HALF_PRECISION) * max(1.0, outputs[0].abs().max().item())
+    if not difference <= allowed:
+        raise RunError(
+            f"the converted model computes something else: its outputs differ by up to {difference:.3g}; "
+            "nothing was written. Please report this, with the config.json of the checkpoint"
+        )
+    return difference
+
+
+def _save(model: PreTrainedModel, output: Path, folder: Path) -> bool:
+    """Write the model, and the tokenizers of the folder that it came from, if there are any."""
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+    tokenizers = load_tokenizers(folder) if has_tokenizer else None
+    model.save_pretrained(output)
+    if tokenizers:
+        save_tokenizers(*tokenizers, output)
+    return has_tokenizer

@@ -1,0 +1,117 @@
+"""OpenAI's GPT (Radford et al., 2018) and GPT-2 (Radford et al., 2019)."""
+
+from typing import Any
+
+from transformers import GPT2Config, OpenAIGPTConfig
+
+from vaswani.errors import UserError
+from vaswani.interop.formats import Format
+from vaswani.interop.weights import Move, Rule, linear, under
+from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
+
+LAYER = "decoder.layers.{}"
+OURS: dict[str, Any] = {
+    "embedding_norm": False,
+    "norm_bias": True,
+    "position_embedding": "learned",
+    "position_from_mask": False,
+    "attention_bias": True,
+    "attention_output_bias": True,
+    "ffn_bias": True,
+    "lm_head_bias": False,
+    "activation_dropout": 0.0,
+    "scale_embedding": False,
+    "decoder_attention": "full",
+}
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_embd": "d_model",
+    "n_layer": "decoder_layers",
+    "n_head": "decoder_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "resid_pdrop": "dropout",
+    "embd_pdrop": "dropout",
+    "attn_pdrop": "attention_dropout",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+}
+
+
+def _decoder(tokens: str, positions: str) -> tuple[Rule, ...]:
+    layer, attention = "h.{}", f"{LAYER}.self_attn"
+    return (
+        Move(f"{tokens}.weight", "decoder.embed_tokens.weight"),
+        Move(f"{positions}.weight", "decoder.embed_positions.weight"),
+        *linear(f"{layer}.ln_1", f"{LAYER}.self_attn_layer_norm"),
+        *linear(f"{layer}.attn.c_attn", tuple(f"{attention}.{name}_proj" for name in "qkv"), transposed=True),
+        *linear(f"{layer}.attn.c_proj", f"{attention}.out_proj", transposed=True),
+        *linear(f"{layer}.ln_2", f"{LAYER}.final_layer_norm"),
+        *linear(f"{layer}.mlp.c_fc", f"{LAYER}.fc1", transposed=True),
+        *linear(f"{layer}.mlp.c_proj", f"{LAYER}.fc2", transposed=True),
+    )
+
+
+def _with_head(decoder: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    return (*under("transformer.", "model.", decoder), Move("lm_head.weight", "lm_head.weight"))
+
+
+def _gpt2_rules(kind: str) -> tuple[Rule, ...]:
+    decoder = (*_decoder("wte", "wpe"), *linear("ln_f", "decoder.layer_norm"))
+    return decoder if kind == "GPT2Model" else _with_head(decoder)
+
+
+GPT2 = Format(
+    name="gpt2",
+    config_class=GPT2Config,
+    our_config_class=VaswaniDecoderConfig,
+    classes={"GPT2Model": "VaswaniDecoderModel", "GPT2LMHeadModel": "VaswaniForCausalLM"},
+    fields={**FIELDS, "activation_function": "activation_function"},
+    theirs={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    ours={**OURS, "norm_order": "pre", "final_norm": True},
+    rules=_gpt2_rules,
+    derived=lambda config, kind: {"decoder_ffn_dim": config.n_inner or 4 * config.n_embd},
+    derived_back=lambda config: {"n_inner": config.decoder_ffn_dim},
+)
+
+# What their table of activations calls by names of its own.
+GPT_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu", "relu": "relu", "silu": "silu"}
+
+
+def _gpt_rules(kind: str) -> tuple[Rule, ...]:
+    decoder = _decoder("tokens_embed", "positions_embed")
+    return decoder if kind == "OpenAIGPTModel" else _with_head(decoder)
+
+
+def _gpt_fields_back(config: Any) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in reversed(GPT_ACTIVATIONS.items())}
+    if config.activation_function not in names:
+        raise UserError(
+            f"activation_function={config.activation_function!r} stands in the way: openai-gpt models have "
+            f"one of {', '.join(names)}"
+        )
+    if config.decoder_ffn_dim != 4 * config.d_model:
+        raise UserError(
+            f"decoder_ffn_dim={config.decoder_ffn_dim} stands in the way: openai-gpt models have 4 · d_model "
+            f"= {4 * config.d_model}"
+        )
+    return {"afn": names[config.activation_function]}
+
+
+OPENAI_GPT = Format(
+    name="openai-gpt",
+    config_class=OpenAIGPTConfig,
+    our_config_class=VaswaniDecoderConfig,
+    classes={"OpenAIGPTModel": "VaswaniDecoderModel", "OpenAIGPTLMHeadModel": "VaswaniForCausalLM"},
+    fields=FIELDS,
+    ours={**OURS, "norm_order": "post", "final_norm": False},
+    rules=_gpt_rules,
+    derived=lambda config, kind: {
+        "activation_function": GPT_ACTIVATIONS[config.afn],
+        "decoder_ffn_dim": 4 * config.n_embd,
+    },
+    derived_back=_gpt_fields_back,
+)

@@ -1,0 +1,145 @@
+"""`torch.nn.Transformer`: the stacks alone, without embeddings, positions or output projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn import functional
+
+from vaswani.errors import UserError
+from vaswani.interop.weights import Move, Rule, linear, to_ours, to_theirs
+from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.model.modeling_vaswani import VaswaniModel
+
+ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu}
+NO_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
+    names = [f"{ours}.{name}_proj" for name in "qkv"]
+    return (
+        Move(f"{theirs}.in_proj_weight", tuple(f"{name}.weight" for name in names)),
+        Move(f"{theirs}.in_proj_bias", tuple(f"{name}.bias" for name in names)),
+        *linear(f"{theirs}.out_proj", f"{ours}.out_proj"),
+    )
+
+
+def _stack(stack: str, norms: tuple[str, ...]) -> tuple[Rule, ...]:
+    layer = f"{stack}.layers.{{}}"
+    rules: list[Rule] = [*_attention(f"{layer}.self_attn", f"{layer}.self_attn")]
+    rules += _attention(f"{layer}.multihead_attn", f"{layer}.encoder_attn")
+    rules += [*linear(f"{layer}.linear1", f"{layer}.fc1"), *linear(f"{layer}.linear2", f"{layer}.fc2")]
+    for number, norm in enumerate(norms, start=1):
+        rules += linear(f"{layer}.norm{number}", f"{layer}.{norm}")
+    return (*rules, *linear(f"{stack}.norm", f"{stack}.layer_norm"))
+
+
+RULES = (
+    *_stack("encoder", ("self_attn_layer_norm", "final_layer_norm")),
+    *_stack("decoder", ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")),
+)
+
+
+def from_torch(module: nn.Transformer) -> VaswaniModel:
+    """The same stacks as a `VaswaniModel`, which takes `inputs_embeds` and `decoder_inputs_embeds`.
+
+    Raises:
+        UserError: stacks that were not made by `nn.Transformer` itself, or an activation but ReLU and GELU.
+    """
+    model: Any = VaswaniModel(_config(module))
+    state = to_ours(module.state_dict(), RULES, set(model.state_dict()) - set(NO_EMBEDDINGS), {})
+    state |= {name: model.state_dict()[name].zero_() for name in NO_EMBEDDINGS}
+    parameter = next(module.parameters())
+    model.to(parameter.device, parameter.dtype).load_state_dict(state)
+    model.config.dtype = parameter.dtype
+    return model.train(module.training)
+
+
+def to_torch(model: VaswaniModel) -> nn.Transformer:
+    """The stacks of a model as `torch.nn.Transformer`, batch first.
+
+    Raises:
+        UserError: a field of the configuration that stands in the way, named.
+    """
+    config = model.config
+    needed = {
+        "position_embedding": "none",
+        "embedding_norm": False,
+        "final_norm": True,
+        "ffn_bias": config.attention_bias,
+        "norm_bias": config.attention_bias,
+        "attention_output_bias": config.attention_bias,
+        "attention_dropout": config.dropout,
+        "activation_dropout": config.dropout,
+        "decoder_attention_heads": config.encoder_attention_heads,
+        "decoder_ffn_dim": config.encoder_ffn_dim,
+        "encoder_attention": "full",
+        "decoder_attention": "full",
+    }
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise UserError(
+                f"{name}={getattr(config, name)!r} stands in the way: torch.nn.Transformer has {value!r}"
+            )
+    if config.activation_function not in ACTIVATIONS:
+        raise UserError(
+            f"activation_function={config.activation_function!r} stands in the way: torch.nn.Transformer "
+            f"has {' or '.join(ACTIVATIONS)}"
+        )
+    module = nn.Transformer(
+        config.d_model,
+        config.encoder_attention_heads,
+        config.encoder_layers,
+        config.decoder_layers,
+        config.encoder_ffn_dim,
+        config.dropout,
+        config.activation_function,
+        layer_norm_eps=config.layer_norm_eps,
+        batch_first=True,
+        norm_first=config.norm_order == "pre",
+        bias=config.attention_bias,
+    ).to(model.device, model.dtype)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in NO_EMBEDDINGS}
+    module.load_state_dict(to_theirs(state, RULES, module.state_dict()))
+    return module.train(model.training)
+
+
+def _config(module: nn.Transformer) -> VaswaniConfig:
+    if not isinstance(module.encoder, nn.TransformerEncoder) or module.encoder.norm is None:
+        raise UserError(
+            "a torch.nn.Transformer with stacks of its own cannot be converted; expected its default"
+        )
+    encoder, decoder = module.encoder.layers[0], module.decoder.layers[0]
+    names = [name for name, function in ACTIVATIONS.items() if encoder.activation is function]
+    if not names:
+        raise UserError(
+            f"the activation {encoder.activation} cannot be converted; expected {' or '.join(ACTIVATIONS)}"
+        )
+    bias = encoder.linear1.bias is not None
+    return VaswaniConfig(
+        vocab_size=1,
+        d_model=module.d_model,
+        encoder_layers=len(module.encoder.layers),
+        decoder_layers=len(module.decoder.layers),
+        encoder_attention_heads=module.nhead,
+        decoder_attention_heads=module.nhead,
+        encoder_ffn_dim=encoder.linear1.out_features,
+        decoder_ffn_dim=decoder.linear1.out_features,
+        dropout=encoder.dropout.p,
+        attention_dropout=encoder.self_attn.dropout,
+        activation_dropout=encoder.dropout.p,
+        activation_function=names[0],
+        norm_order="pre" if encoder.norm_first else "post",
+        final_norm=True,
+        layer_norm_eps=encoder.norm1.eps,
+        norm_bias=bias,
+        attention_bias=bias,
+        ffn_bias=bias,
+        position_embedding="none",
+        share_encoder_decoder_embeddings=False,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        decoder_start_token_id=None,
+    )

@@ -1,0 +1,416 @@
+"""Converted models compute what the originals do: states, logits, losses, gradients, generated tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+from library_models import (
+    ALL,
+    DECODERS,
+    ENCODERS,
+    TRANSLATORS,
+    VOCAB,
+    build,
+    name_of,
+    padded_batch,
+    randomize,
+)
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BigBirdConfig,
+    BigBirdForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianMTModel,
+    OpenAIGPTLMHeadModel,
+)
+from transformers.models.fsmt import modeling_fsmt
+
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.errors import UserError
+from vaswani.interop.conversion import FORMATS, convert, export, format_of
+from vaswani.interop.torch_transformer import to_torch
+from vaswani.interop.weights import Table, to_ours
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
+SIDES = pytest.mark.parametrize("side", ["left", "right"])
+
+
+@pytest.fixture(autouse=True)
+def fsmt_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSMT puts the lowest number of float64 into its causal mask by way of float32, which cannot hold it."""
+    monkeypatch.setattr(modeling_fsmt, "fill_with_neg_inf", lambda t: t.fill_(torch.finfo(t.dtype).min))
+
+
+def inputs_for(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch with all that a model takes besides."""
+    inputs: dict[str, Any] = {**batch}
+    if getattr(model.config, "type_vocab_size", 0):
+        second = torch.arange(batch["input_ids"].shape[1]) > 4
+        inputs["token_type_ids"] = second.long().expand_as(batch["input_ids"])
+    if model.config.is_encoder_decoder:
+        target = padded_batch("right", length=9)["input_ids"]
+        start = target.new_full((len(target), 1), model.config.decoder_start_token_id)
+        inputs["decoder_input_ids"] = torch.cat([start, target[:, :-1]], 1)
+        inputs["use_cache"] = False  # with a cache FSMT looks ahead, and relies on a prompt of one token
+    return inputs
+
+
+def labels_for(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Labels as the head of a model wants them; padding, and what padding predicts, does not count."""
+    ids, mask, kind = batch["input_ids"], batch["attention_mask"], type(model).__name__
+    tokens = ids.masked_fill((mask & mask.roll(1, 1)) == 0, -100)
+    rows = torch.arange(len(ids))
+    if model.config.is_encoder_decoder:
+        target = padded_batch("right", length=9)
+        return {"labels": target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)}
+    if kind.endswith("ForQuestionAnswering"):
+        return {"start_positions": 5 + rows % 2, "end_positions": 6 + rows % 3}
+    if kind.endswith("ForSequenceClassification"):
+        return {"labels": rows / 3 if model.config.num_labels == 1 else rows % 2}
+    if kind.endswith("ForTokenClassification"):
+        return {"labels": torch.where(tokens < 0, tokens, tokens % 2)}
+    if kind.endswith("ForPreTraining"):
+        return {"labels": tokens, "next_sentence_label": rows % 2}
+    return {"labels": tokens}
+
+
+def loss_of(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """As the model computes it; the library's GPTs lose float64 on the way, so theirs is computed here."""
+    output = model(**inputs)
+    if isinstance(model, GPT2LMHeadModel | OpenAIGPTLMHeadModel):
+        logits, labels = output.logits[:, :-1], inputs["labels"][:, 1:]
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    return output.loss
+
+
+def numbers(output: Any, masks: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """All floating-point numbers of an output, each where there is a token."""
+    found = {}
+    for name, value in output.items():
+        if name in ("past_key_values", "cross_attentions"):
+            continue
+        for number, tensor in enumerate(value if isinstance(value, tuple) else (value,)):
+            mask = next((mask for mask in masks if tensor.shape[:2] == mask.shape), None)
+            found[f"{name}.{number}"] = tensor if mask is None else tensor[mask.bool()]
+    return found
+
+
+def check_equal(theirs: Any, ours: Any, masks: list[torch.Tensor], tolerance: float) -> None:
+    expected, actual = numbers(theirs, masks), numbers(ours, masks)
+    assert expected.keys() <= actual.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            actual[name],
+            tensor,
+            atol=tolerance,
+            rtol=tolerance,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Of every weight under each of its names; zero where the loss does not reach."""
+    return {
+        name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        for name, tensor in model.state_dict(keep_vars=True).items()
+    }
+
+
+def gradients_in_our_names(theirs: nn.Module, ours: nn.Module) -> dict[str, torch.Tensor]:
+    rules = format_of(type(theirs).__name__).rules(type(theirs).__name__)
+    tables = {rule.theirs for rule in rules if isinstance(rule, Table)}
+    found = {name: gradient for name, gradient in gradients(theirs).items() if name not in tables}
+    return to_ours(found, rules, ours.state_dict(), {})
+
+
+@DTYPES
+@SIDES
+@pytest.mark.parametrize("case", ALL, ids=name_of)
+def test_states_logits_loss_and_gradients_are_equal(case, side: str, dtype: torch.dtype) -> None:
+    theirs = build(case, dtype)
+    ours = convert(theirs)
+    assert ours.dtype == dtype
+    batch = padded_batch(side)
+    inputs = inputs_for(theirs, batch)
+    masks = [batch["attention_mask"], padded_batch("right", length=9)["attention_mask"]]
+    outputs = [model(**inputs, output_hidden_states=True) for model in (theirs, ours)]
+    check_equal(*outputs, masks, TOLERANCE[dtype])
+
+    if theirs.base_model is theirs:
+        return  # the stacks alone have no loss
+    losses = [loss_of(model, {**inputs, **labels_for(theirs, batch)}) for model in (theirs, ours)]
+    torch.testing.assert_close(losses[1], losses[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for loss in losses:
+        loss.backward()
+    expected = gradients_in_our_names(theirs, ours)
+    for name, gradient in gradients(ours).items():
+        if name == "lm_head.bias" and isinstance(theirs, MarianMTModel):
+            continue  # a buffer there, which no training reaches
+        torch.testing.assert_close(gradient, expected[name], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [ENCODERS[4], DECODERS[2], *TRANSLATORS[::5]], ids=name_of)
+def test_long_inputs_are_equal(case, dtype: torch.dtype) -> None:
+    theirs = build(case, dtype)
+    batch = padded_batch("right", length=300)
+    inputs = inputs_for(theirs, batch)
+    masks = [batch["attention_mask"], padded_batch("right", length=9)["attention_mask"]]
+    outputs = [model(**inputs, output_hidden_states=True) for model in (theirs, convert(theirs))]
+    check_equal(*outputs, masks, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ALL, ids=name_of)
+def test_the_way_there_and_back_keeps_every_bit(case, dtype: torch.dtype) -> None:
+    theirs = build(case, dtype)
+    name = format_of(type(theirs).__name__).name
+    back = export(convert(theirs), name)
+    assert type(back) is type(theirs)
+    assert back.dtype == dtype
+    state = back.state_dict()
+    assert state.keys() == theirs.state_dict().keys()
+    for weight, tensor in theirs.state_dict().items():
+        assert torch.equal(state[weight], tensor), weight
+    ignored = {"architectures", "dtype", "transformers_version", "_name_or_path", "classifier_dropout"}
+    ignored |= {"qa_dropout", "seq_classif_dropout", "n_inner", "torch_dtype"}
+    before, after = (
+        {name: value for name, value in config.to_dict().items() if name not in ignored}
+        for config in (theirs.config, back.config)
+    )
+    if name == "openai-gpt":
+        before["afn"], after["afn"] = (
+            value.replace("gelu_new", "gelu") for value in (before["afn"], after["afn"])
+        )
+    assert after == before
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(
+    "case",
+    [case for case in [*DECODERS, *TRANSLATORS] if case[0] in (GPT2LMHeadModel, MarianMTModel)],
+    ids=name_of,
+)
+def test_generated_tokens_are_the_same(case, num_beams: int) -> None:
+    theirs = build(case, torch.float64, scale=0.4)
+    ours = convert(theirs)
+    batch = padded_batch("left")
+    options = {
+        "num_beams": num_beams,
+        "max_new_tokens": 12,
+        "num_return_sequences": num_beams,
+        "do_sample": False,
+    }
+    expected, actual = (model.generate(**batch, **options) for model in (theirs, ours))
+    assert torch.equal(actual, expected)
+    assert len({tuple(row) for row in expected.tolist()}) > 1
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(
+    ("case", "scale"), zip(TRANSLATORS[-2:], (0.3, 0.5), strict=True), ids=["two", "one"]
+)
+def test_fsmt_generates_the_same(case, scale: float, num_beams: int) -> None:
+    theirs = build(case, scale=scale)  # with which its rows differ
+    batch = padded_batch("right")
+    options = {"num_beams": num_beams, "max_length": 12, "do_sample": False}
+    expected, actual = (model.generate(**batch, **options) for model in (theirs, convert(theirs)))
+    assert torch.equal(actual, expected)
+    assert len({tuple(row) for row in expected.tolist()}) > 1
+
+
+def test_a_bias_that_marian_lacks_is_zero_there() -> None:
+    config = VaswaniConfig(
+        vocab_size=VOCAB, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8
+    )
+    config.sinusoidal_layout = "concatenated"
+    ours = VaswaniForConditionalGeneration(config).eval()
+    theirs = export(ours, "marian").eval()
+    assert not theirs.final_logits_bias.any()
+    batch = padded_batch("right")
+    inputs = {**batch, "decoder_input_ids": batch["input_ids"][:, :5]}
+    torch.testing.assert_close(theirs(**inputs).logits, ours(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@DTYPES
+def test_torch_transformer(norm_first: bool, bias: bool, activation: str, dtype: torch.dtype) -> None:
+    theirs = randomize(
+        nn.Transformer(
+            *(24, 3, 2, 3, 40),
+            activation=activation,
+            norm_first=norm_first,
+            bias=bias,
+            batch_first=True,
+            layer_norm_eps=1e-4,
+        )
+    ).to(dtype)
+    ours = convert(theirs)
+    source, target = torch.randn(2, 9, 24, dtype=dtype), torch.randn(2, 5, 24, dtype=dtype)
+    mask = padded_batch("right", length=9)["attention_mask"][:2]
+    causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=dtype)
+    expected = theirs(
+        *(source, target),
+        tgt_mask=causal,
+        src_key_padding_mask=mask == 0,
+        memory_key_padding_mask=mask == 0,
+        tgt_is_causal=True,
+    )
+    actual = ours(inputs_embeds=source, decoder_inputs_embeds=target, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    expected.sum().backward()
+    actual.sum().backward()
+    layers = zip(theirs.encoder.layers, ours.encoder.layers, strict=True)
+    for their_layer, our_layer in layers:
+        torch.testing.assert_close(
+            our_layer.fc1.weight.grad, their_layer.linear1.weight.grad, atol=TOLERANCE[dtype], rtol=1e-4
+        )
+    back = to_torch(ours)
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+def test_big_birds_weights_with_our_pattern() -> None:
+    fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = BigBirdConfig(vocab_size=VOCAB, block_size=4, num_random_blocks=1, **fields)
+    ours = convert(BigBirdForMaskedLM(config))
+    pattern = ours.config.sparse_pattern("encoder", 0)
+    assert (pattern.block_size, pattern.window_blocks, pattern.random_blocks) == (4, 3, 1)
+    assert export(ours, "big_bird").config.attention_type == "block_sparse"
+
+
+def test_what_is_trained_on_goes_on_in_training_mode() -> None:
+    theirs = build(ENCODERS[4]).train()
+    ours = convert(theirs)
+    assert ours.training
+    ours.lm_head.weight.data.zero_()
+    assert theirs.cls.predictions.decoder.weight.any(), "the weights are copies"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: BertForMultipleChoice(BertConfig(**SMALL_BERT)),
+            "BertForMultipleChoice cannot be converted; these can: MarianModel, MarianMTModel, FSMTFor",
+        ),
+        (
+            lambda: BertForMaskedLM(BertConfig(**SMALL_BERT, is_decoder=True)),
+            "is_decoder=True has no counterpart in vaswani: of bert models, those with is_decoder=False",
+        ),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(**SMALL_GPT, embd_pdrop=0.2)),
+            "embd_pdrop=0.2 and resid_pdrop=0.1 differ, and vaswani has dropout for both",
+        ),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(**SMALL_GPT, scale_attn_by_inverse_layer_idx=True)),
+            "scale_attn_by_inverse_layer_idx=True has no counterpart",
+        ),
+        (
+            lambda: MarianMTModel(MarianConfig(**SMALL_MARIAN, encoder_layerdrop=0.1)),
+            "encoder_layerdrop=0.1 has no counterpart",
+        ),
+        (
+            lambda: MarianMTModel(MarianConfig(**SMALL_MARIAN, tie_word_embeddings=False)),
+            "share_encoder_decoder_embeddings=True with tie_word_embeddings=False has no counterpart",
+        ),
+        (
+            lambda: with_one_more_tensor(),
+            "the model holds 1 tensors (bert.adapter) that a model of ours has no",
+        ),
+        (lambda: with_other_sinusoids(), "model.encoder.embed_positions.weight does not hold the sinusoids"),
+        (lambda: with_two_biases(), "cls.predictions.bias differs from cls.predictions.decoder.bias"),
+        (lambda: nn.Linear(2, 2), "Linear cannot be converted"),
+        (
+            lambda: nn.Transformer(8, 2, 1, 1, 8, activation=torch.tanh),
+            "the activation <built-in method tanh",
+        ),
+    ],
+)
+def test_what_cannot_be_converted(model, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        convert(model())
+    assert message in str(caught.value)
+
+
+SMALL_BERT = {
+    "vocab_size": 9,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
+SMALL_GPT = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+SMALL_MARIAN = {
+    "vocab_size": 9,
+    "d_model": 8,
+    "pad_token_id": 8,
+    "decoder_start_token_id": 8,
+    **{
+        f"{stack}_{name}": 2
+        for stack in ("encoder", "decoder")
+        for name in ("layers", "ffn_dim", "attention_heads")
+    },
+}
+
+
+def with_one_more_tensor() -> nn.Module:
+    model = BertForMaskedLM(BertConfig(**SMALL_BERT))
+    model.bert.adapter = nn.Parameter(torch.ones(2))
+    return model
+
+
+def with_other_sinusoids() -> nn.Module:
+    model = MarianMTModel(MarianConfig(**SMALL_MARIAN))
+    model.model.encoder.embed_positions.weight.data.add_(0.01)
+    return model
+
+
+def with_two_biases() -> nn.Module:
+    model = BertForMaskedLM(BertConfig(**SMALL_BERT, tie_word_embeddings=False))
+    model.cls.predictions.decoder.bias.data.fill_(1.0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("fields", "to", "message"),
+    [
+        (
+            {},
+            "marian",
+            "sinusoidal_layout='interleaved' stands in the way: marian models have sinusoidal_layout",
+        ),
+        (
+            {"sinusoidal_layout": "concatenated", "norm_order": "pre"},
+            "marian",
+            "norm_order='pre' stands in the way",
+        ),
+        (
+            {"sinusoidal_layout": "concatenated", "encoder_attention": "sparse"},
+            "marian",
+            "encoder_attention='sparse' stands in the way",
+        ),
+        ({}, "bert", "VaswaniForConditionalGeneration has no counterpart among bert models, which have Vas"),
+        ({}, "xlnet", "unknown format 'xlnet'; choose one of marian, fsmt, bert"),
+    ],
+)
+def test_what_cannot_be_converted_back(fields: dict[str, Any], to: str, message: str) -> None:
+    shape = {"vocab_size": 9, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    with pytest.raises(UserError) as caught:
+        export(VaswaniForConditionalGeneration(VaswaniConfig(**shape, **fields)), to)
+    assert message in str(caught.value)
+
+
+def test_every_format_is_tested() -> None:
+    assert {format_of(case[0].__name__).name for case in ALL} == set(FORMATS)
+    assert {case[0].__name__ for case in ALL} == {
+        name for found in FORMATS.values() for name in found.classes
+    }
