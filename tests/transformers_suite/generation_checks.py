@@ -20,6 +20,10 @@ COMMON_ENDS = list(range(3, 40))  # with so many of the words ending a sequence,
 class GenerationTesterMixin:
     """Mix into a test case that has `model_tester` and `all_generative_model_classes`."""
 
+
+class Seq2SeqGenerationChecks(GenerationTesterMixin):
+    """For encoder-decoders."""
+
     def generative_models(self) -> Iterator[tuple[torch.nn.Module, dict[str, torch.Tensor]]]:
         """Each model that generates, in evaluation mode, with the encoder's inputs of a few sources."""
         for model_class in self.all_generative_model_classes:
@@ -165,3 +169,101 @@ class GenerationTesterMixin:
                     assert {s.shape for s in states} == {(rows, 1, self.model_tester.hidden_size)}
                     assert [a.shape for a in past] == [(rows, heads, 1, step + 1)] * layers
                     assert [a.shape for a in cross] == [(rows, heads, 1, length)] * layers
+
+
+class CausalGenerationChecks(GenerationTesterMixin):
+    """For decoders: prompts of different lengths, padded on the left."""
+
+    def generative_models(self) -> Iterator[tuple[torch.nn.Module, dict[str, torch.Tensor]]]:
+        """Each model that generates, in evaluation mode, with a few prompts."""
+        for model_class in self.all_generative_model_classes:
+            config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+            model = model_class(config).to(torch_device).eval()
+            model.generation_config.max_new_tokens = NEW_TOKENS
+            model.generation_config.eos_token_id = None  # random weights would end at random places
+            model.generation_config.pad_token_id = 0
+            prompts = inputs["input_ids"][:SOURCES].clone().clamp(min=1)
+            mask = torch.ones_like(prompts)
+            mask[1::2, :3] = 0
+            yield model, {"input_ids": prompts.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+    def logits_of(self, model, prompt, sequences, copies: int = 1) -> torch.Tensor:
+        """What one forward pass says of each generated token: [rows, NEW_TOKENS, vocabulary]."""
+        mask = prompt["attention_mask"].repeat_interleave(copies, 0)
+        mask = torch.cat([mask, mask.new_ones(len(mask), NEW_TOKENS)], 1)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, :-1]
+        output = model(
+            sequences[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, use_cache=False
+        )
+        return output.logits[:, -NEW_TOKENS:]
+
+    @torch.no_grad()
+    def test_generate_greedy_takes_the_best_token(self):
+        for model, prompt in self.generative_models():
+            output = model.generate(**prompt, output_logits=True, return_dict_in_generate=True)
+            expected = self.logits_of(model, prompt, output.sequences)
+            torch.testing.assert_close(torch.stack(output.logits, 1), expected, atol=1e-4, rtol=1e-4)
+            new = output.sequences[:, -NEW_TOKENS:]
+            assert new.tolist() == torch.stack(output.logits, 1).argmax(-1).tolist()
+
+    @torch.no_grad()
+    def test_generate_beam_scores_are_log_probabilities(self):
+        for model, prompt in self.generative_models():
+            options = {
+                "num_beams": 3,
+                "num_return_sequences": 3,
+                "length_penalty": 0.0,
+                "output_scores": True,
+            }
+            output = model.generate(**prompt, **options, return_dict_in_generate=True)
+            logits = self.logits_of(model, prompt, output.sequences, copies=3)
+            chosen = logits.log_softmax(-1).gather(-1, output.sequences[:, -NEW_TOKENS:, None]).squeeze(-1)
+            torch.testing.assert_close(output.sequences_scores, chosen.sum(-1), atol=1e-4, rtol=1e-4)
+
+    @torch.no_grad()
+    def test_generate_is_the_same_with_any_cache(self):
+        ways = {
+            "greedy": {},
+            "beams": {"num_beams": 3},
+            "beams that end": {"num_beams": 3, "num_return_sequences": 3, "eos_token_id": COMMON_ENDS},
+            "samples": {"do_sample": True, "num_return_sequences": 2},
+        }
+        for model, prompt in self.generative_models():
+            for way, options in ways.items():
+                set_seed(0)
+                expected = model.generate(**prompt, **options, use_cache=False).tolist()
+                for cache_options in ({}, {"cache_implementation": "static"}):
+                    with self.subTest(way=way, **cache_options):
+                        set_seed(0)
+                        actual = model.generate(**prompt, **options, **cache_options, use_cache=True).tolist()
+                        assert actual == expected
+
+    @torch.no_grad()
+    def test_generate_assisted_equals_greedy(self):
+        for model, prompt in self.generative_models():
+            prompt = {name: tensor[:1] for name, tensor in prompt.items()}  # assistance takes one
+            expected = model.generate(**prompt).tolist()
+            (assistant, _), *_ = self.generative_models()
+            for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 2}):
+                with self.subTest(**options):
+                    assert model.generate(**prompt, **options).tolist() == expected
+
+    @torch.no_grad()
+    def test_generate_from_embeddings(self):
+        for model, prompt in self.generative_models():
+            embeddings = model.get_input_embeddings()(prompt["input_ids"])
+            for options in ({}, {"num_beams": 3}):
+                expected = model.generate(**prompt, **options)[:, -NEW_TOKENS:].tolist()
+                mask = prompt["attention_mask"]
+                actual = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+                assert actual[:, -NEW_TOKENS:].tolist() == expected
+
+    @torch.no_grad()
+    def test_generate_alone_equals_generate_in_a_batch(self):
+        for model, prompt in self.generative_models():
+            for options in ({}, {"num_beams": 3}):
+                together = model.generate(**prompt, **options)
+                for row in range(SOURCES):
+                    shown = prompt["attention_mask"][row].bool()
+                    alone = model.generate(prompt["input_ids"][row : row + 1, shown], **options)
+                    assert alone[0, -NEW_TOKENS:].tolist() == together[row, -NEW_TOKENS:].tolist()

@@ -1,18 +1,20 @@
-"""A small encoder-decoder for the mixins to test, and the rule about skips.
+"""Small models for the mixins to test, and the rule about skips.
 
-A configuration written with BART's field names serves this project's model, MarianMT and BART alike, so that
-all are tested in the same shape and with the same settings.
+A configuration written with BART's field names serves this project's encoder-decoder, MarianMT and BART
+alike, so that all are tested in the same shape and with the same settings. Encoders and decoders are beside
+BERT and GPT-2, whose fields have other names.
 """
 
 import tempfile
 import unittest
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedConfig, set_seed
 from transformers.testing_utils import torch_device
 
-from .upstream import ConfigTester, GenerationTesterMixin, ModelTesterMixin, TrainingTesterMixin
+from .generation_checks import CausalGenerationChecks, Seq2SeqGenerationChecks
+from .upstream import ConfigTester, ModelTesterMixin, TrainingTesterMixin
 
 PAD, START, END = 0, 1, 2
 FIRST_WORD = 3
@@ -77,25 +79,16 @@ class Seq2SeqModelTester:
         return rows, (rows != PAD).long()
 
 
-class Seq2SeqSuite(ModelTesterMixin, GenerationTesterMixin, TrainingTesterMixin, unittest.TestCase):
+class Suite(ModelTesterMixin, TrainingTesterMixin, unittest.TestCase):
     """The mixins' tests for one family; a subclass names the classes and their settings.
 
     Where `peers` are named, a test may skip only if each of them skips it too: else the skip is a failure.
     """
 
     config_class: type[PreTrainedConfig]
-    all_model_classes: tuple[type, type]  # the base model, then the model with the language modelling head
     settings: ClassVar[dict[str, object]] = {}
     peers: tuple[type[unittest.TestCase], ...] = ()
-
-    model_tester = None
-    is_encoder_decoder = True
-
-    def setUp(self):
-        set_seed(0)
-        head_class = self.all_model_classes[1]
-        self._torch_compile_train_cls = head_class
-        self.model_tester = Seq2SeqModelTester(self.config_class, self.settings, head_class)
+    model_tester: Any = None
 
     def skipTest(self, reason: str) -> None:
         """Skip, unless a peer does not."""
@@ -106,6 +99,19 @@ class Seq2SeqSuite(ModelTesterMixin, GenerationTesterMixin, TrainingTesterMixin,
 
     def test_config(self):
         ConfigTester(self, self.config_class, **self.model_tester.settings).run_common_tests()
+
+
+class Seq2SeqSuite(Seq2SeqGenerationChecks, Suite):
+    """For encoder-decoders."""
+
+    all_model_classes: tuple[type, type]  # the base model, then the model with the language modelling head
+    is_encoder_decoder = True
+
+    def setUp(self):
+        set_seed(0)
+        head_class = self.all_model_classes[1]
+        self._torch_compile_train_cls = head_class
+        self.model_tester = Seq2SeqModelTester(self.config_class, self.settings, head_class)
 
     def _create_text_training_batch(
         self, batch_size: int, seq_length: int, vocab_size: int
@@ -167,6 +173,78 @@ class Seq2SeqSuite(ModelTesterMixin, GenerationTesterMixin, TrainingTesterMixin,
         )[0]
         torch.testing.assert_close(encoded, expected.encoder_last_hidden_state)
         torch.testing.assert_close(decoded, expected.last_hidden_state)
+
+
+class SingleStackTester:
+    """Makes configurations and inputs of an encoder or a decoder, as `Seq2SeqModelTester` does."""
+
+    batch_size = 13
+    seq_length = 7
+    hidden_size = SMALL_SHAPE["d_model"]
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    is_training = True
+
+    def __init__(self, config_class: type[PreTrainedConfig], settings: dict[str, object]):
+        self.config_class = config_class
+        tokens = {"vocab_size": 99, "pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+        self.settings = {**tokens, **settings}
+
+    def get_config(self) -> PreTrainedConfig:
+        return self.config_class(**self.settings)
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
+        """Random rows, every second one padded on the right."""
+        config = self.get_config()
+        rows, mask = Seq2SeqModelTester.random_rows(self, self.seq_length, config.vocab_size)
+        return config, {"input_ids": rows, "attention_mask": mask}
+
+
+class EncoderSuite(Suite):
+    """For encoders, with every head."""
+
+    all_model_classes: tuple[type, ...]
+    is_encoder_decoder = False
+
+    def setUp(self):
+        set_seed(0)
+        self.model_tester = SingleStackTester(self.config_class, self.settings)
+        # The name under which `TrainingTesterMixin` finds what to train: each token is filled in with itself.
+        self.model_tester.causal_lm_class = next(
+            kind for kind in self.all_model_classes if kind.__name__.endswith("ForMaskedLM")
+        )
+
+    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
+        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
+        if return_labels and model_class.__name__.endswith("ForPreTraining"):
+            rows = inputs["input_ids"]
+            inputs["labels"] = torch.zeros_like(rows)
+            inputs["next_sentence_label"] = torch.zeros(len(rows), dtype=torch.long, device=torch_device)
+        return inputs
+
+
+class DecoderSuite(CausalGenerationChecks, Suite):
+    """For decoders."""
+
+    all_model_classes: tuple[type, type]  # the base model, then the model with the language modelling head
+    is_encoder_decoder = False
+
+    def setUp(self):
+        set_seed(0)
+        self.model_tester = SingleStackTester(self.config_class, self.settings)
+        self.model_tester.causal_lm_class = self.all_model_classes[1]
+
+    @torch.no_grad()
+    def test_decoding_with_a_cache_changes_nothing(self):
+        """Several new tokens at once, after a past."""
+        for model_class in self.all_model_classes:
+            config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+            model = model_class(config).to(torch_device).eval()
+            ids = inputs["input_ids"]
+            whole = model(ids, use_cache=False)[0]
+            past = model(ids[:, :4], use_cache=True)
+            rest = model(ids[:, 4:], past_key_values=past.past_key_values)[0]
+            torch.testing.assert_close(rest, whole[:, 4:], atol=1e-5, rtol=1e-4)
 
 
 def skips(case: type[unittest.TestCase], test: str) -> bool:

@@ -113,7 +113,7 @@ def _big_bird_rules(kind: str) -> tuple[Rule, ...]:
     if kind == "BigBirdForTokenClassification":
         return (*under("bert.", "model.", encoder), *linear("classifier", "classifier"))
     classifier = (
-        *linear("classifier.dense", "classifier_dense"),
+        *linear("classifier.dense", "pre_classifier"),
         *linear("classifier.out_proj", "classifier"),
     )
     return (*under("bert.", "model.", encoder), *HEADS, *classifier)
@@ -178,7 +178,7 @@ def _distilbert_rules(kind: str) -> tuple[Rule, ...]:
         *linear("vocab_transform", "mlm_transform.dense"),
         *linear("vocab_layer_norm", "mlm_transform.layer_norm"),
         *linear("vocab_projector", "lm_head"),
-        *linear("pre_classifier", "classifier_dense"),
+        *linear("pre_classifier", "pre_classifier"),
         *linear("classifier", "classifier"),
         *linear("qa_outputs", "qa_outputs"),
     )

@@ -6,7 +6,7 @@ What changes the numbers is a field here and is saved with the model. What only 
 attention kernel, is an argument of `from_pretrained` and is not.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -110,6 +110,14 @@ class VaswaniFamilyConfig(PreTrainedConfig):
             self.attention_output_bias = self.attention_bias
         auto_map = self._checked_auto_map(kwargs.get("auto_map", {}))
         super().__post_init__(**{**kwargs, "auto_map": auto_map})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """A configuration from what was saved; of the family, the one that its model type names."""
+        kinds = {kind.model_type: kind for kind in VaswaniFamilyConfig.__subclasses__()}
+        if cls is VaswaniFamilyConfig and config_dict.get("model_type") in kinds:
+            return kinds[config_dict["model_type"]].from_dict(config_dict, **kwargs)
+        return super().from_dict(config_dict, **kwargs)
 
     def _checked_auto_map(self, found: dict[str, str]) -> dict[str, str]:
         """Ours, unless a checkpoint names other code, which nobody should run unawares."""

@@ -26,7 +26,7 @@ EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to inp
 
 def position_limit(model: PreTrainedModel) -> int | None:
     """The longest sequence that the model has positions for, or None if it takes any."""
-    if getattr(model.config, "position_embedding", None) == "sinusoidal":
+    if getattr(model.config, "position_embedding", "learned") != "learned":
         return None
     return getattr(model.config, "max_position_embeddings", None)
 

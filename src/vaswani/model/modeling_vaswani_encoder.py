@@ -288,7 +288,7 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
         self.num_labels = config.num_labels
         activation = config.classifier_activation
         self.model = VaswaniEncoderModel(config, add_pooling_layer=activation is None)
-        self.classifier_dense = None if activation is None else nn.Linear(config.d_model, config.d_model)
+        self.pre_classifier = None if activation is None else nn.Linear(config.d_model, config.d_model)
         self.classifier_activation = None if activation is None else ACT2FN[activation]
         self.dropout = classifier_dropout(config)
         self.classifier = nn.Linear(config.d_model, config.num_labels)
@@ -312,10 +312,10 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
             (see `config.problem_type`).
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        if self.classifier_dense is None:
+        if self.pre_classifier is None:
             pooled = outputs.pooler_output
         else:
-            pooled = self.classifier_activation(self.classifier_dense(outputs.last_hidden_state[:, 0]))
+            pooled = self.classifier_activation(self.pre_classifier(outputs.last_hidden_state[:, 0]))
         logits = self.classifier(self.dropout(pooled))
         loss = None
         if labels is not None:
