@@ -66,3 +66,27 @@ def test_a_library_model_is_distilled_into_ours(tmp_path: Path) -> None:
     (counts,) = (line for line in lines if line.startswith("teacher "))
     teacher, student = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+\d", counts))
     assert student < 0.6 * teacher
+
+
+@pytest.mark.slow
+def test_shots_show_a_model_what_to_do(tmp_path: Path) -> None:
+    lines = [
+        line
+        for line in run_example("06_few_shot_prompting.py", tmp_path)
+        if "right with 0, 1, 2 and 4 shots:" in line
+    ]
+    assert len(lines) == 5
+    for line in lines:
+        none, *_, four = (int(number) for number in re.findall(r"(\d+)\s*%", line))
+        assert none <= 60
+        assert four >= 90
+
+
+@pytest.mark.slow
+def test_days_are_found_by_their_meaning(tmp_path: Path) -> None:
+    untrained, trained, query, best, *_ = run_example("07_semantic_search.py", tmp_path)
+    shares = [int(re.search(r"(\d+)%", line)[1]) for line in (untrained, trained)]
+    assert shares[0] < 30
+    assert shares[1] >= 80
+    assert query == "1975-05-19"
+    assert best.endswith("19.05.1975")

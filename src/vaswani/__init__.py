@@ -35,7 +35,10 @@ from vaswani.model.stacks import VaswaniPreTrainedModel
 if TYPE_CHECKING:
     from vaswani.distillation.arguments import DistillationObjectives
     from vaswani.distillation.trainer import DistillationTrainer
+    from vaswani.inference.embedding import Embedder
+    from vaswani.inference.prompting import Prompter
     from vaswani.inference.translation import Translator
+    from vaswani.model.scalar_mix import ScalarMix
     from vaswani.training.arguments import TrainingArguments
     from vaswani.training.trainer import Trainer
 
@@ -44,6 +47,9 @@ __version__ = "0.1.0"
 __all__ = [
     "DistillationObjectives",
     "DistillationTrainer",
+    "Embedder",
+    "Prompter",
+    "ScalarMix",
     "Trainer",
     "TrainingArguments",
     "Translator",
@@ -81,6 +87,9 @@ AutoModelForTokenClassification.register(VaswaniEncoderConfig, VaswaniForTokenCl
 _LATE = {
     "DistillationObjectives": "vaswani.distillation.arguments",
     "DistillationTrainer": "vaswani.distillation.trainer",
+    "Embedder": "vaswani.inference.embedding",
+    "Prompter": "vaswani.inference.prompting",
+    "ScalarMix": "vaswani.model.scalar_mix",
     "Trainer": "vaswani.training.trainer",
     "TrainingArguments": "vaswani.training.arguments",
     "Translator": "vaswani.inference.translation",

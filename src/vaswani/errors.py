@@ -26,6 +26,13 @@ class StoppedError(RunError):
     exit_status = 128 + signal.SIGTERM
 
 
+def check_positive(**values: int) -> None:
+    """Raise a UserError unless each of these options is 1 or more."""
+    for name, value in values.items():
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+
+
 def one_line(text: object) -> str:
     """A text, or what an error says, on one line."""
     return " ".join(str(text).split())

@@ -265,7 +265,7 @@ def test_an_endless_stream_is_translated_a_buffer_at_a_time() -> None:
 
 
 def test_very_long_sentences_fill_a_buffer_before_its_number_does() -> None:
-    with patch("vaswani.inference.translation.BUFFERED_CHARACTERS", 30):
+    with patch("vaswani.inference.batches.BUFFERED_CHARACTERS", 30):
         sentences = iter(["one " * 10, "two " * 10])
         next(toy_translator().translate(sentences))
     assert list(sentences) == ["two " * 10]

@@ -1,6 +1,13 @@
 """The command `vaswani`: parse, call, print. A file for each group of commands."""
 
-from vaswani.cli import training, translation, distillation, hub, insight  # noqa: F401, I001  # in the order of the help
+from importlib import import_module
+
 from vaswani.cli.app import app, main, run
 
 __all__ = ["app", "main", "run"]
+
+# In the order of the help.
+for _group in (
+    *("training", "translation", "embedding", "prompting", "distillation", "conversion", "hub", "insight"),
+):
+    import_module(f"vaswani.cli.{_group}")

@@ -56,8 +56,8 @@ def translate(
     dtype: DType = None,
 ) -> None:
     """Translate text, line by line: standard input to standard output, or files."""
+    from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.files import STANDARD_STREAM, LineWriter, count_lines, open_lines, translate_lines
-    from vaswani.inference.translation import BUFFERED_SENTENCES
 
     with open_lines(input_name) as lines, LineWriter(output_name) as writer:
         translator = _load_translator(
@@ -71,7 +71,7 @@ def translate(
             max_tokens_per_batch=max_tokens_per_batch,
         )
         if buffer_size is None:
-            buffer_size = 1 if lines.isatty() else BUFFERED_SENTENCES
+            buffer_size = 1 if lines.isatty() else BUFFERED_TEXTS
         shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
         with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal) as bar:
             report = translate_lines(

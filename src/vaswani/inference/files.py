@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import BinaryIO
 
 from vaswani.errors import RunError, UserError
-from vaswani.inference.translation import BUFFERED_SENTENCES, Translation, Translator
+from vaswani.inference.batches import BUFFERED_TEXTS
+from vaswani.inference.translation import Translation, Translator
 
 STANDARD_STREAM = "-"
 
@@ -49,7 +50,7 @@ def translate_lines(
     write: Callable[[str], None],
     *,
     n_best: int | None = None,
-    buffer_size: int = BUFFERED_SENTENCES,
+    buffer_size: int = BUFFERED_TEXTS,
     warn: Callable[[str], None],
     progress: Callable[[int], object] | None = None,
 ) -> LineReport:
@@ -71,7 +72,7 @@ def translate_lines(
     """
     report = LineReport()
     translations = translator.translate(
-        _decoded(lines, report),
+        decoded(lines, report),
         n_best=1 if n_best is None else n_best,
         with_scores=n_best is not None,
         buffer_size=buffer_size,
@@ -88,7 +89,8 @@ def translate_lines(
     return report
 
 
-def _decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
+def decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
+    """Lines of UTF-8 without their ends; other bytes are replaced, and the line is counted."""
     for number, line in enumerate(lines):
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         try:

@@ -24,13 +24,11 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from vaswani.errors import RunError, UserError
+from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
 from vaswani.inference.scoring import sequence_log_probs
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
-
-BUFFERED_SENTENCES = 4096
-BUFFERED_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Translator:
         max_length: int = 1024,
         max_tokens_per_batch: int = 8192,
     ):
-        _check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
+        check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
         self.model = model.eval()
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
@@ -153,7 +151,7 @@ class Translator:
         *,
         n_best: int = 1,
         with_scores: bool = True,
-        buffer_size: int = BUFFERED_SENTENCES,
+        buffer_size: int = BUFFERED_TEXTS,
         progress: Callable[[int], object] | None = None,
     ) -> Iterator[Translation]:
         """Translate sentences as they come, in their order.
@@ -171,13 +169,13 @@ class Translator:
         """
         if isinstance(sentences, str):
             raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
-        _check_positive(n_best=n_best, buffer_size=buffer_size)
+        check_positive(n_best=n_best, buffer_size=buffer_size)
         if n_best > self.num_beams:
             raise UserError(f"n_best={n_best} is more than num_beams={self.num_beams}; raise num_beams")
-        buffers = _buffers(sentences, buffer_size)
         done = progress or (lambda count: None)
         return chain.from_iterable(
-            self._translate_buffer(buffer, n_best, with_scores, done) for buffer in buffers
+            self._translate_buffer(buffer, n_best, with_scores, done)
+            for buffer in buffers(sentences, buffer_size)
         )
 
     def _translate_buffer(
@@ -191,7 +189,8 @@ class Translator:
                 problem = f"it has {length} tokens, and the model has positions for {self.positions}"
                 translations[row] = Translation(sentences[row], problem=problem)
         done(len(sentences) - len(token_ids))
-        for batch in self._batches(token_ids):
+        tokens = {row: len(ids) + self._limit(len(ids)) for row, ids in token_ids.items()}
+        for batch in batches(tokens, self.max_tokens_per_batch):
             found = self._translate_batch([token_ids[row] for row in batch], n_best, with_scores)
             for row, hypotheses in zip(batch, found, strict=True):
                 translations[row] = Translation(sentences[row], hypotheses)
@@ -205,21 +204,6 @@ class Translator:
             return {}
         encoded = self.source_tokenizer([sentences[row] for row in rows], truncation=False, verbose=False)
         return dict(zip(rows, encoded["input_ids"], strict=True))
-
-    def _batches(self, token_ids: dict[int, list[int]]) -> Iterator[list[int]]:
-        """Rows of similar length within the token budget, longest first: short memory shows at once."""
-        batch: list[int] = []
-        tokens_per_row = 0
-        for row in sorted(token_ids, key=lambda row: -len(token_ids[row])):
-            if batch and (len(batch) + 1) * tokens_per_row > self.max_tokens_per_batch:
-                yield batch
-                batch = []
-            if not batch:
-                length = len(token_ids[row])
-                tokens_per_row = length + self._limit(length)
-            batch.append(row)
-        if batch:
-            yield batch
 
     def _limit(self, source_length: int) -> int:
         """The most tokens of a translation whose source has so many (section 6.1)."""
@@ -294,23 +278,3 @@ class Translator:
         scores = log_probs / self.length_penalty.of(lengths)
         rows = zip(hypotheses, scores.tolist(), log_probs.tolist(), strict=True)
         return [replace(hypothesis, score=score, log_prob=log_prob) for hypothesis, score, log_prob in rows]
-
-
-def _check_positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
-
-
-def _buffers(sentences: Iterable[str], buffer_size: int) -> Iterator[list[str]]:
-    """Lists of `buffer_size` sentences, or of fewer where they have very many characters."""
-    buffer: list[str] = []
-    characters = 0
-    for sentence in sentences:
-        buffer.append(sentence)
-        characters += len(sentence)
-        if len(buffer) >= buffer_size or characters >= BUFFERED_CHARACTERS:
-            yield buffer
-            buffer, characters = [], 0
-    if buffer:
-        yield buffer

@@ -1,0 +1,151 @@
+"""`vaswani embed`."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import tee
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.options import Device, DType, Revision
+from vaswani.cli.screen import hide_library_progress, progress_bar, warn
+from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from vaswani.inference.embedding import Embedder, Unit
+    from vaswani.inference.word_vectors import WordVectors
+
+
+@app.command()
+def embed(
+    model: Annotated[
+        str, typer.Option("--model", help="Folder of a trained model, or a model's name on the Hub.")
+    ],
+    input_name: Annotated[
+        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, a line each.")
+    ] = "-",
+    output_name: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            metavar="FILE|-",
+            help="JSON Lines; or, by its ending, .npy or .safetensors, which is held in memory till the end.",
+        ),
+    ] = "-",
+    words: Annotated[bool, typer.Option("--words", help="A vector for each word.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="A vector for each token.")] = False,
+    pooling: Annotated[
+        str | None, typer.Option("--pooling", help="Of a text's tokens: mean (default), cls, max or last.")
+    ] = None,
+    subtoken_pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--subtoken_pooling", help="Of a word's tokens: first (default), last, first_last or mean."
+        ),
+    ] = None,
+    layers: Annotated[
+        str, typer.Option("--layers", help="last, all, or numbers such as -1,-2; 0 is the embeddings.")
+    ] = "last",
+    combine: Annotated[
+        str, typer.Option("--combine", help="Layers: concat, mean, or a ScalarMix's .safetensors file.")
+    ] = "concat",
+    normalize: Annotated[bool, typer.Option("--normalize", help="Make each vector's length 1.")] = False,
+    truncation: Annotated[
+        bool, typer.Option("--truncation", help="Cut off, and count, what is too long for the model.")
+    ] = False,
+    backward_model: Annotated[
+        str | None,
+        typer.Option(
+            "--backward_model",
+            help="With --words: a model of reversed lines, whose vectors follow those of --model (FLAIR).",
+        ),
+    ] = None,
+    max_tokens_per_batch: Annotated[
+        int, typer.Option("--max_tokens_per_batch", help="Tokens of a batch, padding included.")
+    ] = 8192,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+) -> None:
+    """Turn text, line by line, into vectors: of the lines, of their words or of their tokens."""
+    from vaswani.inference.batches import BUFFERED_TEXTS
+    from vaswani.inference.embedding import Embedder
+    from vaswani.inference.files import STANDARD_STREAM, LineReport, count_lines, decoded, open_lines
+    from vaswani.inference.vector_files import check_output, write_vectors
+
+    unit = _unit(words, tokens)
+    _check_use(unit, pooling, subtoken_pooling, backward_model)
+    check_output(unit, output_name)
+    options: dict[str, Any] = {
+        "pooling": pooling or "mean",
+        "subtoken_pooling": subtoken_pooling or "first",
+        "layers": _layers(layers),
+        "combine": _combination(combine),
+        "normalize": normalize,
+        "truncation": truncation,
+        "max_tokens_per_batch": max_tokens_per_batch,
+        "device": device,
+        "dtype": dtype,
+    }
+    hide_library_progress()
+    with open_lines(input_name) as lines:
+        embedder = Embedder.from_pretrained(model, revision=revision, **options)
+        report = LineReport()
+        texts = decoded(lines, report)
+        buffer_size = 1 if lines.isatty() else BUFFERED_TEXTS
+        shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
+        with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal) as bar:
+            if backward_model:
+                backward = Embedder.from_pretrained(backward_model, backward=True, **options)
+                results = _stacked([embedder, backward], texts, buffer_size, bar.update)
+            else:
+                results = embedder.stream(texts, unit, buffer_size=buffer_size, progress=bar.update)
+            report.lines = write_vectors(results, unit, output_name)
+    report.cut_off = embedder.truncated
+    warn(f"embedded {report}")
+
+
+def _unit(words: bool, tokens: bool) -> "Unit":
+    if words and tokens:
+        raise UserError("--words and --tokens exclude each other: give one of them")
+    return "word" if words else "token" if tokens else "text"
+
+
+def _check_use(
+    unit: "Unit", pooling: str | None, subtoken_pooling: str | None, backward_model: str | None
+) -> None:
+    """Refuse what would have no effect."""
+    if pooling and unit != "text":
+        raise UserError(f"--pooling makes vectors of texts, not of {unit}s; leave it out")
+    for name, value in {"subtoken_pooling": subtoken_pooling, "backward_model": backward_model}.items():
+        if value and unit != "word":
+            raise UserError(f"--{name} is for vectors of words; add --words, or leave it out")
+
+
+def _layers(text: str) -> Any:
+    if text in ("last", "all"):
+        return text
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"--layers {text}: expected last, all or numbers such as -1,-2") from None
+
+
+def _combination(text: str) -> Any:
+    from vaswani.inference.embedding import load_scalar_mix
+
+    return load_scalar_mix(text) if text.endswith(".safetensors") else text
+
+
+def _stacked(
+    embedders: "Sequence[Embedder]", texts: Iterator[str], buffer_size: int, done: Callable[[int], object]
+) -> "Iterator[WordVectors]":
+    """Words with the vectors that each of several models has for them, side by side."""
+    from vaswani.inference.word_vectors import stack_word_vectors
+
+    first, *others = tee(texts, len(embedders))
+    streams = [embedders[0].stream(first, "word", buffer_size=buffer_size, progress=done)]
+    for embedder, same in zip(embedders[1:], others, strict=True):
+        streams.append(embedder.stream(same, "word", buffer_size=buffer_size))
+    return stack_word_vectors(streams)

@@ -1,0 +1,89 @@
+"""`vaswani prompt`."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.options import Device, DType, Revision
+from vaswani.cli.screen import hide_library_progress, progress_bar, warn
+from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from vaswani.inference.prompting import PromptingResult
+
+
+@app.command()
+def prompt(
+    model: Annotated[
+        str, typer.Option("--model", help="Folder of a causal language model, or its name on the Hub.")
+    ],
+    task_file: Annotated[
+        Path, typer.Option("--task", metavar="FILE", help="YAML, such as configs/tasks/sentiment.yaml.")
+    ],
+    shots: Annotated[
+        str, typer.Option("--shots", metavar="K[,K...]", help="Examples in each prompt: 4, or 0,1,4.")
+    ] = "0",
+    seed: Annotated[int, typer.Option("--seed", help="Of the draws of examples for each question.")] = 0,
+    output_name: Annotated[
+        str | None,
+        typer.Option("--output", metavar="FILE", help="Keep prompts, answers and scores as JSONL."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    max_tokens_per_batch: Annotated[
+        int, typer.Option("--max_tokens_per_batch", help="Of prompts with their answers.")
+    ] = 8192,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+) -> None:
+    """Do a task by zero-, one- or few-shot prompting, and report the accuracy."""
+    from vaswani.inference.files import STANDARD_STREAM, LineWriter
+    from vaswani.inference.prompting import Prompter, count_answers
+    from vaswani.inference.task_file import load_task
+
+    task, counts = load_task(task_file), _numbers_of_shots(shots)
+    for count in counts:
+        task.check_shots(count)
+    hide_library_progress()
+    screen, results = LineWriter(STANDARD_STREAM), []
+    with LineWriter(output_name or os.devnull) as writer:
+        prompter = Prompter.from_pretrained(
+            model,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            max_tokens_per_batch=max_tokens_per_batch,
+        )
+        for count in counts:
+            with progress_bar(count_answers(task), " answers") as bar:
+                result = prompter.answer(task, count, seed=seed, progress=bar.update)
+            _warn_of_fewer_shots(result, prompter.language_model.positions)
+            for answer in result.answers:
+                record = {"asked_shots": count, **asdict(answer)}
+                writer.write(json.dumps(record, ensure_ascii=False))
+            screen.write(str(result))
+            results.append(result.to_dict())
+    if as_json:
+        way = {"generate": True} if task.generate else {"normalize": task.normalize}
+        record = {"model": model, "task": str(task_file), **way, "seed": seed, "results": results}
+        screen.write(json.dumps(record))
+
+
+def _numbers_of_shots(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"shots={text}: expected a number, or several such as 0,1,4") from None
+
+
+def _warn_of_fewer_shots(result: "PromptingResult", positions: int | None) -> None:
+    if fewer := result.with_fewer_shots:
+        warn(
+            f"shots={result.shots}: {len(fewer):,} of {len(result.answers):,} rows had fewer, as the model "
+            f"has positions for {positions} tokens; row {fewer[0].row} had {fewer[0].shots}"
+        )

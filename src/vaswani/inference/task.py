@@ -1,0 +1,295 @@
+"""What a language model is asked, by which examples, and which answer is right.
+
+A prompt is made as in GPT-3 (Brown et al., 2020, arXiv:2005.14165, section 2.4): a description of the task, K
+examples with their answers ("shots"), and the question, up to where its answer begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from vaswani.errors import UserError
+
+Row = Mapping[str, Any]
+
+NORMALIZATIONS = ("none", "tokens", "unconditional")
+_FOR_CHOICES = ("label", "normalize", "answer_context")
+_FOR_GENERATION = ("max_new_tokens", "stop")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row with the templates of its task filled in.
+
+    Args:
+        prompt: what is asked.
+        answer: what is right; it follows the prompt with nothing between them.
+        choices: the candidate answers, the right one among them; none if the answer is to be generated.
+    """
+
+    prompt: str
+    answer: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    r"""Questions, examples, and how answers are found and counted.
+
+        task = Task(
+            prompt="Review: {text}\nSentiment:",
+            answer=" {sentiment}",
+            choices=[" positive", " negative"],
+            examples=[{"text": "A joy.", "sentiment": "positive"}, ...],
+            test=[{"text": "A bore.", "sentiment": "negative"}, ...],
+        )
+
+    Templates are Python's format strings: {name} is a field of the row, {name.inner} reaches into it, {{ and
+    }} are braces. An answer is chosen from `choices` by its likelihood or, with `generate`, written.
+
+    Args:
+        prompt: template of the question.
+        answer: template of the right answer, with the white space in front of it.
+        label: instead of `answer`: the field that holds the number of the right choice, from 0.
+        choices: templates of the candidate answers; or one template, of which one field holds a list and
+            stands for each of its items: `" {options}"`.
+        normalize: what the choices are compared by: log P(choice | prompt) ("none"), that divided by the
+            number of tokens ("tokens"), or log P(choice | prompt) / P(choice | answer_context)
+            ("unconditional"). GPT-3 has the second for most tasks, the third for some.
+        answer_context: a prompt that says that an answer follows, and nothing about which.
+        generate: whether the model writes the answer. It is right if it equals the answer, but for white
+            space at the ends.
+        max_new_tokens: most tokens that it writes.
+        stop: texts that end what it writes; None means the separator.
+        description: stands at the top of every prompt.
+        separator: stands after the description and after each shot.
+        examples: rows to draw shots from.
+        test: rows to ask about.
+
+    Raises:
+        UserError: options that contradict each other or have no effect; a row that lacks a field; one whose
+            answer is none of its choices, or whose choices are fewer than two, alike or empty.
+    """
+
+    prompt: str
+    answer: str | None = None
+    label: str | None = None
+    choices: Sequence[str] | str | None = None
+    normalize: str = "none"
+    answer_context: str = "Answer:"
+    generate: bool = False
+    max_new_tokens: int = 32
+    stop: Sequence[str] | None = None
+    description: str = ""
+    separator: str = "\n\n"
+    examples: Sequence[Row] = ()
+    test: Sequence[Row]
+    questions: tuple[Question, ...] = field(init=False, repr=False)  # of the test rows
+    shots: tuple[Question, ...] = field(init=False, repr=False)  # of the examples
+
+    def __post_init__(self) -> None:
+        self._check_options()
+        self._check_effects()
+        object.__setattr__(self, "questions", self._questions(self.test, "test"))
+        object.__setattr__(self, "shots", self._questions(self.examples, "examples"))
+
+    @property
+    def stop_texts(self) -> Sequence[str]:
+        """What ends a generated answer."""
+        return [self.separator] if self.stop is None else self.stop
+
+    def check_shots(self, count: int) -> None:
+        """Raise a UserError unless every question can have so many shots."""
+        if count < 0:
+            raise UserError(f"shots={count} must be 0 or more")
+        for number in range(len(self.questions)):
+            self._check_shots_of(number, count)
+
+    def draw_shots(self, number: int, count: int, seed: int = 0) -> list[Question]:
+        """Draw the shots of a question, in the order of the prompt.
+
+        An example that asks the same is never drawn: it would give the answer away. A smaller count draws
+        the first of those that a larger one draws.
+
+        Args:
+            number: the place of the question in `questions`, from 0.
+            count: of the shots.
+            seed: another one draws others; each question has draws of its own.
+
+        Raises:
+            UserError: there are not so many examples.
+        """
+        self._check_shots_of(number, count)
+        generator = random.Random(f"{seed} {number}")
+        drawn: dict[int, Question] = {}
+        while len(drawn) < count:
+            place = generator.randrange(len(self.shots))
+            if self.shots[place].prompt != self.questions[number].prompt:
+                drawn[place] = self.shots[place]
+        return list(drawn.values())
+
+    def _check_shots_of(self, number: int, count: int) -> None:
+        asking_the_same = self._times_shown[self.questions[number].prompt]
+        others = len(self.shots) - asking_the_same
+        if count > others:
+            itself = ", as one that asks the same gives its answer away" if asking_the_same else ""
+            raise UserError(
+                f"shots={count}, and there are {others} examples for row {number + 1} of test{itself}; "
+                "give more examples, or ask for fewer shots"
+            )
+
+    @cached_property
+    def _times_shown(self) -> Counter[str]:
+        """How many examples ask for what."""
+        return Counter(shot.prompt for shot in self.shots)
+
+    def text(self, question: Question, shots: Sequence[Question]) -> str:
+        """The whole prompt, up to where the answer begins."""
+        above = [self.description] if self.description else []
+        above += [shot.prompt + shot.answer for shot in shots]
+        return self.separator.join([*above, question.prompt])
+
+    def _check_options(self) -> None:
+        if self.generate == (self.choices is not None):
+            given = "both" if self.generate else "neither"
+            raise UserError(f"a task has choices, or generate: true; got {given}")
+        if (self.answer is None) == (self.label is None) and not self.generate:
+            given = "neither" if self.answer is None else "both"
+            raise UserError(f"a task has answer, a template, or label, a choice's field; got {given}")
+        if self.answer is None and self.generate:
+            raise UserError("generate needs answer: the template of the right one")
+        if self.normalize not in NORMALIZATIONS:
+            raise UserError(f"normalize: expected {_listing(NORMALIZATIONS)}, got {self.normalize!r}")
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+        if self.generate and not all(self.stop_texts):
+            raise UserError("stop: an empty text would end every answer before it begins")
+        if not self.test:
+            raise UserError("test: there are no rows to ask about")
+
+    def _check_effects(self) -> None:
+        """Whether each option that was set has an effect."""
+        without = dict.fromkeys(_FOR_GENERATION, "with choices")
+        if self.generate:
+            without = dict.fromkeys(_FOR_CHOICES, "with generate: true")
+        elif self.normalize != "unconditional":
+            without["answer_context"] = "without normalize: unconditional"
+        for option in dataclasses.fields(self):
+            if option.name in without and getattr(self, option.name) != option.default:
+                raise UserError(f"{option.name} has no effect {without[option.name]}; leave it out")
+
+    def _questions(self, rows: Sequence[Row], where: str) -> tuple[Question, ...]:
+        questions = []
+        for number, row in enumerate(rows, 1):
+            try:
+                questions.append(self._question(row))
+            except UserError as error:
+                raise UserError(f"row {number} of {where}: {error}") from error
+        return tuple(questions)
+
+    def _question(self, row: Row) -> Question:
+        prompt = fill("prompt", self.prompt, row)
+        choices = self._choices(row)
+        if self.label is not None:
+            return Question(prompt, choices[_label(row, self.label, len(choices))], choices)
+        answer = fill("answer", str(self.answer), row)
+        if choices and answer not in choices:
+            raise UserError(f"its answer {answer!r} is none of its choices {_listing(choices)}")
+        return Question(prompt, answer, choices)
+
+    def _choices(self, row: Row) -> tuple[str, ...]:
+        if self.choices is None:
+            return ()
+        if isinstance(self.choices, str):
+            choices = fill_each("choices", self.choices, row)
+        else:
+            choices = [fill("choices", choice, row) for choice in self.choices]
+        if len(set(choices)) < max(len(choices), 2) or "" in choices:
+            raise UserError(f"its choices must be two or more, different and not empty; got {choices}")
+        return tuple(choices)
+
+
+def fill(key: str, template: str, row: Row) -> str:
+    """Put the fields of a row into a template.
+
+    Args:
+        key: the template's name, for messages.
+        template: with {fields}.
+        row: texts and numbers by name.
+
+    Raises:
+        UserError: a field that the row lacks, or that is neither text nor number; a brace without its other.
+    """
+    with _template_errors(key, template):
+        return _Fields(key).vformat(template, (), row)
+
+
+def fill_each(key: str, template: str, row: Row) -> list[str]:
+    """Fill a template once for each item of the list that one of its fields holds (see `fill`)."""
+    with _template_errors(key, template):
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    lists = {name: value for name in names if isinstance(value := _Fields(key).value(name, row), list)}
+    if len(lists) != 1:
+        raise UserError(f"{key}: expected one field with a list in {template!r}, or a list of templates")
+    ((name, items),) = lists.items()
+    return [fill(key, template, {**row, name: item}) for item in items]
+
+
+@contextmanager
+def _template_errors(key: str, template: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{key}: {template!r} is no template ({error}); a brace is written twice") from error
+
+
+class _Fields(string.Formatter):
+    """Python's format strings, whose dots reach into rows and not into objects."""
+
+    def __init__(self, key: str):
+        self.key = key
+
+    def value(self, name: str, row: Row) -> Any:
+        """What a row holds in a field, such as `text` or `answer.text`."""
+        if name in row:  # a plain name, or one that holds a dot itself
+            return row[name]
+        value: Any = row
+        for part in name.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise UserError(f"{self.key} names the field {name!r}, and it has {_listing(row)}")
+            value = value[part]
+        return value
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What stands for a field: Python's own would let a template reach into objects."""
+        value = self.value(field_name, kwargs)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UserError(
+                f"its field {field_name!r} holds {value!r}, where {self.key} needs a text or a number"
+                + ("; in YAML, write yes, no, true and false in quotes" if isinstance(value, bool) else "")
+            )
+        return value, field_name
+
+
+def _label(row: Row, name: str, num_choices: int) -> int:
+    label = _Fields("label").value(name, row)
+    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < num_choices:
+        raise UserError(
+            f"its field {name!r} holds {label!r}, where label needs the number of a choice, from 0 to "
+            f"{num_choices - 1}"
+        )
+    return label
+
+
+def _listing(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

@@ -1,0 +1,150 @@
+"""Task files: what they hold, where their rows may lie, and what is wrong with them, in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vaswani.errors import UserError
+from vaswani.inference.task import Task
+from vaswani.inference.task_file import load_task
+
+TASKS = Path(__file__).parents[2] / "configs" / "tasks"
+ROWS = [{"text": "a — b", "label": "yes"}, {"text": "c", "label": "no"}]
+VALUES: dict[str, Any] = {
+    "prompt": "Q: {text}",
+    "answer": " {label}",
+    "choices": [" yes", " no"],
+    "examples": ROWS,
+    "test": ROWS,
+}
+
+
+def written(folder: Path, **values: Any) -> Path:
+    """A task file; what is None is left out."""
+    given = {name: value for name, value in {**VALUES, **values}.items() if value is not None}
+    path = folder / "task.yaml"
+    path.write_text(yaml.safe_dump(given, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def write_rows(path: Path, rows: list[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(TASKS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_tasks_that_come_with_the_project(path: Path) -> None:
+    task = load_task(path)
+    task.check_shots(8)
+    assert f"--task configs/tasks/{path.name}" in path.read_text()
+    answers = [question.answer for question in task.questions]
+    assert len(answers) >= 10
+    assert len({question.prompt for question in (*task.questions, *task.shots)}) == len(answers) + 8
+    if path.stem == "arithmetic":
+        for row in (*task.test, *task.examples):
+            assert row["a"] + row["b"] == row["sum"]
+
+
+def test_every_key_reaches_the_task(tmp_path: Path) -> None:
+    to_choose = {
+        "normalize": "unconditional",
+        "answer_context": "A:",
+        "separator": "\n",
+        "description": "Do.",
+    }
+    to_write = {"choices": None, "generate": True, "max_new_tokens": 3, "stop": ["."]}
+    to_point = {"answer": None, "label": "number", "test": [{"text": "t", "number": 1}], "examples": None}
+    for values in (to_choose, to_write, to_point):
+        task = load_task(written(tmp_path, **values))
+        given = {name: value for name, value in {**VALUES, **values}.items() if value is not None}
+        assert task == Task(**given)
+
+
+def test_rows_may_lie_in_files_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data" / "train.jsonl", ROWS)
+    (tmp_path / "test.jsonl").write_bytes('\ufeff{"text": "x\u2028y", "label": "no"}\r\n\n'.encode())
+    names = {"examples_file": "data/train.jsonl", "test_file": str(tmp_path / "test.jsonl")}
+    path = written(tmp_path, examples=None, test=None, **names)
+    monkeypatch.chdir("/")
+    task = load_task(path)
+    assert list(task.examples) == ROWS
+    assert list(task.test) == [{"text": "x\u2028y", "label": "no"}]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"propmt": "x"}, "unknown key 'propmt'; did you mean 'prompt'?"),
+        ({"few": "x"}, "unknown key 'few'; known are description, prompt, "),
+        ({"prompt": 3}, "prompt: expected a text, got 3"),
+        ({"prompt": None}, "prompt is missing"),
+        ({"choices": [True, False]}, "choices: expected one template or a list of texts, got [True, False]"),
+        ({"choices": {"a": 1}}, "choices: expected one template or a list of texts, got {'a': 1}"),
+        ({"generate": "yes", "choices": None}, "generate: expected true or false, got 'yes'"),
+        ({"max_new_tokens": True}, "max_new_tokens: expected a whole number, got True"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: expected a whole number, got 2.5"),
+        ({"stop": "."}, "stop: expected a list of texts, got '.'"),
+        ({"test": ["x"]}, "test: expected a list of rows such as {text: A joy., label: positive}, got ['x']"),
+        ({"test": [{1: "x"}]}, "test: expected a list of rows"),
+        ({"examples": {"text": "x"}}, "examples: expected a list of rows"),
+        ({"test": [{"text": "x" * 200, "label": 1}, 5]}, "..."),
+        ({"test": [{"text": "t", "label": False}]}, "row 1 of test: its field 'label' holds False"),
+        ({"test": None}, "test: there are no rows to ask about"),
+        ({"test_file": "x.jsonl"}, "test and test_file were both given; give one of them"),
+        ({"examples_file": "x.jsonl", "examples": None}, "x.jsonl does not exist"),
+        ({"examples_file": ".", "examples": None}, "cannot be read: Is a directory"),
+        ({"normalize": "chars"}, "normalize: expected 'none', 'tokens', 'unconditional', got 'chars'"),
+    ],
+)
+def test_what_a_file_must_not_hold(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    path = written(tmp_path, **values)
+    with pytest.raises(UserError) as raised:
+        load_task(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "t", "label": "no"}\n{"text": \n', "line 2 of {path} is not JSON"),
+        ('{"text": "t", "label": "no"}\n["text"]\n', "line 2 of {path} must be an object"),
+        ("[" * 100_000, "line 1 of {path} is not JSON"),
+        (b"\xff\xfe\n", "{path} is not UTF-8"),
+    ],
+)
+def test_what_a_file_of_rows_must_not_hold(tmp_path: Path, content: str | bytes, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as raised:
+        load_task(written(tmp_path, test=None, test_file="rows.jsonl"))
+    assert message.format(path=path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- prompt", "must hold `key: value` lines, got a list"),
+        ("", "must hold `key: value` lines, got a NoneType"),
+        ("prompt: [", "is not YAML: while parsing"),
+        ("prompt: !!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
+    ],
+)
+def test_what_is_no_task_file(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError) as raised:
+        load_task(path)
+    assert f"task file {path} {message}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_task_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task file .*nowhere\.yaml does not exist"):
+        load_task(tmp_path / "nowhere.yaml")

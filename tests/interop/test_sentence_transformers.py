@@ -1,0 +1,50 @@
+"""An encoder's checkpoint is a sentence-transformers model as it is, with the vectors of our mean pooling."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, PreTrainedModel
+
+from toy_translation import WORDS, toy_sources
+from vaswani import VaswaniEncoderConfig, VaswaniEncoderModel, VaswaniForMaskedLM
+from vaswani.data.tokenization import train_tokenizer
+from vaswani.inference.embedding import Embedder
+from vaswani.inference.search import cosine_similarity
+
+sentence_transformers = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers, which `pip install -e .[dev]` installs"
+)
+
+TEXTS = [*toy_sources(6, seed=-1), *toy_sources(2, seed=-2, longest=30), "", "one", " two ", "日本 🙂"]
+OURS = {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+THEIRS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def encoders() -> dict[str, PreTrainedModel]:
+    torch.manual_seed(0)
+    spread = {"vocab_size": 300, "initializer_range": 0.5}  # so that texts differ widely
+    return {
+        "masked_lm": VaswaniForMaskedLM(VaswaniEncoderConfig(**OURS, **spread)),
+        "pre_norm": VaswaniEncoderModel(
+            VaswaniEncoderConfig(**OURS, **spread, norm_order="pre", position_embedding="sinusoidal")
+        ),
+        "library": BertModel(BertConfig(**THEIRS, **spread)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["masked_lm", "pre_norm", "library"])
+def test_it_loads_a_checkpoint_and_gives_the_vectors_that_we_give(kind: str, tmp_path: Path) -> None:
+    encoders()[kind].save_pretrained(tmp_path)
+    train_tokenizer([" ".join(WORDS)] * 2, 300, purpose="masked").save_pretrained(tmp_path)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    expected = torch.from_numpy(theirs.encode(TEXTS))
+    embedder = Embedder.from_pretrained(tmp_path, device="cpu")
+    vectors = embedder.embed(TEXTS)
+    torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        cosine_similarity(vectors, vectors), theirs.similarity(expected, expected), rtol=0, atol=1e-5
+    )
+    tokens = theirs.encode(TEXTS[:2], output_value="token_embeddings")
+    for own, other in zip(embedder.embed_tokens(TEXTS[:2]), tokens, strict=True):
+        torch.testing.assert_close(own.vectors, other.cpu(), rtol=0, atol=1e-5)
