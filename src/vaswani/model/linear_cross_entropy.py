@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.utils import is_tracing
 
-from .linear import product
+from .linear import product, product_over_rows
 
 IGNORED_LABEL = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
@@ -83,7 +83,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 probs.scatter_add_(1, target, probs.new_full((), smoothing - 1).expand_as(target))
                 gradient = probs.to(rows.dtype)
                 row_gradient[start : start + size] = product(gradient, weight.t()) - smoothing * mean_weight
-                weight_gradient += gradient.t() @ chunk
+                weight_gradient += product_over_rows(gradient, chunk)
         weight_gradient -= row_sum * (smoothing / len(weight))
         ctx.save_for_backward(row_gradient, weight_gradient.to(weight.dtype))
         return loss

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.utils import is_tracing
 
-from .linear import product
+from .linear import product, product_over_rows
 from .linear_cross_entropy import rows_per_chunk
 
 
@@ -72,7 +72,7 @@ class _ProjectedLoss(torch.autograd.Function):
             if wants_gradients:
                 (gradient,) = torch.autograd.grad(loss, logits)
                 row_gradient[place] = product(gradient, weight.t())
-                weight_gradient += gradient.t() @ chunk
+                weight_gradient += product_over_rows(gradient, chunk)
         ctx.save_for_backward(row_gradient, weight_gradient.to(weight.dtype))
         return total
 
