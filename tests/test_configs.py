@@ -6,19 +6,45 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 
-from vaswani import VaswaniForConditionalGeneration
+from vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration, VaswaniForMaskedLM
 from vaswani.distillation.arguments import DistillationConfig
-from vaswani.training.config_file import RunConfig, load_config
+from vaswani.training.config_file import BaseConfig, RunConfig, load_config
+from vaswani.training.finetuning_arguments import FinetuningConfig
+from vaswani.training.pretraining import CausalLMRun, MaskedLMRun
+from vaswani.training.pretraining_arguments import PretrainingConfig
 from vaswani.training.run import model_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
+def kind_of(path: Path) -> type[BaseConfig]:
+    """The command that a configuration says it is of by its name."""
+    kinds = {"distill": DistillationConfig, "finetune": FinetuningConfig, "mlm": PretrainingConfig}
+    kinds["causal"] = PretrainingConfig
+    return kinds.get(path.stem.partition("_")[0], RunConfig)
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_configuration_resolves(path):
-    config = load_config(path, [], DistillationConfig if path.stem.startswith("distill") else RunConfig)
+    kind = kind_of(path)
+    corpus = ["--dataset", "texts"] if kind in (PretrainingConfig, FinetuningConfig) else []
+    config = load_config(path, corpus, kind)
     assert config.output_dir == Path("runs") / path.stem
-    model_config(config.model, config.data.vocab_size, config.data.vocab_size)
+    if isinstance(config, RunConfig):
+        model_config(config.model, config.data.vocab_size, config.data.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "model"),
+    [("mlm", MaskedLMRun, VaswaniForMaskedLM), ("causal_lm", CausalLMRun, VaswaniForCausalLM)],
+)
+def test_language_models_have_the_size_that_is_said(name, run, model):
+    path = CONFIGS / f"{name}.yaml"
+    config = load_config(path, ["--dataset", "texts", "--use_cpu", "true"], PretrainingConfig)
+    run(config).check()
+    with torch.device("meta"):
+        parameters = model(run(config).model_config(config.data.vocab_size)).num_parameters()
+    assert f"{parameters / 1e6:.1f} M parameters" in path.read_text()
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)

@@ -370,6 +370,17 @@ class TestSampler:
         with pytest.raises(ValueError, match="at least one token"):
             TokenBudgetBatchSampler([1, 0], [1, 1], 16)
 
+    def test_rows_of_one_sequence_cost_their_length_alone(self):
+        lengths = [3, 9, 4, 4, 9, 3, 4]
+        batches = list(TokenBudgetBatchSampler(lengths, None, 18))
+        assert sorted(itertools.chain(*batches)) == list(range(7))
+        found = sorted(sorted(lengths[row] for row in batch) for batch in batches)
+        assert found == [[3, 3, 4, 4], [4, 9], [9]]  # four times 4, twice 9
+        with pytest.raises(UserError, match="row 1 has 9 tokens, more than a batch of 8 tokens holds"):
+            TokenBudgetBatchSampler(lengths, None, 8)
+        with pytest.raises(ValueError, match="at least one token"):
+            TokenBudgetBatchSampler([1, 0], None, 16)
+
     def test_the_largest_batches_are_halved_for_the_sake_of_equal_steps(self):
         def rows_of_batches(num_replicas):
             lengths = [1] * 12 + [6] * 2  # one batch of twelve rows, one of two
@@ -479,6 +490,16 @@ class TestStream:
         for batch, rows in itertools.islice(zip(loader, stream, strict=True), 200):
             wanted = Seq2SeqCollator(0, 1)(rows)
             assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
+
+    def test_rows_may_be_one_sequence_and_each_pass_is_told(self):
+        told: list[int] = []
+        rows = [{"input_ids": [5] * length} for length in (3, 9, 4, 4)]
+        stream = iter(TokenBudgetStream(rows, 9, on_pass=told.append))
+        one_pass = [next(stream) for _ in range(3)]
+        assert sorted(len(row["input_ids"]) for batch in one_pass for row in batch) == [3, 4, 4, 9]
+        assert told == [0]
+        next(stream)
+        assert told == [0, 1]
 
     def test_several_workers_would_repeat_rows_and_are_refused(self):
         loader = DataLoader(TokenBudgetStream(tokenized_rows(), 200), batch_size=None, num_workers=2)

@@ -4,8 +4,23 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.insight.arithmetic import forward_flops, matrix_peak, training_flops
+from vaswani import (
+    VaswaniConfig,
+    VaswaniDecoderConfig,
+    VaswaniDecoderModel,
+    VaswaniEncoderConfig,
+    VaswaniEncoderModel,
+    VaswaniForCausalLM,
+    VaswaniForConditionalGeneration,
+    VaswaniForMaskedLM,
+)
+from vaswani.insight.arithmetic import (
+    forward_flops,
+    matrix_peak,
+    prediction_flops,
+    stack_flops,
+    training_flops,
+)
 
 SHAPES = {
     "square": {"encoder_layers": 2, "decoder_layers": 2},
@@ -59,6 +74,53 @@ def test_sparse_layers_cost_what_they_see():
         hidden = length**2 - pattern.to_dense(length)[0].sum().item()
         assert spared == pytest.approx(4 * config.d_model * hidden, rel=0.02)
     assert forward_flops(full, 1, 8, 1) == forward_flops(config, 1, 8, 1)
+
+
+STACKS = {
+    "encoder": (VaswaniEncoderConfig, VaswaniEncoderModel, VaswaniForMaskedLM),
+    "decoder": (VaswaniDecoderConfig, VaswaniDecoderModel, VaswaniForCausalLM),
+}
+
+
+def one_stack(stack: str, with_head: bool = True, **fields):
+    config, model, model_with_head = STACKS[stack]
+    small = {"vocab_size": 50, "d_model": 32, "dropout": 0.0, "attention_dropout": 0.0}
+    small |= {f"{stack}_layers": 2, f"{stack}_attention_heads": 2, f"{stack}_ffn_dim": 64}
+    small |= {} if with_head or stack == "decoder" else {"pooler": False}
+    kind = model_with_head if with_head else model
+    return kind._from_config(config(**{**small, **fields}), attn_implementation="eager")
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("fields", [{}, {"d_model": 48}, {"ffn_bias": False, "norm_order": "post"}])
+@pytest.mark.parametrize(("rows", "length"), [(3, 7), (1, 1), (2, 40)])
+def test_a_stack_alone_is_counted_to_the_last_operation(stack, fields, rows, length):
+    tokens = torch.randint(4, 50, (rows, length))
+    for with_head in (True, False):
+        model = one_stack(stack, with_head, **fields)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(tokens, **({"use_cache": False} if stack == "decoder" else {}))
+        predicted = prediction_flops(model.config, rows * length) if with_head else 0
+        assert stack_flops(model.config, rows, length) + predicted == counter.get_total_flops()
+
+
+def test_logits_of_masked_tokens_may_take_a_transform():
+    with_transform, without = (
+        one_stack("encoder", mlm_transform=transform).config for transform in (True, False)
+    )
+    assert prediction_flops(with_transform, 10) - prediction_flops(without, 10) == 2 * 10 * 32**2
+    counted = prediction_flops(without, torch.tensor(10))  # where counting must not wait for a device
+    assert counted.item() == prediction_flops(without, 10)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_sparse_stacks_cost_what_they_see(stack):
+    sparse = {"sparse_block_size": 4, "sparse_window_blocks": 1, "sparse_global_blocks": 1}
+    fields = {f"{stack}_attention": ["sparse", "full"], "sparse_random_blocks": 1}
+    spared = stack_flops(one_stack(stack).config, 1, 200) - stack_flops(
+        one_stack(stack, **sparse, **fields).config, 1, 200
+    )
+    assert 0 < spared < 4 * 32 * 200**2
 
 
 def test_measuring_leaves_the_random_numbers_alone():

@@ -4,15 +4,20 @@ from dataclasses import MISSING, fields
 from importlib.util import find_spec
 
 import pytest
+from transformers import PreTrainedConfig
 
-from vaswani import VaswaniConfig
+from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.corpus import CorpusSpec
 from vaswani.errors import UserError
 from vaswani.training.arguments import DataArguments, ModelArguments, TrainingArguments
+from vaswani.training.pretraining_arguments import DecoderArguments, EncoderArguments
 from vaswani.training.schedule import paper_peak_learning_rate
 
-DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size"}
-OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "pad_token_id", "bos_token_id", "eos_token_id"}
+DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size", "token_type_vocab_size"}
+OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "decoder_start_token_id"}
+OF_THE_LIBRARY |= {"pad_token_id", "bos_token_id", "eos_token_id"}
+OF_IMPORTED_MODELS = {"final_norm", "sinusoidal_offset", "position_from_mask", "attention_output_bias"}
+OF_FINE_TUNING = {"pooler", "classifier_activation", "classifier_dropout"}
 
 
 def defaults(section) -> dict:
@@ -22,15 +27,26 @@ def defaults(section) -> dict:
     }
 
 
-def test_model_arguments_are_the_fields_of_the_model_with_its_defaults():
-    own = {name for name in VaswaniConfig.__annotations__ if not name.startswith("_")}
-    own -= DERIVED_FROM_THE_DATA | OF_THE_LIBRARY | {"decoder_start_token_id", "model_type"}
-    arguments = defaults(ModelArguments)
-    del arguments["attn_implementation"]  # changes the speed alone and is not saved
-    theirs = {field.name: field.default for field in fields(VaswaniConfig) if field.name in own}
-    for stack in ("encoder_attention", "decoder_attention"):  # one word may stand for all layers
-        theirs[stack] = [theirs[stack]]
-    assert arguments == theirs
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        (ModelArguments, VaswaniConfig),
+        (EncoderArguments, VaswaniEncoderConfig),
+        (DecoderArguments, VaswaniDecoderConfig),
+    ],
+)
+def test_model_arguments_are_the_fields_of_the_model_with_its_defaults(arguments, config):
+    of_the_library = {field.name for field in fields(PreTrainedConfig)} | OF_THE_LIBRARY
+    theirs = {
+        field.name: field.default
+        for field in fields(config)
+        if field.name not in of_the_library | DERIVED_FROM_THE_DATA | OF_IMPORTED_MODELS | OF_FINE_TUNING
+    }
+    for name in theirs.keys() & {"encoder_attention", "decoder_attention"}:
+        theirs[name] = [theirs[name]]  # one word may stand for all layers
+    found = defaults(arguments)
+    del found["attn_implementation"]  # changes the speed alone and is not saved
+    assert found == theirs
 
 
 def test_data_arguments_are_those_of_the_loader_with_its_defaults():

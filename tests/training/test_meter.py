@@ -6,8 +6,8 @@ from accelerate import Accelerator
 from transformers import MarianConfig
 
 from tiny_runs import as_flags
-from vaswani import VaswaniConfig
-from vaswani.insight.arithmetic import training_flops
+from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani.insight.arithmetic import prediction_flops, stack_flops, training_flops
 from vaswani.training import meter
 from vaswani.training.config_file import load_config
 from vaswani.training.meter import Meter
@@ -80,6 +80,38 @@ def test_of_a_librarys_model_the_arithmetic_is_not_told(clock):
     counts.count(batch([3], [4]))
     clock.now += 1
     assert counts.report().keys() == {"tokens_per_second", "padding"}
+
+
+def test_of_one_sequence_the_labels_are_no_tokens(clock):
+    config = VaswaniEncoderConfig(vocab_size=50, d_model=16, encoder_attention_heads=2)
+    masked = batch([3, 5], [3, 5])
+    masked["labels"][:, 1:] = -100  # a label in each row
+    told = {}
+    for predicts_tokens in (True, False):
+        counts = Meter(Accelerator(cpu=True), config, 1, predicts_tokens)
+        counts.begin()
+        counts.count(masked)
+        clock.now += 2
+        told[predicts_tokens] = counts.report()
+        assert told[predicts_tokens]["tokens_per_second"] == pytest.approx(8 / 2)
+        assert told[predicts_tokens]["padding"] == pytest.approx(1 - 8 / 10)
+    layers = 3 * stack_flops(config, 2, 5)
+    assert told[False]["tflops"] == pytest.approx(layers / 2 / 1e12)
+    assert told[True]["tflops"] == pytest.approx((layers + 3 * prediction_flops(config, 2)) / 2 / 1e12)
+
+
+def test_packed_rows_have_no_padding(clock):
+    config = VaswaniDecoderConfig(vocab_size=50, d_model=16, decoder_attention_heads=2)
+    counts = Meter(Accelerator(cpu=True), config, copies=1)
+    counts.begin()
+    ids = torch.full((2, 6), 5)
+    counts.count({"input_ids": ids, "position_ids": ids, "labels": ids})
+    clock.now += 3
+    told = counts.report()
+    assert told["tokens_per_second"] == pytest.approx(12 / 3)
+    assert told["padding"] == 0
+    flops = 3 * (stack_flops(config, 2, 6) + prediction_flops(config, 12))
+    assert told["tflops"] == pytest.approx(flops / 3 / 1e12)
 
 
 def test_a_training_logs_them(tiny_run):

@@ -140,8 +140,15 @@ def trained_base(dates, tmp_path_factory) -> torch.Tensor:
         {"attention_dropout": 0.2},
         {"activation_dropout": 0.2},
         {"norm_order": "pre"},
+        {"embedding_norm": True},
+        {"layer_norm_eps": 1e-2},
+        {"norm_bias": False},
         {"position_embedding": "learned"},
+        {"position_embedding": "none"},
         {"sinusoidal_layout": "concatenated"},
+        {"sinusoidal_layout": "tensor2tensor"},
+        {"lm_head_bias": True},
+        {"initializer_range": 0.1},
         {"activation_function": "gelu"},
         {"scale_embedding": False},
     ],
@@ -163,6 +170,8 @@ def test_every_model_field_reaches_the_model(tiny_run):
     other |= {"attention_dropout": 0.2, "activation_dropout": 0.15, "activation_function": "silu"}
     other |= {"norm_order": "pre", "position_embedding": "learned", "sinusoidal_layout": "concatenated"}
     other |= {"max_position_embeddings": 99, "share_encoder_decoder_embeddings": False}
+    other |= {"embedding_norm": True, "layer_norm_eps": 1e-3, "norm_bias": False, "lm_head_bias": True}
+    other |= {"initializer_range": 0.1}
     config = load_config(None, as_flags({**tiny_run, **other, "attn_implementation": "eager"}))
     model = build_model(config, model_config(config.model, 50, 60))
     assert {name: getattr(model.config, name) for name in other} == other

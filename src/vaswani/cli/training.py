@@ -64,6 +64,18 @@ _training_command(
     "vaswani.distillation.arguments:DistillationConfig",
     "vaswani.distillation.run:distill",
 )
+_training_command(
+    "pretrain",
+    "Train a language model on texts: masked (an encoder) or causal (a decoder).",
+    "vaswani.training.pretraining_arguments:PretrainingConfig",
+    "vaswani.training.pretraining:pretrain",
+)
+_training_command(
+    "finetune",
+    "Train a pre-trained encoder on labelled texts: classification, regression, tagging.",
+    "vaswani.training.finetuning_arguments:FinetuningConfig",
+    "vaswani.training.finetuning:finetune",
+)
 
 
 def _imported(place: str) -> Any:
@@ -78,7 +90,7 @@ def _resolve(
     from vaswani.training.config_file import describe_options, load_config
 
     if show_help:
-        print(describe_options(kind))
+        print(describe_options(kind, context.args))
         return None
     if config is None and not context.args:
         raise UserError(

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -31,6 +31,7 @@ from datasets import Dataset, Features, List, Value
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
+from vaswani.data.cached_map import map_to_file, tokenizer_key
 from vaswani.data.corpus import RowReport
 from vaswani.errors import UserError
 
@@ -213,47 +214,21 @@ def _tokenize_whole(
     limits: _LengthLimits,
     report: RowReport,
 ) -> Dataset:
-    keys = [_cache_key(tokenizer) for tokenizer in tokenizers.values()]
+    keys = [tokenizer_key(tokenizer, __file__) for tokenizer in tokenizers.values()]
     if all(keys):
-        folder = Path(datasets.config.HF_DATASETS_CACHE, "vaswani")
         key = hashlib.sha256("".join([dataset._fingerprint, *map(str, keys)]).encode()).hexdigest()
-        return _select_fit(_map_tokens(dataset, tokenizers, folder, key), limits, report)
+        return _select_fit(_map_tokens(dataset, tokenizers, key), limits, report)
     scratch = tempfile.mkdtemp(prefix="vaswani-tokens-")
-    tokens = _select_fit(
-        _map_tokens(dataset, tokenizers, Path(scratch), secrets.token_hex(16)), limits, report
-    )
+    tokens = _map_tokens(dataset, tokenizers, secrets.token_hex(16), Path(scratch))
+    tokens = _select_fit(tokens, limits, report)
     weakref.finalize(tokens, shutil.rmtree, scratch, ignore_errors=True)
     return tokens
 
 
-def _cache_key(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """All that the token ids of a text depend on; None if they differ between calls, or it cannot be told."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or getattr(backend.model, "dropout", None):
-        return None
-    settings = f"{backend.to_str()} {tokenizer.split_special_tokens}"
-    return hashlib.sha256(settings.encode() + Path(__file__).read_bytes()).hexdigest()
-
-
 def _map_tokens(
-    dataset: Dataset, tokenizers: dict[str, PreTrainedTokenizerBase], folder: Path, key: str
+    dataset: Dataset, tokenizers: dict[str, PreTrainedTokenizerBase], key: str, folder: Path | None = None
 ) -> Dataset:
-    """Tokenize to a file in `folder`, named by its key; rows that are in memory stay there."""
-    on_disk = bool(dataset.cache_files)
-    if on_disk:
-        folder.mkdir(parents=True, exist_ok=True)
-    return dataset.map(
-        _encode,
-        batched=True,
-        remove_columns=dataset.column_names,
-        features=TOKEN_FEATURES,
-        fn_kwargs=tokenizers,
-        new_fingerprint=key,
-        # The library would write beside the rows: for a data set saved on disk, into the user's folder.
-        cache_file_name=str(folder / f"tokens-{key}.arrow") if on_disk else None,
-        keep_in_memory=not on_disk,
-        desc="Tokenizing",
-    )
+    return map_to_file(dataset, _encode, TOKEN_FEATURES, key, folder, fn_kwargs=tokenizers, desc="Tokenizing")
 
 
 def _select_fit(tokens: Dataset, limits: _LengthLimits, report: RowReport) -> Dataset:
@@ -278,7 +253,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     Args:
         source_lengths: tokens of each source [N].
-        target_lengths: tokens of each target [N].
+        target_lengths: tokens of each target [N]; None where rows are one sequence each.
         max_tokens: the budget of a batch. (For a collator with `pad_to_multiple_of`, give rounded lengths.)
         seed: not negative.
         shuffle: False gives the same order at every epoch, longest batches first, so that a want of memory
@@ -296,7 +271,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def __init__(
         self,
         source_lengths: npt.ArrayLike,
-        target_lengths: npt.ArrayLike,
+        target_lengths: npt.ArrayLike | None,
         max_tokens: int,
         seed: int = 0,
         shuffle: bool = True,
@@ -304,8 +279,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         batches_per_update: int = 1,
     ) -> None:
         source = np.asarray(source_lengths, dtype=np.int64)
-        target = np.asarray(target_lengths, dtype=np.int64)
+        target = None if target_lengths is None else np.asarray(target_lengths, dtype=np.int64)
         _check_lengths(source, target, max_tokens)
+        target = np.zeros_like(source) if target is None else target
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
@@ -333,20 +309,22 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             yield rows[self._starts[batch] : self._starts[batch + 1]].tolist()
 
 
-def _check_lengths(source: Integers, target: Integers, max_tokens: int) -> None:
-    if source.ndim != 1 or source.shape != target.shape:
-        raise ValueError(
-            f"lengths of sources {source.shape} and targets {target.shape} must be two equal lists"
-        )
+def _check_lengths(source: Integers, target: Integers | None, max_tokens: int) -> None:
+    sides = [source] if target is None else [source, target]
+    if source.ndim != 1 or any(side.shape != source.shape for side in sides):
+        shapes = " and targets ".join(str(side.shape) for side in sides)
+        raise ValueError(f"lengths of sources {shapes} must be two equal lists")
     if not source.size:
         raise UserError("there are no rows to make batches of")
-    if source.min() < 1 or target.min() < 1:
+    if any(side.min() < 1 for side in sides):
         raise ValueError("every source and every target must have at least one token")
-    longest = int(np.argmax(source + target))
-    if source[longest] + target[longest] > max_tokens:
+    longest = int(np.argmax(np.add.reduce(sides)))
+    held = [int(side[longest]) for side in sides]
+    if sum(held) > max_tokens:
+        tokens = f"{held[0]} tokens" if target is None else f"{held[0]} source and {held[1]} target tokens"
         raise UserError(
-            f"row {longest} has {source[longest]} source and {target[longest]} target tokens, more than a "
-            f"batch of {max_tokens} tokens holds; raise max_tokens or lower the length limits"
+            f"row {longest} has {tokens}, more than a batch of {max_tokens} tokens holds; "
+            "raise max_tokens or lower the length limits"
         )
 
 
@@ -428,7 +406,7 @@ def token_budget_batches(
     The batches are a pure function of the rows, `buffer_size`, `seed` and `epoch`.
 
     Args:
-        examples: rows with `input_ids` and `labels`.
+        examples: rows with `input_ids` and, where there is a target, `labels`.
         max_tokens: the budget of a batch, rows · (longest source + longest target).
         buffer_size: rows in memory at a time; more pad less and mix better.
         seed: not negative.
@@ -445,7 +423,7 @@ def token_budget_batches(
             return
         sampler = TokenBudgetBatchSampler(
             [len(row["input_ids"]) for row in buffer],
-            [len(row["labels"]) for row in buffer],
+            [len(row["labels"]) for row in buffer if "labels" in row] or None,
             max_tokens,
             seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]),
         )
@@ -456,7 +434,7 @@ def token_budget_batches(
 
 def _within_budget(examples: Iterable[Example], max_tokens: int, report: RowReport) -> Iterator[Example]:
     for row in examples:
-        if len(row["input_ids"]) + len(row["labels"]) <= max_tokens:
+        if len(row["input_ids"]) + len(row.get("labels", ())) <= max_tokens:
             yield row
         else:
             report.leave_out("over_long", 1)
@@ -472,13 +450,14 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
     would deal the batches out a second time.
 
     Args:
-        examples: rows with `input_ids` and `labels`, the same in every pass.
+        examples: rows with `input_ids` and, where there is a target, `labels`, the same in every pass.
         max_tokens: the budget of a batch, rows · (longest source + longest target).
         buffer_size: rows in memory at a time; more pad less and mix better.
         seed: not negative.
         num_replicas: processes that take turns at the batches; each reads the whole stream.
         rank: number of this process.
         report: counts as over-long the rows beyond the budget, which are left out.
+        on_pass: is told the number of each pass, from 0, as it begins.
     """
 
     def __init__(
@@ -490,8 +469,10 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         num_replicas: int = 1,
         rank: int = 0,
         report: RowReport | None = None,
+        on_pass: Callable[[int], None] | None = None,
     ) -> None:
         self.examples = examples
+        self.on_pass = on_pass
         self.num_replicas = num_replicas
         self.rank = rank
         self._one_pass = partial(token_budget_batches, examples, max_tokens, buffer_size, seed, report=report)
@@ -503,8 +484,13 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
                 f"a streamed corpus is read by one process, not by {worker.num_workers} workers; "
                 "set dataloader_num_workers to 0 or 1"
             )
-        passes = (self._one_pass(epoch=epoch) for epoch in itertools.count())
-        return islice(itertools.chain.from_iterable(passes), self.rank, None, self.num_replicas)
+        return islice(self._passes(), self.rank, None, self.num_replicas)
+
+    def _passes(self) -> Iterator[list[Example]]:
+        for epoch in itertools.count():
+            if self.on_pass is not None:
+                self.on_pass(epoch)
+            yield from self._one_pass(epoch=epoch)
 
 
 @dataclass(frozen=True)
@@ -534,8 +520,9 @@ class Seq2SeqCollator:
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Pad a batch."""
-        input_ids, attention_mask = self._pad([row["input_ids"] for row in examples], self.pad_token_id)
-        labels, _ = self._pad([row["labels"] for row in examples], IGNORED_LABEL)
+        multiple = self.pad_to_multiple_of or 1
+        input_ids, attention_mask = pad([row["input_ids"] for row in examples], self.pad_token_id, multiple)
+        labels, _ = pad([row["labels"] for row in examples], IGNORED_LABEL, multiple)
         decoder_input_ids = np.full_like(labels, self.decoder_start_token_id)
         decoder_input_ids[:, 1:] = np.where(labels == IGNORED_LABEL, self.pad_token_id, labels)[:, :-1]
         arrays = {
@@ -546,15 +533,15 @@ class Seq2SeqCollator:
         }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _pad(
-        self, sequences: Sequence[Any], filler: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Rows of unequal length as a rectangle, and where it holds them."""
-        multiple = self.pad_to_multiple_of or 1
-        longest = max(len(sequence) for sequence in sequences)
-        shape = (len(sequences), -(-longest // multiple) * multiple)
-        padded, mask = np.full(shape, filler, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        for row, sequence in enumerate(sequences):
-            padded[row, : len(sequence)] = sequence
-            mask[row, : len(sequence)] = 1
-        return padded, mask
+
+def pad(
+    sequences: Sequence[Any], filler: int, pad_to_multiple_of: int = 1
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Sequences of unequal length as a rectangle [B, S], filled on the right, and where it holds them."""
+    longest = max(len(sequence) for sequence in sequences)
+    shape = (len(sequences), -(-longest // pad_to_multiple_of) * pad_to_multiple_of)
+    padded, mask = np.full(shape, filler, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        padded[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = 1
+    return padded, mask

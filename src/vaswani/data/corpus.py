@@ -1,5 +1,7 @@
 """One loader for every corpus: files, folders, the Hub and the built-in dates become rows of text.
 
+A corpus is parallel, of sources and targets (`CorpusSpec`), or of plain texts (`TextCorpusSpec`).
+
 Every row is accounted for: it is kept as it is, or left out and counted in a `RowReport`. A corpus is read
 once into the cache of `datasets` (`HF_DATASETS_CACHE`) under a key of its contents, so that an edited file is
 read again; or it is streamed, in constant memory. Nothing is written beside the user's files.
@@ -17,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import datasets
 from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
@@ -36,32 +38,31 @@ TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
 
 @dataclass
-class CorpusSpec:
-    """Where a corpus lies and which of its fields are the source and the target.
+class BaseCorpusSpec:
+    """Where a corpus lies, of any kind; each kind says which fields of it are read.
 
     Args:
         dataset: `"dates"` for the built-in corpus; else a folder, saved with `save_to_disk` or holding
             `train.jsonl`, `validation.jsonl`, `test.jsonl` (or another known format); else a name on the Hub.
         dataset_config: configuration of a Hub data set; for the dates, their locales (`"de,fr"` or `"all"`).
-        train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or two
-            plain text files (also `.gz`), source and target, line by line.
+        train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or a
+            plain text file (also `.gz`) for each column.
         validation_file: likewise.
         test_file: likewise.
-        source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
-        target_field: field of the target text.
         streaming: read rows as they are needed, for corpora larger than memory and the cache's disk.
 
     Raises:
-        UserError: neither or both of `dataset` and files, or more than two files for a split.
+        UserError: neither or both of `dataset` and files, or more files for a split than columns.
     """
+
+    columns: ClassVar[tuple[str, ...]]  # of the rows; the field that becomes one is given as NAME_field
+    folder_endings: ClassVar[tuple[str, ...]] = tuple(reading.TABLE_FORMATS)
 
     dataset: str | None = None
     dataset_config: str | None = None
     train_file: list[str] = field(default_factory=list)
     validation_file: list[str] = field(default_factory=list)
     test_file: list[str] = field(default_factory=list)
-    source_field: str = "source"
-    target_field: str = "target"
     streaming: bool = False
 
     def __post_init__(self) -> None:
@@ -69,8 +70,9 @@ class CorpusSpec:
             files = getattr(self, f"{split}_file")
             if isinstance(files, str):
                 setattr(self, f"{split}_file", [files])
-            elif len(files) > 2:
-                raise UserError(f"{split}_file takes one file, or two of plain text; got {len(files)}")
+            elif len(files) > len(self.columns):
+                pair = ", or two of plain text" if len(self.columns) == 2 else ""
+                raise UserError(f"{split}_file takes one file{pair}; got {len(files)}")
         if self.dataset and self.files:
             raise UserError(f"dataset={self.dataset} and files were both given; give one of them")
         if not self.dataset and not self.files:
@@ -82,6 +84,70 @@ class CorpusSpec:
         named = {split: getattr(self, f"{split}_file") for split in SPLITS}
         return {split: files for split, files in named.items() if files}
 
+    @property
+    def options(self) -> dict[str, str]:
+        """The option for each column, and the field that it names."""
+        return {f"{column}_field": getattr(self, f"{column}_field") for column in self.columns}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the rows of given files depend on."""
+        return self.options
+
+    @property
+    def features(self) -> Features:
+        """The columns, all of text."""
+        return Features({column: Value("string") for column in self.columns})
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """The rows of plain text files, one file for each column."""
+        raise NotImplementedError
+
+
+@dataclass
+class CorpusSpec(BaseCorpusSpec):
+    """A parallel corpus, and which of its fields are the source and the target; two text files pair lines.
+
+    Args:
+        source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
+        target_field: field of the target text.
+    """
+
+    columns = ("source", "target")
+
+    source_field: str = "source"
+    target_field: str = "target"
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Sources and targets, line by line."""
+        return reading.read_text_pair(*paths)
+
+
+@dataclass
+class TextCorpusSpec(BaseCorpusSpec):
+    """A corpus of plain texts, and which of its fields they are.
+
+    Args:
+        text_field: field of the text; a dot reaches into nested columns.
+        documents: in plain text files, `"line"` for a document on each line, or `"blank_line"` for blank
+            lines between documents.
+    """
+
+    columns = ("text",)
+    folder_endings = (*reading.TABLE_FORMATS, *reading.TEXT_ENDINGS)
+
+    text_field: str = "text"
+    documents: Literal["line", "blank_line"] = "line"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the rows of given files depend on."""
+        return {**self.options, "documents": self.documents}
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Documents."""
+        return (reading.read_lines if self.documents == "line" else reading.read_paragraphs)(*paths)
+
 
 @dataclass
 class RowReport:
@@ -89,8 +155,8 @@ class RowReport:
 
     `kept` rows are used. Left out are rows with nothing but white space on a side (`empty`), with too many
     tokens (`over_long`), with bytes that are not UTF-8 (`not_utf8`), that do not parse (`malformed`), and
-    with no text at all on a side (`missing_source`, `missing_target`). Some of those kept may have been cut
-    off (`truncated`).
+    with no text at all on a side (`missing_source`, `missing_target`; of a corpus of plain texts
+    `missing_text`). Some of those kept may have been cut off (`truncated`).
     """
 
     kept: int = 0
@@ -101,6 +167,7 @@ class RowReport:
     missing_source: int = 0
     missing_target: int = 0
     truncated: int = 0
+    missing_text: int = 0
 
     @property
     def mispaired(self) -> int:
@@ -130,6 +197,7 @@ class RowReport:
             "not UTF-8": self.not_utf8,
             "malformed": self.malformed,
             f"mispaired ({sources:,} sources, {targets:,} targets)": self.mispaired,
+            "without text": self.missing_text,
         }
         problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         cut = f", {self.truncated:,} of them cut off" if self.truncated else ""
@@ -140,7 +208,7 @@ class RowReport:
 
 @dataclass
 class Corpus:
-    """The splits of a corpus, with text columns `source` and `target` and nothing else.
+    """The splits of a corpus, with text columns `source` and `target`, or `text`, and nothing else.
 
     Args:
         splits: the splits that were asked for and exist.
@@ -179,7 +247,7 @@ def _without_places(split: dict[str, Any]) -> dict[str, Any]:
     return rest | ({"files": files} if files else {})
 
 
-def load_corpus(spec: CorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
+def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     """Load the splits of a corpus that are asked for and exist.
 
     Rows that cannot be used are left out and counted in `Corpus.reports` (see `RowReport`). A warning is
@@ -200,26 +268,27 @@ def load_corpus(spec: CorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     sources = {split: found[split]() for split in wanted}  # all are opened before the first is read
     for split, source in sources.items():
         identity = source.identity()
-        rows, report = _stream(source) if spec.streaming else _cache(source, identity)
+        rows, report = _stream(source, spec) if spec.streaming else _cache(source, spec, identity)
         corpus.splits[split], corpus.reports[split] = rows, report
         corpus.fingerprint[split] = {"name": source.name, **identity}
     return corpus
 
 
-def _load_dates(spec: CorpusSpec, splits: Sequence[str]) -> Corpus:
+def _load_dates(spec: BaseCorpusSpec, splits: Sequence[str]) -> Corpus:
     from vaswani.data.dates import describe_dates, generate_dates
 
     dates = generate_dates(spec.dataset_config)
     _check_fields(dates["train"].column_names, spec, "the corpus of dates")
     corpus = Corpus({}, {}, {"dataset": BUILT_IN_DATES, **describe_dates(dates)}, available=list(dates))
+    names = list(spec.options.values())
     for split in (split for split in splits if split in dates):
         if spec.streaming:
-            rows = partial(_dataset_rows, dates[split], spec.source_field, spec.target_field)
-            corpus.splits[split], corpus.reports[split] = _stream(Source(f"dates ({split})", rows, dict))
+            rows = partial(_dataset_rows, dates[split], *names)
+            source = Source(f"dates ({split})", rows, dict)
+            corpus.splits[split], corpus.reports[split] = _stream(source, spec)
         else:
-            columns = dates[split].select_columns([spec.source_field, spec.target_field])
-            names = {spec.source_field: "source", spec.target_field: "target"}
-            corpus.splits[split] = columns.rename_columns(names)
+            columns = dates[split].select_columns(names)
+            corpus.splits[split] = columns.rename_columns(dict(zip(names, spec.columns, strict=True)))
             corpus.reports[split] = RowReport(kept=len(columns))
     return corpus
 
@@ -244,12 +313,12 @@ class Source:
     sides: tuple[str, str] | None = None
 
 
-def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, str]]:
+def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, ...]]:
     for row in rows:
         problem = reading.problem_of(row)
         if problem is None:
             report.kept += 1
-            yield row  # type: ignore[misc]  # without a problem it is a pair of texts
+            yield row  # type: ignore[misc]  # without a problem it is a tuple of texts
         else:
             setattr(report, problem, getattr(report, problem) + 1)
 
@@ -277,21 +346,23 @@ class _RowStream:
     """The rows of a source as a generator function; counts start again with each pass."""
 
     source: Source
+    columns: tuple[str, ...]
     report: RowReport
 
     def __call__(self) -> Iterator[dict[str, str]]:
         self.report.reset()
-        for source, target in _usable_rows(self.source.rows(), self.report):
-            yield {"source": source, "target": target}
+        for row in _usable_rows(self.source.rows(), self.report):
+            yield dict(zip(self.columns, row, strict=True))
         _judge(self.source, self.report)
 
 
-def _stream(source: Source) -> tuple[IterableDataset, RowReport]:
+def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowReport]:
     report = RowReport()
-    return IterableDataset.from_generator(_RowStream(source, report), features=TEXT_FEATURES), report
+    stream = _RowStream(source, spec.columns, report)
+    return IterableDataset.from_generator(stream, features=spec.features), report
 
 
-def _cache(source: Source, identity: dict[str, Any]) -> tuple[Dataset, RowReport]:
+def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tuple[Dataset, RowReport]:
     """The rows as a memory-mapped Arrow file, written when the cache has none for this content.
 
     This module and the readers are part of the key: rows that an older version read are not served.
@@ -301,13 +372,13 @@ def _cache(source: Source, identity: dict[str, Any]) -> tuple[Dataset, RowReport
         key.update(Path(module).read_bytes())
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani" / key.hexdigest()
     if not folder.exists():
-        _write_rows(source, folder)
+        _write_rows(source, spec, folder)
     report = RowReport(**json.loads((folder / "report.json").read_text()))
     _judge(source, report)
     return Dataset.from_file(str(folder / "rows.arrow")), report
 
 
-def _write_rows(source: Source, folder: Path) -> None:
+def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
     """Read a source into `folder`, which appears once complete: processes may do this side by side."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     report = RowReport()
@@ -316,12 +387,11 @@ def _write_rows(source: Source, folder: Path) -> None:
         unfinished.mkdir()
         rows = _usable_rows(source.rows(), report)
         with (
-            ArrowWriter(path=str(unfinished / "rows.arrow"), features=TEXT_FEATURES) as writer,
+            ArrowWriter(path=str(unfinished / "rows.arrow"), features=spec.features) as writer,
             datasets.utils.tqdm(desc=f"Reading {source.name}", unit=" rows") as progress,
         ):
             while batch := list(islice(rows, reading.ROWS_PER_BATCH)):
-                sources, targets = zip(*batch, strict=True)
-                writer.write_batch({"source": sources, "target": targets})
+                writer.write_batch(dict(zip(spec.columns, zip(*batch, strict=True), strict=True)))
                 progress.update(len(batch))
             writer.finalize()
         (unfinished / "report.json").write_text(json.dumps(asdict(report)))
@@ -335,7 +405,7 @@ def _write_rows(source: Source, folder: Path) -> None:
 # Where the splits of a corpus are found.
 
 
-def _find_sources(spec: CorpusSpec) -> dict[str, Callable[[], Source]]:
+def _find_sources(spec: BaseCorpusSpec) -> dict[str, Callable[[], Source]]:
     """How to open each split that the corpus has."""
     if spec.files:
         return {split: partial(_file_source, names, spec) for split, names in spec.files.items()}
@@ -347,7 +417,8 @@ def _find_sources(spec: CorpusSpec) -> dict[str, Callable[[], Source]]:
         saved = _open_saved(folder)
         return {split: partial(_saved_source, rows, spec, split) for split, rows in saved.items()}
     if folder.is_dir():
-        return {split: partial(_file_source, names, spec) for split, names in _folder_files(folder).items()}
+        files = _folder_files(folder, spec.folder_endings)
+        return {split: partial(_file_source, names, spec) for split, names in files.items()}
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise UserError(f"dataset={name}: no such folder")
     return {split: partial(_hub_source, rows, spec, split) for split, rows in _open_hub(spec).items()}
@@ -358,9 +429,8 @@ def _listing(names: Iterable[str]) -> str:
     return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
 
 
-def _check_fields(existing: Sequence[str], spec: CorpusSpec, where: str) -> None:
-    for option in ("source_field", "target_field"):
-        name = getattr(spec, option)
+def _check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
+    for option, name in spec.options.items():
         if existing and name not in existing:
             raise UserError(f"{option}: {where} has no field '{name}'; it has {_listing(existing)}")
 
@@ -376,31 +446,30 @@ def _existing_file(name: str) -> Path:
     return path
 
 
-def _file_source(names: Sequence[str], spec: CorpusSpec) -> Source:
-    """The rows of one table file, or of a pair of plain text files."""
+def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
+    """The rows of one table file, or of a plain text file for each column."""
     paths = [_existing_file(name) for name in names]
     identity = partial(_file_identity, paths, spec)
     tables = [reading.table_format(path) for path in paths]
-    if len(paths) == 2:
-        if any(tables):
-            raise UserError(f"two files must be of plain text, source and target; got {_listing(names)}")
-        pair = partial(reading.read_text_pair, *paths)
-        return Source(" and ".join(names), pair, identity, sides=(names[0], names[1]))
-    (path,), (name,), (table,) = paths, names, tables
-    if table is None:
+    if len(paths) == 1 and (table := tables[0]) is not None:
+        _check_fields(table.fields(paths[0]), spec, names[0])
+        return Source(names[0], partial(table.rows, paths[0], *spec.options.values()), identity)
+    if any(tables):
+        raise UserError(f"two files must be of plain text, source and target; got {_listing(names)}")
+    if len(names) < len(spec.columns):
         known = ", ".join(reading.TABLE_FORMATS)
-        raise UserError(f"{name} has none of the known endings {known}; plain text takes two files")
-    _check_fields(table.fields(path), spec, name)
-    return Source(name, partial(table.rows, path, spec.source_field, spec.target_field), identity)
+        raise UserError(f"{names[0]} has none of the known endings {known}; plain text takes two files")
+    sides = (names[0], names[1]) if len(names) == 2 else None
+    return Source(" and ".join(names), partial(spec.read_text, *paths), identity, sides)
 
 
 END_BYTES = 1 << 20  # at the start and the end of a streamed file
 
 
-def _file_identity(paths: Sequence[Path], spec: CorpusSpec) -> dict[str, Any]:
+def _file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]:
     describe = _size_and_ends if spec.streaming else _whole_content
     files = [{"path": str(path), **describe(path)} for path in paths]
-    return {"files": files, "source_field": spec.source_field, "target_field": spec.target_field}
+    return {"files": files, **spec.identity}
 
 
 def _whole_content(path: Path) -> dict[str, Any]:
@@ -417,11 +486,13 @@ def _size_and_ends(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256_of_ends": ends.hexdigest()}
 
 
-def _folder_files(folder: Path) -> dict[str, list[str]]:
-    """The table file of each split in a folder."""
+def _folder_files(
+    folder: Path, endings: Sequence[str] = tuple(reading.TABLE_FORMATS)
+) -> dict[str, list[str]]:
+    """The file of each split in a folder."""
     found: dict[str, list[str]] = {}
     for split in SPLITS:
-        paths = [folder / (split + ending) for ending in reading.TABLE_FORMATS]
+        paths = [folder / (split + ending) for ending in endings]
         files = [str(path) for path in paths if path.is_file()]
         if len(files) > 1:
             raise UserError(f"{folder} holds the split {split} more than once: {_listing(files)}; keep one")
@@ -430,7 +501,7 @@ def _folder_files(folder: Path) -> dict[str, list[str]]:
     if not found:
         raise UserError(
             f"{folder} was not saved with save_to_disk, nor does it hold train, validation or test with one "
-            f"of the endings {', '.join(reading.TABLE_FORMATS)}"
+            f"of the endings {', '.join(endings)}"
         )
     return found
 
@@ -445,12 +516,12 @@ def _open_saved(folder: Path) -> Mapping[str, Dataset]:
     return saved if isinstance(saved, DatasetDict) else {"train": saved}
 
 
-def _saved_source(dataset: Dataset, spec: CorpusSpec, split: str) -> Source:
+def _saved_source(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> Source:
     files = [Path(file["filename"]) for file in dataset.cache_files]
     return _dataset_source(dataset, spec, split, partial(_file_identity, files, spec))
 
 
-def _open_hub(spec: CorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
+def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
     try:
         return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
     except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
@@ -460,23 +531,25 @@ def _open_hub(spec: CorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
         ) from error
 
 
-def _hub_source(dataset: Dataset | IterableDataset, spec: CorpusSpec, split: str) -> Source:
+def _hub_source(dataset: Dataset | IterableDataset, spec: BaseCorpusSpec, split: str) -> Source:
     return _dataset_source(dataset, spec, split, partial(_hub_identity, dataset, spec, split))
 
 
-def _hub_identity(dataset: Dataset, spec: CorpusSpec, split: str) -> dict[str, Any]:
+def _hub_identity(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> dict[str, Any]:
     return {
         "dataset": spec.dataset,
         "dataset_config": spec.dataset_config,
         "split": split,
         "fingerprint": getattr(dataset, "_fingerprint", None),  # of a stream it cannot be told
-        "source_field": spec.source_field,
-        "target_field": spec.target_field,
+        **spec.identity,
     }
 
 
 def _dataset_source(
-    dataset: Dataset | IterableDataset, spec: CorpusSpec, split: str, identity: Callable[[], dict[str, Any]]
+    dataset: Dataset | IterableDataset,
+    spec: BaseCorpusSpec,
+    split: str,
+    identity: Callable[[], dict[str, Any]],
 ) -> Source:
     """The rows of a data set that `datasets` itself has opened."""
     name = f"{spec.dataset} ({split})"
@@ -485,11 +558,12 @@ def _dataset_source(
     else:
         schema = next(iter(dataset.with_format("arrow").iter(batch_size=1))).schema
     _check_fields(list(reading.arrow_fields(schema)), spec, name)
-    for field_name in (spec.source_field, spec.target_field):
+    names = list(spec.options.values())
+    for field_name in names:
         reading.check_holds_text(schema, field_name, name)
-    return Source(name, partial(_dataset_rows, dataset, spec.source_field, spec.target_field), identity)
+    return Source(name, partial(_dataset_rows, dataset, *names), identity)
 
 
-def _dataset_rows(dataset: Dataset | IterableDataset, source_field: str, target_field: str) -> Iterator[Row]:
+def _dataset_rows(dataset: Dataset | IterableDataset, *names: str) -> Iterator[Row]:
     for table in dataset.with_format("arrow").iter(batch_size=reading.ROWS_PER_BATCH):
-        yield from reading.arrow_rows(table, source_field, target_field)
+        yield from reading.arrow_rows(table, *names)

@@ -1,8 +1,9 @@
-"""File formats as rows: every reader yields one (source, target) pair of cells per row of its file.
+"""File formats as rows: every reader yields the cells of the wanted fields for each row of its file.
 
-A cell is what the file holds at that place: text, or something else (None where there is nothing), which
-no reader repairs. Bytes that are not UTF-8 arrive as lone surrogates (PEP 383), so that a bad byte costs its
-row and not the file. A row that cannot be parsed is None. `problem_of` judges rows; nothing is dropped here.
+A row of a parallel corpus has two cells, source and target; that of a corpus of texts one. A cell is what the
+file holds at that place: text, or something else (None where there is nothing), which no reader repairs.
+Bytes that are not UTF-8 arrive as lone surrogates (PEP 383), so that a bad byte costs its row and not the
+file. A row that cannot be parsed is None. `problem_of` judges rows; nothing is dropped here.
 
 The files are read here and not by the builders of `datasets`, which stop at the first malformed line or bad
 byte (all of them), end a line at a lone carriage return (text), read the words "NA" and "null" as nothing
@@ -29,7 +30,7 @@ import pyarrow.parquet as pq
 
 from vaswani.errors import UserError
 
-Row = tuple[Any, Any] | None
+Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
 ROWS_TO_FIND_FIELDS = 1000  # JSON rows may name different fields: so many are asked which exist
 ROWS_PER_BATCH = 1000
@@ -40,19 +41,17 @@ def problem_of(row: Row) -> str | None:
     """Why a row cannot be used, or None if it can.
 
     Returns:
-        "malformed" (not parsed), "missing_source" or "missing_target" (no text there: nothing, null, a
-        number, …), "not_utf8" or "empty" (nothing but white space on a side).
+        "malformed" (not parsed), "missing_source", "missing_target" or "missing_text" (no text there:
+        nothing, null, a number, …), "not_utf8" or "empty" (nothing but white space in a cell).
     """
     if row is None:
         return "malformed"
-    source, target = row
-    if not isinstance(source, str):
-        return "missing_source"
-    if not isinstance(target, str):
-        return "missing_target"
-    if not (_is_utf8(source) and _is_utf8(target)):
+    for cell, name in zip(row, ("source", "target") if len(row) == 2 else ("text",), strict=True):
+        if not isinstance(cell, str):
+            return f"missing_{name}"
+    if not all(map(_is_utf8, row)):
         return "not_utf8"
-    if not source.strip() or not target.strip():
+    if not all(cell.strip() for cell in row):
         return "empty"
     return None
 
@@ -105,6 +104,25 @@ def read_text_pair(source_path: Path, target_path: Path) -> Iterator[Row]:
     yield from zip_longest(_lines(source_path), _lines(target_path))
 
 
+def read_lines(path: Path) -> Iterator[Row]:
+    """A plain text file with a document on each line."""
+    for line in _lines(path):
+        yield (line,)
+
+
+def read_paragraphs(path: Path) -> Iterator[Row]:
+    """A plain text file with blank lines between documents; the lines of one are joined with newlines."""
+    document: list[str] = []
+    for line in _lines(path):
+        if line.strip():
+            document.append(line)
+        elif document:
+            yield ("\n".join(document),)
+            document = []
+    if document:
+        yield ("\n".join(document),)
+
+
 def _json_lines(path: Path) -> Iterator[Any]:
     """The values of a JSON Lines file: {} for a blank line, None for one that is not JSON."""
     with _open_text(path) as file:
@@ -154,16 +172,14 @@ def _json_cell(row: dict[str, Any], name: str) -> Any:
     return value
 
 
-def _json_rows(
-    values_of: Callable[[Path], Iterator[Any]], path: Path, source_field: str, target_field: str
-) -> Iterator[Row]:
+def _json_rows(values_of: Callable[[Path], Iterator[Any]], path: Path, *fields: str) -> Iterator[Row]:
     for value in values_of(path):
         if not isinstance(value, dict):
             yield None
         elif not value:
-            yield "", ""  # a blank line
+            yield ("",) * len(fields)  # a blank line
         else:
-            yield _json_cell(value, source_field), _json_cell(value, target_field)
+            yield tuple(_json_cell(value, name) for name in fields)
 
 
 def _csv_cells(path: Path) -> Iterator[list[str] | None]:
@@ -193,22 +209,22 @@ def _separated_fields(cells_of: Cells, path: Path) -> list[str]:
     return next(filter(None, cells_of(path)), [])  # the first line that is not blank is the header
 
 
-def _separated_rows(cells_of: Cells, path: Path, source_field: str, target_field: str) -> Iterator[Row]:
+def _separated_rows(cells_of: Cells, path: Path, *fields: str) -> Iterator[Row]:
     rows = cells_of(path)
     header = next(filter(None, rows), [])
     if not header:
         return
-    source_at, target_at = header.index(source_field), header.index(target_field)
+    places = [header.index(name) for name in fields]
     for cells in rows:
         if cells is None:
             yield None
         elif not cells:
-            yield "", ""  # a blank line
+            yield ("",) * len(fields)  # a blank line
         elif len(cells) == len(header):
-            yield cells[source_at], cells[target_at]
-        elif len(cells) <= max(source_at, target_at):
+            yield tuple(cells[place] for place in places)
+        elif len(cells) <= max(places):
             padded = [*cells, *repeat(None, len(header) - len(cells))]
-            yield padded[source_at], padded[target_at]
+            yield tuple(padded[place] for place in places)
         else:
             yield None  # a cell too many or too few: which is which cannot be told
 
@@ -257,9 +273,9 @@ def _arrow_cells(table: pa.Table | pa.RecordBatch, name: str) -> list[Any]:
     return [cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell for cell in cells]
 
 
-def arrow_rows(table: pa.Table | pa.RecordBatch, source_field: str, target_field: str) -> Iterator[Row]:
+def arrow_rows(table: pa.Table | pa.RecordBatch, *fields: str) -> Iterator[Row]:
     """The rows of a table in memory; dotted names reach into struct columns."""
-    yield from zip(_arrow_cells(table, source_field), _arrow_cells(table, target_field), strict=True)
+    yield from zip(*(_arrow_cells(table, name) for name in fields), strict=True)
 
 
 @contextmanager
@@ -278,15 +294,14 @@ def _parquet_fields(path: Path) -> list[str]:
         return list(arrow_fields(file.schema_arrow))
 
 
-def _parquet_rows(path: Path, source_field: str, target_field: str) -> Iterator[Row]:
+def _parquet_rows(path: Path, *fields: str) -> Iterator[Row]:
     with _open_parquet(path) as file:
         schema = file.schema_arrow
-        for name in (source_field, target_field):
+        for name in fields:
             check_holds_text(schema, name, str(path))
-        names = [source_field, target_field]
-        roots = [name if name in schema.names else name.split(".")[0] for name in names]
+        roots = [name if name in schema.names else name.split(".")[0] for name in fields]
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(dict.fromkeys(roots))):
-            yield from arrow_rows(batch, source_field, target_field)
+            yield from arrow_rows(batch, *fields)
 
 
 @dataclass(frozen=True)
@@ -295,11 +310,11 @@ class TableFormat:
 
     Args:
         fields: path → the names of its fields, nested ones dotted.
-        rows: (path, source field, target field) → its rows; both fields are known to exist.
+        rows: (path, field, ...) → its rows, with a cell for each field; these are known to exist.
     """
 
     fields: Callable[[Path], list[str]]
-    rows: Callable[[Path, str, str], Iterator[Row]]
+    rows: Callable[..., Iterator[Row]]
 
 
 _JSON_LINES = TableFormat(partial(_json_fields, _json_lines), partial(_json_rows, _json_lines))
@@ -318,6 +333,9 @@ TABLE_FORMATS = {
     ".tsv.gz": _TSV,
     ".parquet": TableFormat(_parquet_fields, _parquet_rows),
 }
+
+
+TEXT_ENDINGS = (".txt", ".txt.gz")  # of plain text in a folder; a file that is named may end otherwise
 
 
 def table_format(path: Path) -> TableFormat | None:

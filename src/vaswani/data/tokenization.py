@@ -10,7 +10,10 @@ marks and joiners, so that Indic scripts are not cut within a syllable); each di
 stands alone, so that numbers are spelled and copied digit by digit and a word is the same token before a
 comma as before a full stop.
 
-Text that looks like a special token is text: "</s>" in a sentence is encoded as its four characters.
+Text that looks like a special token is text: "</s>" in a sentence is encoded as its four characters. The
+tokenizers of masked language models take it for the token: users write "<mask>" where a word is missing.
+
+What stands around a text depends on what the model is for, its `Purpose`.
 """
 
 import itertools
@@ -18,17 +21,39 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+import numpy as np
+import numpy.typing as npt
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vaswani.errors import UserError, one_line
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
+MASK_TOKEN = "<mask>"  # its id is 3, where there is one
 TARGET_SUBFOLDER = "target_tokenizer"
+NUM_BYTES = 256
 
-_SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+# What a sequence begins and ends with: "translation" ends it with </s>; "masked" has a model of BERT's kind
+# read <s> text </s>, or two texts, and has a mask; "causal" begins with <s> and leaves the end to the model.
+Purpose = Literal["translation", "masked", "causal"]
+_TEMPLATES = {
+    "translation": (f"$A {EOS_TOKEN}", f"$A {EOS_TOKEN} $B {EOS_TOKEN}"),
+    "masked": (f"{BOS_TOKEN} $A {EOS_TOKEN}", f"{BOS_TOKEN} $A {EOS_TOKEN} $B:1 {EOS_TOKEN}:1"),
+    "causal": (f"{BOS_TOKEN} $A", f"{BOS_TOKEN} $A $B"),
+}
+
 _WORD = r" ?[\p{L}\p{M}\x{200C}\x{200D}]+"  # the last two are the joiners
 _DIGIT = r" ?\p{N}"
 _PUNCTUATION = r" ?[^\s\p{L}\p{M}\p{N}]"
@@ -40,17 +65,21 @@ def train_tokenizer(
     texts: Iterable[str] | Iterable[Sequence[str]],
     vocab_size: int,
     *,
+    purpose: Purpose = "translation",
+    token_types: bool = False,
     min_frequency: int = 2,
     model_max_length: int | None = None,
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer that ends every sequence with `</s>`.
+    """Train a tokenizer.
 
     Args:
         texts: texts or batches of texts, read once and never held together: only the distinct words are
             kept, so the corpus may be larger than memory. For a vocabulary that source and target share,
             give the texts of both.
-        vocab_size: tokens in the vocabulary with the 3 special tokens and the 256 bytes. A small corpus may
+        vocab_size: tokens in the vocabulary with the special tokens and the 256 bytes. A small corpus may
             yield fewer, so a model's vocabulary size is `len(tokenizer)`.
+        purpose: what stands around each text (see `Purpose`).
+        token_types: hand the model `token_type_ids`, 0 and 1 for the first and the second text of a pair.
         min_frequency: how often a pair of tokens must occur to be merged.
         model_max_length: tokens to which `truncation=True` cuts; None for no limit, which is right for
             sinusoidal positions.
@@ -58,31 +87,55 @@ def train_tokenizer(
     Raises:
         UserError: `vocab_size` has no room for the bytes and special tokens, or there are no texts.
     """
-    if vocab_size < _SMALLEST_VOCABULARY:
+    special_tokens = _special_tokens(purpose, mask_takes_space=True)
+    smallest = NUM_BYTES + len(special_tokens)
+    if vocab_size < smallest:
         raise UserError(
-            f"vocab_size={vocab_size} is too small: it must hold 256 bytes and {len(SPECIAL_TOKENS)} special "
-            f"tokens; give vocab_size={_SMALLEST_VOCABULARY} or more"
+            f"vocab_size={vocab_size} is too small: it must hold {NUM_BYTES} bytes and {len(special_tokens)} "
+            f"special tokens; give vocab_size={smallest} or more"
         )
-    tokenizer = _untrained_tokenizer()
+    tokenizer = _with_words(Tokenizer(models.BPE()), purpose)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_not_empty(texts), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD_TOKEN,
-        bos_token=BOS_TOKEN,
-        eos_token=EOS_TOKEN,
-        padding_side="right",
-        model_input_names=["input_ids", "attention_mask"],
-        split_special_tokens=True,  # "</s>" inside a text is text
-        clean_up_tokenization_spaces=False,  # the spaces before punctuation are the writer's
-        **({} if model_max_length is None else {"model_max_length": model_max_length}),
-    )
+    return _for_transformers(tokenizer, purpose, token_types, model_max_length)
+
+
+def byte_tokenizer(
+    *, purpose: Purpose, token_types: bool = False, model_max_length: int | None = None
+) -> PreTrainedTokenizerFast:
+    """A tokenizer without words: each byte of the UTF-8 text is a token, and there is nothing to train.
+
+    A text has no space put in front of it. Arguments are those of `train_tokenizer`.
+    """
+    special_tokens = _special_tokens(purpose, mask_takes_space=False)
+    names = [*map(str, special_tokens), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_PIECES_OF_BYTES)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special_tokens)
+    return _for_transformers(tokenizer, purpose, token_types, model_max_length)
+
+
+def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
+    """Bytes of text that each token of a byte-level tokenizer stands for: int64 [V]; special ones for none.
+
+    What the tokenizer puts in front of a text (see `bytes_in_front`) is counted with its first token.
+    """
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    lengths = np.array([len(name) for name in names], dtype=np.int64)  # a character stands for each byte
+    lengths[tokenizer.all_special_ids] = 0
+    return lengths
+
+
+def bytes_in_front(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Bytes that a byte-level tokenizer puts in front of each text: 1 where it is a space, else 0."""
+    return int(bytes_of_tokens(tokenizer)[tokenizer("a", add_special_tokens=False).input_ids].sum()) - 1
 
 
 def save_tokenizers(
@@ -134,22 +187,60 @@ def bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> Iterator[None]:
         model.dropout = earlier
 
 
-def _untrained_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(_PIECES, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+def _special_tokens(purpose: Purpose, mask_takes_space: bool) -> list[AddedToken]:
+    """In the order of their ids; a mask may stand for a word with the space in front of it."""
+    tokens = [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
+    if purpose == "masked":
+        tokens.append(AddedToken(MASK_TOKEN, special=True, normalized=False, lstrip=mask_takes_space))
+    return tokens
+
+
+_PIECES_OF_BYTES = [
+    pre_tokenizers.Split(_PIECES, behavior="isolated"),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+]
+
+
+def _with_words(tokenizer: Tokenizer, purpose: Purpose) -> Tokenizer:
+    """Cut texts into words, with a space in front of the first too."""
+    if purpose == "masked":
+        # What follows a mask is no beginning. (A space that a text begins with itself is lost when decoded.)
+        first_space = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first_space, *_PIECES_OF_BYTES])
+    else:
+        tokenizer.normalizer = normalizers.Prepend(" ")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_PIECES_OF_BYTES)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS_TOKEN}",
-        pair=f"$A {EOS_TOKEN} $B {EOS_TOKEN}",
-        special_tokens=[(EOS_TOKEN, SPECIAL_TOKENS.index(EOS_TOKEN))],
-    )
     return tokenizer
+
+
+def _for_transformers(
+    tokenizer: Tokenizer, purpose: Purpose, token_types: bool, model_max_length: int | None
+) -> PreTrainedTokenizerFast:
+    single, pair = _TEMPLATES[purpose]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single,
+        pair=pair,
+        special_tokens=[
+            (name, SPECIAL_TOKENS.index(name)) for name in (BOS_TOKEN, EOS_TOKEN) if name in single
+        ],
+    )
+    options: dict[str, Any] = {} if model_max_length is None else {"model_max_length": model_max_length}
+    if purpose == "masked":
+        mask = tokenizer.get_added_tokens_decoder()[len(SPECIAL_TOKENS)]
+        options |= {"cls_token": BOS_TOKEN, "sep_token": EOS_TOKEN, "mask_token": mask}
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD_TOKEN,
+        bos_token=BOS_TOKEN,
+        eos_token=EOS_TOKEN,
+        padding_side="right",
+        model_input_names=names,
+        split_special_tokens=purpose != "masked",  # "</s>" inside a text is text
+        clean_up_tokenization_spaces=False,  # the spaces before punctuation are the writer's
+        **options,
+    )
 
 
 def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
@@ -165,7 +256,7 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    is_bpe = isinstance(tokenizer.backend_tokenizer.model, models.BPE)
+    is_bpe = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.BPE)
     with bpe_dropout(tokenizer, 0) if is_bpe else nullcontext():  # dropout would be saved and loaded again
         tokenizer.save_pretrained(directory)
 

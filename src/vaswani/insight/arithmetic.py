@@ -8,17 +8,25 @@ al., 2020, arXiv:2001.08361, section 2.1): backward, each product has two, for i
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
 import torch
 
-from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.model.configuration_vaswani import (
+    VaswaniConfig,
+    VaswaniDecoderConfig,
+    VaswaniEncoderConfig,
+    VaswaniFamilyConfig,
+)
+
+Number = TypeVar("Number", int, torch.Tensor)
 
 FORWARD_AND_BACKWARD = 3
 SECONDS_OF_MEASURING = 0.05
 
 
 def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
-    """Floating-point operations of the products of one forward pass.
+    """Floating-point operations of the products of one forward pass of an encoder-decoder.
 
     Args:
         config: of the model.
@@ -43,7 +51,28 @@ def training_flops(config: VaswaniConfig, rows: int, source_length: int, target_
     return FORWARD_AND_BACKWARD * forward_flops(config, rows, source_length, target_length)
 
 
-def _pairs(config: VaswaniConfig, kind: str, length: int) -> int:
+def stack_flops(config: VaswaniEncoderConfig | VaswaniDecoderConfig, rows: int, length: int) -> int:
+    """Floating-point operations of one forward pass of an encoder or a decoder alone, up to its last states.
+
+    Args:
+        config: of the model.
+        rows: of the batch.
+        length: tokens of each, padding included.
+    """
+    (stack,) = config.stacks
+    width, layers = config.d_model, config.layer_attention(stack)
+    layer = 4 * width**2 + 2 * width * getattr(config, f"{stack}_ffn_dim")
+    pairs = sum(_pairs(config, kind, length) for kind in layers)
+    return 2 * rows * (length * len(layers) * layer + 2 * pairs * width)
+
+
+def prediction_flops(config: VaswaniEncoderConfig | VaswaniDecoderConfig, num_tokens: Number) -> Number:
+    """Floating-point operations that make logits of the last states of so many tokens."""
+    transform = config.d_model if getattr(config, "mlm_transform", False) else 0
+    return 2 * num_tokens * config.d_model * (config.vocab_size + transform)
+
+
+def _pairs(config: VaswaniFamilyConfig, kind: str, length: int) -> int:
     """Pairs of tokens that a layer of self-attention compares; of a sparse one, as many at most."""
     if kind == "full":
         return length**2

@@ -5,14 +5,16 @@ the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer
 """
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal
 
+import transformers
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
+from vaswani.data.corpus import CorpusSpec
 from vaswani.errors import UserError
 from vaswani.training.processes import choose_device, requested_fsdp_size
 from vaswani.training.schedule import paper_peak_learning_rate
@@ -30,16 +32,10 @@ def option(default: Any, text: str) -> Any:
 
 
 @dataclass
-class ModelArguments:
-    """The fields of `VaswaniConfig` that are not derived from the data."""
+class FamilyArguments:
+    """The fields of a configuration that encoders, decoders and both together share."""
 
     d_model: int = option(512, "Width of the residual stream.")
-    encoder_layers: int = option(6, "Encoder layers.")
-    decoder_layers: int = option(6, "Decoder layers.")
-    encoder_attention_heads: int = option(8, "Attention heads of each encoder layer; divides d_model.")
-    decoder_attention_heads: int = option(8, "Attention heads of each decoder layer; divides d_model.")
-    encoder_ffn_dim: int = option(2048, "Inner width of the encoder's feed-forward layers.")
-    decoder_ffn_dim: int = option(2048, "Inner width of the decoder's feed-forward layers.")
     dropout: float = option(
         0.1, "Dropout on sub-layer outputs and on embeddings with positions (section 5.4)."
     )
@@ -49,26 +45,23 @@ class ModelArguments:
     norm_order: Literal["post", "pre"] = option(
         "post", "LayerNorm after each residual sum, or before each sub-layer."
     )
-    position_embedding: Literal["sinusoidal", "learned"] = option(
-        "sinusoidal", "Positions of any length, or learned ones."
+    embedding_norm: bool = option(False, "LayerNorm on the sums of embeddings and positions, as in BERT.")
+    layer_norm_eps: float = option(1e-5, "Added to the variance in every LayerNorm.")
+    norm_bias: bool = option(True, "Biases in the norms.")
+    position_embedding: Literal["sinusoidal", "learned", "none"] = option(
+        "sinusoidal", "Positions of any length, learned ones, or none."
     )
-    sinusoidal_layout: Literal["interleaved", "concatenated"] = option(
-        "interleaved", "Order of sines and cosines: as in the paper, or as in tensor2tensor and Marian."
+    sinusoidal_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = option(
+        "interleaved", "Order of sines and cosines: as in the paper, as in Marian, or as in tensor2tensor."
     )
     max_position_embeddings: int = option(1024, "Longest sequence that learned positions allow.")
     attention_bias: bool = option(True, "Biases in the attention projections.")
     ffn_bias: bool = option(True, "Biases in the feed-forward projections.")
+    lm_head_bias: bool = option(False, "A bias for each token in the output projection.")
     scale_embedding: bool = option(True, "Multiply embeddings by sqrt(d_model) (section 3.4).")
-    share_encoder_decoder_embeddings: bool | None = option(
-        None, "One embedding for source and target; by default exactly when there is one vocabulary."
-    )
     tie_word_embeddings: bool = option(True, "The output projection is the target embedding (section 3.4).")
-    encoder_attention: list[str] = field(
-        default_factory=lambda: ["full"],
-        metadata={"help": "Self-attention of the encoder: full, sparse, or one of these for each layer."},
-    )
-    decoder_attention: list[str] = field(
-        default_factory=lambda: ["full"], metadata={"help": "Self-attention of the decoder, likewise."}
+    initializer_range: float | None = option(
+        None, "Standard deviation of new weights; default Glorot's uniform distribution."
     )
     sparse_block_size: int = option(64, "Tokens in a block of sparse attention.")
     sparse_window_blocks: int = option(3, "Blocks around the query that it sees, its own among them.")
@@ -78,6 +71,28 @@ class ModelArguments:
     sparse_seed: int = option(0, "Which blocks are drawn.")
     attn_implementation: str | None = option(
         None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
+    )
+
+
+@dataclass
+class ModelArguments(FamilyArguments):
+    """The fields of `VaswaniConfig` that are not derived from the data."""
+
+    encoder_layers: int = option(6, "Encoder layers.")
+    decoder_layers: int = option(6, "Decoder layers.")
+    encoder_attention_heads: int = option(8, "Attention heads of each encoder layer; divides d_model.")
+    decoder_attention_heads: int = option(8, "Attention heads of each decoder layer; divides d_model.")
+    encoder_ffn_dim: int = option(2048, "Inner width of the encoder's feed-forward layers.")
+    decoder_ffn_dim: int = option(2048, "Inner width of the decoder's feed-forward layers.")
+    share_encoder_decoder_embeddings: bool | None = option(
+        None, "One embedding for source and target; by default exactly when there is one vocabulary."
+    )
+    encoder_attention: list[str] = field(
+        default_factory=lambda: ["full"],
+        metadata={"help": "Self-attention of the encoder: full, sparse, or one of these for each layer."},
+    )
+    decoder_attention: list[str] = field(
+        default_factory=lambda: ["full"], metadata={"help": "Self-attention of the decoder, likewise."}
     )
 
 
@@ -121,6 +136,11 @@ class DataArguments:
         0.0, "Probability of skipping a merge when training text is split (BPE-dropout, arXiv:1910.13267)."
     )
 
+    @property
+    def corpus(self) -> CorpusSpec:
+        """Where the corpus lies."""
+        return CorpusSpec(**{field.name: getattr(self, field.name) for field in fields(CorpusSpec)})
+
 
 @dataclass
 class CardArguments:
@@ -137,8 +157,8 @@ class CardArguments:
 
 
 @dataclass
-class TrainingArguments(Seq2SeqTrainingArguments):
-    """transformers' training arguments with the paper's defaults and a few more fields.
+class BaseTrainingArguments(transformers.TrainingArguments):
+    """transformers' training arguments with the paper's defaults and a few more fields, for any model.
 
     Raises:
         UserError: for a combination that cannot work, before any work is done.
@@ -156,15 +176,10 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     warmup_steps: float = option(4000, "Warm-up updates; below 1, a fraction of all updates (section 5.3).")
     adam_beta2: float = option(0.98, "Adam's beta2 (section 5.3).")
     adam_epsilon: float = option(1e-9, "Adam's epsilon (section 5.3).")
-    label_smoothing_factor: float = option(0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.")
     max_tokens_per_batch: int = option(
         8192,
-        "Source and target tokens of one batch on one device, padding included; for training and evaluation.",
-    )
-    predict_with_generate: bool = option(True, "Evaluate by translating, not by the loss alone.")
-    generation_num_beams: int | None = option(4, "Beams when evaluating (section 6.1).")
-    generation_length_penalty: float = option(
-        0.6, "Exponent of the length that divides a beam's log-probability."
+        "Tokens of one batch on one device, those of targets and padding included; for training and "
+        "evaluation.",
     )
     early_stopping_patience: int | None = option(
         None, "Stop after this many evaluations without a better metric_for_best_model."
@@ -196,10 +211,6 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         self._check_early_stopping()
         if self.max_tokens_per_batch < 1:
             raise UserError(f"max_tokens_per_batch={self.max_tokens_per_batch} must be at least 1")
-        if not 0 <= self.label_smoothing_factor < 1:
-            raise UserError(
-                f"label_smoothing_factor={self.label_smoothing_factor} must be at least 0 and below 1"
-            )
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
             raise UserError(
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
@@ -235,3 +246,26 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         if self.lr_scheduler_type != SchedulerType.INVERSE_SQRT:
             raise UserError(f"lr_scheduler_type={_name(self.lr_scheduler_type)} needs a learning_rate")
         self.learning_rate = paper_peak_learning_rate(d_model, self.warmup_steps)
+
+
+@dataclass
+class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
+    """Those of an encoder-decoder: its labels are smoothed, and it is evaluated by decoding.
+
+    Raises:
+        UserError: for a combination that cannot work, before any work is done.
+    """
+
+    label_smoothing_factor: float = option(0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.")
+    predict_with_generate: bool = option(True, "Evaluate by translating, not by the loss alone.")
+    generation_num_beams: int | None = option(4, "Beams when evaluating (section 6.1).")
+    generation_length_penalty: float = option(
+        0.6, "Exponent of the length that divides a beam's log-probability."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.label_smoothing_factor < 1:
+            raise UserError(
+                f"label_smoothing_factor={self.label_smoothing_factor} must be at least 0 and below 1"
+            )

@@ -1,29 +1,37 @@
 """From a YAML file and command-line flags to the arguments of one run, and back to YAML.
 
 A configuration file is flat: each key is a field of `ModelArguments`, `DataArguments`, `CardArguments` or
-`TrainingArguments`, which has all of transformers'; a run of another kind has a section more. The file gives
+`TrainingArguments`, which has all of transformers'; a run of another kind has other sections. The file gives
 defaults and flags override them; both go through one `HfArgumentParser`, so they obey the same types.
 """
 
 import dataclasses
 import difflib
 import inspect
+import itertools
 import re
 import textwrap
 import typing
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import yaml
 from transformers import HfArgumentParser
 
 from vaswani.data.corpus import SPLITS
 from vaswani.errors import UserError, one_line
-from vaswani.training.arguments import CardArguments, DataArguments, ModelArguments, TrainingArguments
+from vaswani.training.arguments import (
+    BaseTrainingArguments,
+    CardArguments,
+    DataArguments,
+    ModelArguments,
+    TrainingArguments,
+)
+from vaswani.training.metrics import METRICS
 
 # Not a property of the run (where it continues), or not for others to read.
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
@@ -53,18 +61,24 @@ FIELDS_WITHOUT_EFFECT = {
 }
 
 
-@dataclass
-class RunConfig:
-    """The resolved arguments of one run, a section each; a subclass may add one."""
+class BaseConfig:
+    """The resolved arguments of one run; each kind of run is a dataclass with a field for each section."""
 
-    model: ModelArguments
-    data: DataArguments
-    training: TrainingArguments
+    model: Any
+    data: Any
+    training: BaseTrainingArguments
     card: CardArguments
 
-    command: ClassVar[str] = "train"
-    purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
-    example: ClassVar[str] = "configs/dates.yaml"
+    command: ClassVar[str]
+    purpose: ClassVar[str]
+    example: ClassVar[str]
+    scores: ClassVar[Sequence[str]]  # that `metric_for_best_model` may name
+    without_effect: ClassVar[dict[str, str]] = FIELDS_WITHOUT_EFFECT  # fields, and why
+
+    @classmethod
+    def variant(cls, given: Mapping[str, Any]) -> "type[BaseConfig]":
+        """The kind of run that is meant by what was given; this one, unless a field chooses among several."""
+        return cls
 
     @property
     def output_dir(self) -> Path:
@@ -87,31 +101,45 @@ class RunConfig:
         )
 
 
-def training_settings(training: TrainingArguments) -> dict[str, Any]:
+@dataclass
+class RunConfig(BaseConfig):
+    """The resolved arguments of one training on pairs, a section each; a subclass may add one."""
+
+    model: ModelArguments
+    data: DataArguments
+    training: TrainingArguments
+    card: CardArguments
+
+    command: ClassVar[str] = "train"
+    purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
+    example: ClassVar[str] = "configs/dates.yaml"
+    scores: ClassVar[Sequence[str]] = ("loss", *METRICS)
+
+
+def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
     """Plain values: the fields of ours, and those of transformers that differ from their defaults."""
-    values, defaults = {}, _TransformersDefaults()
+    values, defaults = {}, _defaults(type(training))
     for field in dataclasses.fields(training):
         value = getattr(training, field.name, None)
         changed = field.init and value != getattr(defaults, field.name)
-        is_ours = field.name in (*TrainingArguments.__annotations__, "output_dir")
+        is_ours = field.name == "output_dir" or not _is_inherited(field.name, type(training))
         if field.name not in UNSAVED_FIELDS and (changed or is_ours):
             values[field.name] = _plain(value)
     return values
 
 
-class _TransformersDefaults(TrainingArguments):
+def _defaults(kind: type[BaseTrainingArguments]) -> BaseTrainingArguments:
     """For comparison only: setting up a device would take it from a trainer that already exists."""
+    return type(f"Default{kind.__name__}", (kind,), {"device": None})()
 
-    device = None  # type: ignore[assignment]
 
-
-def sections(kind: type[RunConfig]) -> dict[str, type]:
+def sections(kind: type[BaseConfig]) -> dict[str, type]:
     """The sections of a run of this kind: a dataclass of arguments for each."""
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(cast(Any, kind))}
 
 
-Config = TypeVar("Config", bound=RunConfig)
+Config = TypeVar("Config", bound=BaseConfig)
 
 
 @typing.overload
@@ -123,8 +151,8 @@ def load_config(yaml_path: str | Path | None, overrides: Sequence[str], kind: ty
 
 
 def load_config(
-    yaml_path: str | Path | None, overrides: Sequence[str] = (), kind: type[RunConfig] = RunConfig
-) -> RunConfig:
+    yaml_path: str | Path | None, overrides: Sequence[str] = (), kind: type[BaseConfig] = RunConfig
+) -> BaseConfig:
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
     The corpus is one choice: flags that name files replace the file's data set, and the other way round.
@@ -133,8 +161,10 @@ def load_config(
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
+    values = {} if yaml_path is None else _read_yaml(Path(yaml_path))
+    kind = kind.variant(values | _flag_values(overrides))
     parser = _Parser(kind)
-    namespace = Namespace() if yaml_path is None else parser.parse_yaml(Path(yaml_path))
+    namespace = parser.parse_yaml(values, Path(yaml_path or ""))
     parser.replace_corpus(overrides, namespace)
     namespace = parser.parse_flags(overrides, namespace)
     try:
@@ -146,8 +176,14 @@ def load_config(
     return kind(*arguments)
 
 
-def describe_options(kind: type[RunConfig] = RunConfig) -> str:
-    """The help of a run's command: the fields that this project adds or gives another default."""
+def describe_options(kind: type[BaseConfig] = RunConfig, flags: Sequence[str] = ()) -> str:
+    """The help of a run's command: the fields that this project adds or gives another default.
+
+    Args:
+        kind: of the run.
+        flags: that were given with it, for the field that chooses among several kinds.
+    """
+    kind = kind.variant(_flag_values(flags))
     lines = [f"Usage: vaswani {kind.command} --config FILE [--FIELD VALUE ...]", ""]
     lines += textwrap.wrap(
         f"{kind.purpose} FILE is flat YAML and gives defaults; flags override it. "
@@ -161,10 +197,10 @@ def describe_options(kind: type[RunConfig] = RunConfig) -> str:
                 lines += _describe_option(field)
     lines += [""]
     lines += textwrap.wrap(
-        "Every training argument of transformers (Seq2SeqTrainingArguments) is accepted as well, among them: "
+        "Every training argument of transformers is accepted as well, among them: "
         "output_dir, max_steps, num_train_epochs, gradient_accumulation_steps, max_grad_norm, seed, bf16, "
         "torch_compile, use_cpu, eval_strategy, eval_steps, save_strategy, save_steps, save_total_limit, "
-        "logging_steps, load_best_model_at_end, metric_for_best_model (loss, bleu, chrf, exact_match), "
+        f"logging_steps, load_best_model_at_end, metric_for_best_model ({', '.join(kind.scores)}), "
         "resume_from_checkpoint (true or a directory).",
         100,
     )
@@ -192,22 +228,22 @@ def _describe_option(field: dataclasses.Field) -> list[str]:
 class _Parser(HfArgumentParser):
     """`HfArgumentParser` that reads YAML as flags and reports every mistake as a `UserError`."""
 
-    def __init__(self, kind: type[RunConfig]):
+    def __init__(self, kind: type[BaseConfig]):
         classes: list[Any] = list(sections(kind).values())
         super().__init__(classes, allow_abbrev=False, add_help=False)
         self._hints = {
             name: hint for section in classes for name, hint in typing.get_type_hints(section).items()
         }
         self._help = f"see vaswani {kind.command} --help"
+        self._without_effect = kind.without_effect
         self._place = ""  # where the values being read come from, for messages
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse; its message reads `argument --name/--na-me: what is wrong`."""
         raise UserError(re.sub(r"^argument --([^:/]+)[^:]*: ", rf"\1{self._place}: ", message))
 
-    def parse_yaml(self, path: Path) -> Namespace:
+    def parse_yaml(self, values: dict[str, Any], path: Path) -> Namespace:
         """Values of a flat YAML file, converted to the types of their fields."""
-        values = _read_yaml(path)
         for name in values:
             self._check_name(str(name), f"unknown key {str(name)!r} in {path}")
         self._place = f" in {path}"
@@ -238,8 +274,8 @@ class _Parser(HfArgumentParser):
             vars(namespace).pop(name, None)
 
     def _check_name(self, name: str, problem: str, prefix: str = "") -> None:
-        if name in FIELDS_WITHOUT_EFFECT:
-            raise UserError(f"{name} has no effect here: {FIELDS_WITHOUT_EFFECT[name]}")
+        if name in self._without_effect:
+            raise UserError(f"{name} has no effect here: {self._without_effect[name]}")
         if name not in self._hints:
             nearest = difflib.get_close_matches(name, self._hints, n=1)
             hint = f"did you mean '{prefix}{nearest[0]}'?" if nearest else self._help
@@ -259,6 +295,16 @@ class _Parser(HfArgumentParser):
             texts = ["no" if text is False else text for text in texts]  # YAML reads a bare `no` as false
         namespace, rest = self.parse_known_args([f"--{name}", *map(str, texts)])
         return value if rest else getattr(namespace, name)
+
+
+def _flag_values(flags: Sequence[str]) -> dict[str, str]:
+    """The first value of each flag, as `--name value` or `--name=value`."""
+    given = {}
+    for flag, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
+        if flag.startswith("--"):
+            name, _, value = flag.removeprefix("--").partition("=")
+            given[name.replace("-", "_")] = value or following
+    return given
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ MOST_SKIPPED = 10  # updates in a row; then it is not the batches
 
 
 class DurableTrainer(ShardedTrainer):
-    """A `Seq2SeqTrainer` whose checkpoints appear whole, and which does not train on NaN.
+    """A transformers `Trainer` whose checkpoints appear whole, and which does not train on NaN.
 
     Attributes:
         identity: what the rows that it trains on were made from, for the manifest of its checkpoints.
@@ -41,7 +41,7 @@ class DurableTrainer(ShardedTrainer):
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in `Seq2SeqTrainer`, but aside: what has the name of a checkpoint is one."""
+        """As in transformers, but aside: what has the name of a checkpoint is one."""
         args, state = self.args, self.state
         run_folder = Path(self._get_output_dir(trial))
         folder = unfinished_checkpoint(run_folder, state.global_step)
@@ -103,7 +103,7 @@ class DurableTrainer(ShardedTrainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """As in `Seq2SeqTrainer`; remembers the batches of an update until it is made."""
+        """As in transformers; remembers the batches of an update until it is made."""
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._micro_batches.append((inputs, loss))
         return loss

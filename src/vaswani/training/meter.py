@@ -11,8 +11,19 @@ import torch
 from accelerate import Accelerator
 
 from vaswani.data.batching import IGNORED_LABEL
-from vaswani.insight.arithmetic import matrix_peak, training_flops
-from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.insight.arithmetic import (
+    FORWARD_AND_BACKWARD,
+    matrix_peak,
+    prediction_flops,
+    stack_flops,
+    training_flops,
+)
+from vaswani.model.configuration_vaswani import (
+    VaswaniConfig,
+    VaswaniDecoderConfig,
+    VaswaniEncoderConfig,
+    VaswaniFamilyConfig,
+)
 
 
 class Meter:
@@ -22,33 +33,47 @@ class Meter:
         accelerator: whose processes train together.
         config: of the model; the arithmetic of a library's model is not counted.
         copies: processes that have the same batch.
+        predicts_tokens: whether labels are tokens, of whose states a model of one stack makes logits.
     """
 
-    def __init__(self, accelerator: Accelerator, config: Any, copies: int):
+    def __init__(
+        self, accelerator: Accelerator, config: Any, copies: int, predicts_tokens: bool = True
+    ) -> None:
         self.accelerator = accelerator
         self.config = config
         self.copies = copies
+        self.predicts_tokens = predicts_tokens
         self._peak: float | None = None  # of this process, operations per second
         self._start_again()
 
     def _start_again(self) -> None:
         self._real: torch.Tensor | int = 0
-        self._padded = self._flops = 0
+        self._flops: torch.Tensor | int = 0
+        self._padded = 0
         self._since = time.perf_counter()
 
     def begin(self) -> None:
         """Training begins: what came before does not count."""
-        if self._peak is None and isinstance(self.config, VaswaniConfig):
+        if self._peak is None and isinstance(self.config, VaswaniFamilyConfig):
             self._peak = matrix_peak(self.accelerator.device, _computes_in(self.accelerator))
         self._start_again()
 
     def count(self, inputs: dict[str, Any]) -> None:
         """A batch that is trained on; nothing waits for the device."""
-        source, labels = inputs["attention_mask"], inputs["labels"]
-        self._real += source.sum() + (labels != IGNORED_LABEL).sum()
-        self._padded += source.numel() + labels.numel()
+        mask, labels = inputs.get("attention_mask"), inputs["labels"]
+        rows, length = (inputs["input_ids"] if mask is None else mask).shape
+        self._real += rows * length if mask is None else mask.sum()
+        self._padded += rows * length
+        num_labels = (labels != IGNORED_LABEL).sum()
+        if self.config.is_encoder_decoder:
+            self._real += num_labels
+            self._padded += labels.numel()
         if isinstance(self.config, VaswaniConfig):
-            self._flops += training_flops(self.config, len(source), source.shape[1], labels.shape[1])
+            self._flops += training_flops(self.config, rows, length, labels.shape[1])
+        elif isinstance(self.config, VaswaniEncoderConfig | VaswaniDecoderConfig):
+            forward = stack_flops(self.config, rows, length)
+            predicted = prediction_flops(self.config, num_labels) if self.predicts_tokens else 0
+            self._flops += FORWARD_AND_BACKWARD * (forward + predicted)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -67,7 +92,7 @@ class Meter:
         if not self._padded:
             return {}
         seconds = time.perf_counter() - self._since
-        counts = [float(self._real), self._padded, self._flops, self._peak or 0.0]
+        counts = [float(self._real), self._padded, float(self._flops), self._peak or 0.0]
         mine = torch.tensor(counts, dtype=torch.float64, device="cpu").to(
             self.accelerator.device, torch.float32
         )

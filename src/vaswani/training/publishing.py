@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import Seq2SeqTrainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
@@ -31,15 +31,15 @@ def push_options(args: TrainingArguments) -> dict[str, Any]:
     return {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
 
 
-class PublishingTrainer(Seq2SeqTrainer):
-    """A `Seq2SeqTrainer` whose pushes arrive complete, under a card that tells what is known."""
+class PublishingTrainer(Trainer):
+    """A transformers `Trainer` whose pushes arrive complete, under a card that tells what is known."""
 
     args: Any
     hub_model_id: Any
     push_in_progress: Any
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in `Seq2SeqTrainer`; what stands in the way is told before anything is trained."""
+        """As in transformers; what stands in the way is told before anything is trained."""
         try:
             super().init_hf_repo(token, private)
         except HUB_ERRORS as error:

@@ -21,7 +21,7 @@ from vaswani.training.sharding import (
 
 
 class ShardedTrainer(PublishingTrainer):
-    """A `Seq2SeqTrainer` that shards its model as `fsdp_size` and `tensor_parallel_size` say.
+    """A transformers `Trainer` that shards its model as `fsdp_size` and `tensor_parallel_size` say.
 
     The library trains such models too, but saves no state of their optimizers, and so cannot resume.
     """
@@ -43,7 +43,7 @@ class ShardedTrainer(PublishingTrainer):
         return self.args.world_size // self.get_tp_size()
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """As in `Seq2SeqTrainer`; of a sharded model, the whole weights, and tied ones once."""
+        """As in transformers; of a sharded model, the whole weights, and tied ones once."""
         if not is_sharded(self.model):
             return super()._save(output_dir, state_dict)
         state_dict = self.whole_weights() if state_dict is None else state_dict
@@ -57,7 +57,7 @@ class ShardedTrainer(PublishingTrainer):
         return whole_state_dict(self.model) if is_sharded(self.model) else self.model.state_dict()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """As in `Seq2SeqTrainer`; of a sharded model, the whole state."""
+        """As in transformers; of a sharded model, the whole state."""
         if not is_sharded(self.model):
             return super()._save_optimizer_and_scheduler(output_dir)
         state = whole_optimizer_state(self.optimizer, self.model, self._optimizer_groups())
@@ -74,7 +74,7 @@ class ShardedTrainer(PublishingTrainer):
         return [[name for name in names if (name in decaying) == decays] for decays in (True, False)]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As in `Seq2SeqTrainer`, which cannot give a process its share."""
+        """As in transformers, which cannot give a process its share."""
         if checkpoint is None or not is_sharded(self.model):
             return super()._load_optimizer_and_scheduler(checkpoint)
         states = [

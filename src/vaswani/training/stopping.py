@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from vaswani.errors import StoppedError
 
 if TYPE_CHECKING:
-    from vaswani.training.trainer import Trainer
+    from vaswani.training.base_trainer import BaseTrainer
 
 
 class StopOnSignal(TrainerCallback):
@@ -26,7 +26,7 @@ class StopOnSignal(TrainerCallback):
         trainer: saves during an evaluation, which is broken off.
     """
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
         self.signalled = self._has_stopped = False
         self._agreement: tuple[torch.Tensor, Any] | None = None

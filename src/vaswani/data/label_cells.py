@@ -1,0 +1,105 @@
+"""What the cells of labelled rows say: a text or its words, and the labels of each task.
+
+A cell is what a reader found: text, a number, true or false, a list of these, or None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+TASKS = ("classification", "multi_label", "regression", "tagging")
+
+
+def read_text(cell: Any, task: str) -> str | list[str] | None:
+    """The text of a cell, for tagging its words: a list, or text with spaces between them.
+
+    Returns:
+        None where there is no text.
+
+    Raises:
+        ValueError: a list for a task on texts, or one that holds something else than words.
+    """
+    if task == "tagging":
+        return _names(cell)
+    if isinstance(cell, list):
+        raise ValueError(f"has a list, {_shown(cell)}, where task={task} takes a text")
+    return cell if isinstance(cell, str) else None
+
+
+def read_label(cell: Any, task: str, separator: str = ",") -> str | list[str] | float | None:
+    """The label of a cell: a name; for `multi_label` and `tagging` a list of names; else a number.
+
+    Args:
+        cell: what a file holds.
+        task: one of `TASKS`.
+        separator: between several labels that are one text; a list, also one of JSON, needs none.
+
+    Returns:
+        None where there is nothing: null, or not a number (NaN).
+
+    Raises:
+        ValueError: it holds something that is no label of this task; the message is to follow "row 1".
+    """
+    if cell is None or cell != cell:
+        return None
+    readers: dict[str, Callable[[Any], Any]] = {
+        "classification": _name,
+        "multi_label": lambda cell: _several(cell, separator),
+        "regression": _number,
+        "tagging": _names,
+    }
+    return readers[task](cell)
+
+
+def _name(cell: Any) -> str:
+    """One label: text, a whole number, or true or false."""
+    if isinstance(cell, str):
+        return cell.strip()
+    if isinstance(cell, bool):
+        return json.dumps(cell)
+    if isinstance(cell, int | float) and cell == int(cell):
+        return str(int(cell))
+    if isinstance(cell, list):
+        raise ValueError(f"has a list, {_shown(cell)}, where one label is expected; see task")
+    raise ValueError(f"has {_shown(cell)} where a label is expected; see task and label_field")
+
+
+def _several(cell: Any, separator: str) -> list[str]:
+    """A set of labels, in the order in which they are given."""
+    if isinstance(cell, str):
+        cell = _list_of_json(cell, otherwise=cell.split(separator))
+    names = [_name(item) for item in (cell if isinstance(cell, list) else [cell])]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def _list_of_json(text: str, otherwise: list[Any]) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return otherwise
+    return value if isinstance(value, list) else otherwise
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        number = float(cell) if not isinstance(cell, bool) else math.inf
+    except (TypeError, ValueError):
+        number = math.inf if cell else math.nan  # an empty cell holds nothing
+    if math.isinf(number):
+        raise ValueError(f"has {_shown(cell)} where task=regression takes a number")
+    return None if math.isnan(number) else number
+
+
+def _names(cell: Any) -> list[str] | None:
+    """A sequence of words, or of tags."""
+    if isinstance(cell, str):
+        return cell.split()
+    return [_name(item) for item in cell] if isinstance(cell, list) else None
+
+
+def _shown(cell: Any) -> str:
+    text = repr(cell)
+    return text if len(text) <= 60 else f"{text[:60]} …"

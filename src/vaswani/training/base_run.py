@@ -1,0 +1,296 @@
+"""The steps of every training run, from a resolved configuration to a saved model, scores and a card."""
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import datasets
+import torch
+from accelerate import PartialState
+from datasets import IterableDataset
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    enable_full_determinism,
+    set_seed,
+)
+
+from vaswani.data.corpus import Corpus, load_corpus
+from vaswani.errors import RunError, UserError, one_line
+from vaswani.hub.card import write_card
+from vaswani.hub.push import push_folder
+from vaswani.hub.run_facts import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, read_run_facts
+from vaswani.insight.curves import save_curves
+from vaswani.training.arguments import FamilyArguments
+from vaswani.training.base_trainer import BaseTrainer
+from vaswani.training.checkpoints import check_continues, check_writable, checkpoint_to_resume
+from vaswani.training.config_file import BaseConfig
+from vaswani.training.processes import check_processes
+from vaswani.training.publishing import push_options
+from vaswani.training.sharding import check_sizes, held_parameters, is_sharded
+
+
+class BaseRun(ABC):
+    """A training run, step by step; each kind of run has steps of its own.
+
+    Writes `training_config.yaml` (the resolved configuration), `corpus.json` (where the data came from), the
+    tokenizers, checkpoints, the final model and its scores.
+    """
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def run(self) -> dict[str, float]:
+        """Train, save, evaluate.
+
+        Returns:
+            The scores on the test split, or else on the validation split; empty without either.
+
+        Raises:
+            UserError: for a configuration or a corpus that cannot work.
+        """
+        config = self.config
+        self.check()
+        checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
+        check_writable(config.output_dir)
+        with _first_the_main_process():
+            corpus = self.load()
+        if checkpoint:
+            check_continues(checkpoint, corpus.identity(), config.training)
+        tokenizers = self.load_tokenizers(checkpoint) if checkpoint else self.build_tokenizers(corpus)
+        model = self.build_model(tokenizers)
+        if checkpoint:
+            _check_same_model(config.model, model, checkpoint)
+        with _first_the_main_process():
+            splits = self.tokenize(corpus, tokenizers)
+        trainer = self.build_trainer(splits, tokenizers, model)
+        trainer.identity = corpus.identity()
+        counts = self.row_counts(corpus, splits)
+        if trainer.is_world_process_zero():
+            _announce(counts, model)
+        if config.training.should_save:
+            self._record(corpus, counts, tokenizers)
+
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.stop_on_signal.raise_if_stopped()
+        trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
+        trainer.save_state()
+        trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
+        if trainer.is_world_process_zero():
+            print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
+            with suppress(UserError):  # without matplotlib, or when a short run has logged nothing
+                save_curves(config.output_dir)
+        return self.evaluate(trainer, splits, tokenizers)
+
+    # ------------------------------------------------------------------------------------------ its own steps
+
+    @abstractmethod
+    def check(self) -> None:
+        """Find what would fail only after the corpus was read, or at the first evaluation."""
+
+    def load(self) -> Corpus:
+        """The corpus, with all splits that it has; training and, where one is evaluated, validation exist."""
+        corpus = load_corpus(self.config.data.corpus)
+        corpus.split("train")
+        if self.config.training.eval_strategy != "no" and "validation" not in corpus.splits:
+            raise UserError(
+                "evaluation needs a validation split; give a validation_file or set eval_strategy to no"
+            )
+        return corpus
+
+    @abstractmethod
+    def load_tokenizers(self, checkpoint: Path) -> Any:
+        """The tokenizer or tokenizers that a checkpoint was trained with."""
+
+    @abstractmethod
+    def build_tokenizers(self, corpus: Corpus) -> Any:
+        """Those of a run that begins."""
+
+    @abstractmethod
+    def save_tokenizers(self, tokenizers: Any, folder: Path) -> None:
+        """Write them into a folder."""
+
+    @abstractmethod
+    def build_model(self, tokenizers: Any) -> PreTrainedModel:
+        """The model as it is before training."""
+
+    @abstractmethod
+    def tokenize(self, corpus: Corpus, tokenizers: Any) -> dict[str, Any]:
+        """The rows of each split as the trainer takes them."""
+
+    @abstractmethod
+    def build_trainer(self, splits: dict[str, Any], tokenizers: Any, model: PreTrainedModel) -> BaseTrainer:
+        """A trainer for the tokenized splits: of `train`, and of `validation` if there is one."""
+
+    @abstractmethod
+    def evaluate(self, trainer: Any, splits: dict[str, Any], tokenizers: Any) -> dict[str, float]:
+        """Evaluate the final model on the test split, or else on the validation split; empty without both."""
+
+    def row_counts(self, corpus: Corpus, splits: dict[str, Any]) -> dict[str, str]:
+        """What became of the rows of each split, in words."""
+        counts = {}
+        for name, rows in splits.items():
+            if isinstance(rows, IterableDataset):
+                counts[name] = "streamed"
+            else:
+                used = f", of which {len(rows):,} are used" if len(rows) < corpus.reports[name].kept else ""
+                counts[name] = f"{corpus.reports[name]}{used}"
+        return counts
+
+    def _record(self, corpus: Corpus, counts: dict[str, str], tokenizers: Any) -> None:
+        """Write down what the run is made of, before it begins."""
+        folder = self.config.output_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of an earlier end of this run
+        self.save_tokenizers(tokenizers, folder)
+        self.config.save(folder / SETTINGS_FILE)
+        provenance = json.dumps({"rows": counts, **corpus.fingerprint}, indent=2, ensure_ascii=False)
+        (folder / CORPUS_FILE).write_text(provenance, encoding="utf-8")
+
+
+@contextmanager
+def _first_the_main_process() -> Iterator[None]:
+    """The main process of each machine reads and tokenizes; the others then find it in the cache."""
+    state = PartialState()
+    if not state.is_local_main_process:
+        datasets.disable_progress_bars()
+    with state.local_main_process_first():
+        yield
+
+
+def check_devices(config: BaseConfig) -> None:
+    """Find numbers of processes that do not fit together, and what has no use without a length.
+
+    Raises:
+        UserError: they do not fit, or a stream was asked for without `max_steps`.
+    """
+    args = config.training
+    check_processes()
+    check_sizes(args.fsdp_size, args.tensor_parallel_size, args.world_size)
+    if config.data.streaming and args.max_steps <= 0:
+        raise UserError("streaming=true needs max_steps: the length of a stream is not known")
+
+
+def check_metric(name: str | None, known: list[str]) -> None:
+    """Find a `metric_for_best_model` that no evaluation computes.
+
+    Raises:
+        UserError: naming those that are.
+    """
+    if name is not None and name.removeprefix("eval_") not in known:
+        raise UserError(
+            f"metric_for_best_model={name.removeprefix('eval_')} is not computed; "
+            f"choose one of {', '.join(known)}"
+        )
+
+
+def seed_everything(config: BaseConfig) -> None:
+    """Draw first weights, and what follows, from the run's seed."""
+    args = config.training
+    enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
+
+
+Shape = TypeVar("Shape", bound=PreTrainedConfig)
+
+
+def config_from(kind: type[Shape], arguments: FamilyArguments, **others: Any) -> Shape:
+    """A model's configuration, of this kind.
+
+    Args:
+        kind: of the model.
+        arguments: its fields as a run was given them.
+        others: what the data decide, such as the size of the vocabulary.
+
+    Raises:
+        UserError: for values that make no model, such as heads that do not divide the width.
+    """
+    values = asdict(arguments)
+    values.pop("attn_implementation")
+    for name in ("encoder_attention", "decoder_attention"):
+        if len(values.get(name, ())) == 1:  # one word for all layers
+            values[name] = values[name][0]
+    try:
+        return kind(**values, **others)
+    except (ValueError, StrictDataclassError) as error:
+        raise UserError(one_line(error.__cause__ or error)) from error
+
+
+def new_model(config: BaseConfig, auto_class: Any, shape: PreTrainedConfig) -> PreTrainedModel:
+    """A model with fresh weights, drawn from the run's seed.
+
+    Args:
+        config: of the run.
+        auto_class: the Auto class whose model it is.
+        shape: its configuration.
+
+    Raises:
+        UserError: there is no such attention kernel.
+    """
+    seed_everything(config)
+    kernel = config.model.attn_implementation
+    try:
+        return auto_class.from_config(shape, **({"attn_implementation": kernel} if kernel else {}))
+    except (ValueError, ImportError) as error:
+        raise UserError(one_line(error)) from error
+
+
+def publish(config: BaseConfig) -> None:
+    """Write the card of a finished run and, where `push_to_hub` is set, push the model with it.
+
+    Raises:
+        UserError, RunError: it could not be pushed.
+    """
+    if not PartialState().is_main_process:
+        return
+    folder, training = config.output_dir, config.training
+    name = training.hub_model_id or folder.absolute().name
+    facts = read_run_facts(folder)
+    write_card(folder, facts, name)
+    if not training.push_to_hub:
+        return
+    try:
+        url = push_folder(folder, name, facts, **push_options(training))
+    except (UserError, RunError) as error:
+        raise RunError(f"{error}; then: vaswani push --model {folder} --repo {name}") from error
+    print(f"published {url}", flush=True)
+
+
+def _check_same_model(arguments: Any, model: PreTrainedModel, checkpoint: Path) -> None:
+    """A checkpoint can only be continued with the model that it holds."""
+    saved = AutoConfig.from_pretrained(checkpoint)
+    for name in (field.name for field in fields(arguments) if field.name != "attn_implementation"):
+        asked, found = (getattr(shape, name, None) for shape in (model.config, saved))
+        if asked != found:
+            raise UserError(
+                f"{name}={asked}, but {checkpoint} has {found}; "
+                f"resume with the configuration of the run ({SETTINGS_FILE} beside the checkpoint)"
+            )
+
+
+def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
+    """Say what is trained on what."""
+    print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
+    source = model.config.vocab_size
+    sizes = sorted({source, getattr(model.config, "decoder_vocab_size", source)})
+    vocabulary = " and ".join(f"{size:,}" for size in sizes)
+    share = f" (of which this process holds {held_parameters(model):,})" if is_sharded(model) else ""
+    print(
+        f"model: {model.num_parameters():,} parameters{share}, vocabulary of {vocabulary} tokens", flush=True
+    )
+
+
+def peak_memory() -> int:
+    """Bytes: the most that tensors held on the GPU, or on a CPU this whole process so far."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    import resource  # not there on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,168 @@
+"""A whole fine-tuning: from a pre-trained encoder and labelled texts to a model of a task and its scores."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
+
+from vaswani.data.corpus import Corpus
+from vaswani.data.labelled import load_labelled
+from vaswani.data.labelled_tokens import LabelCollator, tokenize_labelled
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.errors import UserError
+from vaswani.training.base_run import BaseRun, check_metric, seed_everything
+from vaswani.training.finetuning_arguments import FinetuningConfig
+from vaswani.training.finetuning_trainer import FinetuningTrainer
+from vaswani.training.label_evaluation import LabelScores, evaluate_finished
+from vaswani.training.labels import TASKS, LabelTask, Tagging
+from vaswani.training.pretrained import Pretrained, load_with_head, new_with_head, open_pretrained
+from vaswani.training.processes import check_processes
+from vaswani.training.sharding import check_sizes
+from vaswani.training.spans import mark_spans
+
+
+def finetune(config: FinetuningConfig) -> dict[str, float]:
+    """Train a pre-trained encoder on labelled texts, save it in `output_dir` and evaluate it.
+
+    Returns:
+        The scores on the test split, or else on the validation split; empty without either.
+
+    Raises:
+        UserError: for a configuration, a model or a corpus that cannot work.
+    """
+    return FinetuningRun(config).run()
+
+
+class FinetuningRun(BaseRun):
+    """A training run that begins with a pre-trained encoder, and gives it a head for its task."""
+
+    config: FinetuningConfig
+    task: LabelTask  # known once the labels have been read
+
+    @cached_property
+    def scores(self) -> LabelScores:
+        """What the trainer computes its metrics with."""
+        return LabelScores(self.task)
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        """What the run begins with."""
+        return open_pretrained(str(self.config.model.model), TASKS[self.config.data.task].auto_class)
+
+    def check(self) -> None:
+        """Find what would fail only after the rows were read, or at the first evaluation."""
+        args, data = self.config.training, self.config.data
+        task = TASKS[data.task]
+        check_processes()
+        check_sizes(args.fsdp_size, args.tensor_parallel_size, args.world_size)
+        check_metric(args.metric_for_best_model, ["loss", *task.metric.names])
+        if args.label_smoothing_factor and not task.smooths:
+            raise UserError(f"label_smoothing_factor has no meaning for task={data.task}; leave it out")
+        longest = self.pretrained.longest
+        if longest is not None and data.max_length > longest:
+            raise UserError(
+                f"max_length={data.max_length}, but {self.pretrained.folder} has positions for {longest} "
+                f"tokens; set max_length to {longest} or less"
+            )
+
+    # ---------------------------------------------------------------------------------- rows and their labels
+
+    def load(self) -> Corpus:
+        """The labelled texts, of which the labels of training are those of the task."""
+        args, data = self.config.training, self.config.data
+        corpus = load_labelled(data.corpus)
+        labels = corpus.split("train")["label"][:]
+        if args.eval_strategy != "no" and "validation" not in corpus.splits:
+            raise UserError(
+                "evaluation needs a validation split; give a validation_file or set eval_strategy to no"
+            )
+        kind = TASKS[data.task]
+        self.task = kind(self._in_the_models_order(kind.names_in(labels)))
+        for split, rows in corpus.splits.items():
+            self.task.check_known(rows["label"][:], split)
+        if isinstance(self.task, Tagging) and not mark_spans(self.task.names):  # then none are scored
+            check_metric(args.metric_for_best_model, ["loss", "token_accuracy"])
+        return corpus
+
+    def _in_the_models_order(self, names: list[str]) -> list[str]:
+        """A model that tells these labels apart already keeps the numbers that it knows them by."""
+        known = list((self.pretrained.config.id2label or {}).values())
+        return known if sorted(known) == sorted(names) else names
+
+    def tokenize(self, corpus: Corpus, tokenizers: PreTrainedTokenizerBase) -> dict[str, Dataset]:
+        """Rows as token ids; of tagging, whose scores are of every word, only those of training are cut."""
+        splits = {}
+        for split, rows in corpus.splits.items():
+            cuts = split == "train" or self.config.data.task != "tagging"
+            limit = self.config.data.max_length if cuts else self.pretrained.longest
+            report = corpus.reports[split]
+            splits[split] = tokenize_labelled(
+                rows, tokenizers, self.task.target, limit, report, truncate=cuts
+            )
+            self._check_budget(splits[split], split)
+        return splits
+
+    def _check_budget(self, rows: Dataset, split: str) -> None:
+        longest, budget = max(rows["length"][:]), self.config.training.max_tokens_per_batch
+        if longest > budget:
+            raise UserError(
+                f"max_tokens_per_batch={budget} is too small: {split} has a row of {longest} tokens; raise "
+                "it, or lower max_length"
+            )
+
+    # ---------------------------------------------------------------------------------------------- the model
+
+    def load_tokenizers(self, checkpoint: Path) -> PreTrainedTokenizerBase:
+        """The tokenizer of a checkpoint."""
+        return load_tokenizers(checkpoint)[0]
+
+    def build_tokenizers(self, corpus: Corpus) -> PreTrainedTokenizerBase:
+        """The tokenizer of the pre-trained model."""
+        return self.pretrained.tokenizer
+
+    def save_tokenizers(self, tokenizers: PreTrainedTokenizerBase, folder: Path) -> None:
+        """Write it into a folder."""
+        save_tokenizers(tokenizers, tokenizers, folder)
+
+    def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The pre-trained model with a head for the task, or one of its shape with new weights."""
+        seed_everything(self.config)
+        arguments = self.config.model
+        kernel = arguments.attn_implementation
+        options: dict[str, Any] = {"attn_implementation": kernel} if kernel else {}
+        parts = self.pretrained, self.task.auto_class, self.task.config_fields()
+        if arguments.from_scratch:
+            return new_with_head(*parts, **options)
+        model, new = load_with_head(*parts, **options)
+        if new:
+            PartialState().print(f"new weights: {', '.join(new)}", flush=True)
+        return model
+
+    def build_trainer(
+        self, splits: dict[str, Dataset], tokenizers: PreTrainedTokenizerBase, model: PreTrainedModel
+    ) -> FinetuningTrainer:
+        """A trainer for the tokenized rows."""
+        args = self.config.training
+        patience = args.early_stopping_patience
+        return FinetuningTrainer(
+            task=self.task,
+            model=model,
+            args=args,
+            train_dataset=splits["train"],
+            eval_dataset=splits.get("validation"),
+            data_collator=LabelCollator(int(tokenizers.pad_token_id)),
+            processing_class=tokenizers,
+            compute_metrics=self.scores,
+            callbacks=[] if patience is None else [EarlyStoppingCallback(patience)],
+        )
+
+    def evaluate(
+        self, trainer: FinetuningTrainer, splits: dict[str, Dataset], tokenizers: PreTrainedTokenizerBase
+    ) -> dict[str, float]:
+        """Scores on the test split, or else on the validation split; printed and saved."""
+        return evaluate_finished(trainer, self.scores, splits)

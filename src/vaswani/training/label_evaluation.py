@@ -1,0 +1,140 @@
+"""What a finished fine-tuning says of its model: scores with confidence, and some of what it predicts."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import EarlyStoppingCallback, EvalPrediction
+
+from vaswani.data.evenly_spread import evenly_spread
+from vaswani.hub.run_facts import EVALUATION_FILE
+from vaswani.training.confidence import RESAMPLES, Estimate
+from vaswani.training.final_evaluation import NUM_EXAMPLES, _shortened
+from vaswani.training.finetuning_trainer import FinetuningTrainer
+from vaswani.training.label_metrics import TaggingMetric, scores_by_type
+from vaswani.training.labels import LabelTask
+from vaswani.training.spans import OUTSIDE, mark_spans
+from vaswani.whole_files import write_whole
+
+VERSIONS_OF = ("vaswani", "transformers", "torch", "tokenizers")
+
+
+class LabelScores:
+    """The `compute_metrics` of a fine-tuning; holds the latest scores with what they were computed from."""
+
+    def __init__(self, task: LabelTask):
+        self.task = task
+        self.metric = task.metric(keep_in_memory=True)
+        self.scores: dict[str, float] = {}
+        self.predictions: list[Any] = []
+        self.references: list[Any] = []
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Score the outputs of all rows against their targets (see `LabelTask`)."""
+        outputs, labels = (np.asarray(part) for part in (prediction.predictions, prediction.label_ids))
+        self.predictions = self.task.predictions(outputs, labels)
+        self.references = self.task.references(labels)
+        table = self.metric.table(self.predictions, self.references)
+        self.scores = self.metric.scores(table, np.ones(len(table)))
+        return self.scores
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Each score with its 95 % confidence interval, from bootstrap resamples of the rows."""
+        table = self.metric.table(self.predictions, self.references)
+        resampled = self.metric.resampled_scores(table)
+        return {name: Estimate.from_resamples(score, resampled[name]) for name, score in self.scores.items()}
+
+
+def evaluate_finished(
+    trainer: FinetuningTrainer, label_scores: LabelScores, splits: dict[str, Dataset]
+) -> dict[str, float]:
+    """Evaluate the final model on the test split, or else on the validation split; save and show the result.
+
+    Writes transformers' `<split>_results.json`, and `evaluation.json`, with intervals and examples.
+
+    Args:
+        trainer: that has ended.
+        label_scores: what it computes its metrics with.
+        splits: tokenized rows.
+
+    Returns:
+        The scores; empty without either split.
+    """
+    split = "test" if "test" in splits else "validation"
+    if split not in splits:
+        return {}
+    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
+    scores = trainer.evaluate(splits[split], metric_key_prefix=split)
+    trainer.save_metrics(split, scores)
+    if trainer.is_world_process_zero():
+        record = _record(label_scores, splits[split], split)
+        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        write_whole(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, text.encode())
+        _show(record, scores[f"{split}_loss"])
+    return scores
+
+
+def _record(scores: LabelScores, rows: Dataset, split: str) -> dict[str, Any]:
+    """What `evaluation.json` holds."""
+    names = scores.metric.names
+    record = {
+        "split": split,
+        "rows": len(rows),
+        "metrics": {
+            metric: {"name": names[metric], **vars(estimate), "signature": None}
+            for metric, estimate in scores.estimates().items()
+        },
+        "intervals": f"from {RESAMPLES:,} bootstrap resamples of the rows (Koehn, 2004), seed 0",
+        "examples": _examples(scores, rows),
+        "versions": {name: version(name) for name in VERSIONS_OF},
+    }
+    if isinstance(scores.metric, TaggingMetric) and mark_spans(scores.task.names):
+        record["types"] = scores_by_type(scores.predictions, scores.references)
+    return record
+
+
+def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
+    """Some rows, evenly spread: their texts, predictions and references."""
+    chosen = evenly_spread(len(rows), NUM_EXAMPLES)
+    texts = rows.select_columns([name for name in ("text", "text_pair") if name in rows.column_names])
+    return [
+        {**texts[row], "prediction": scores.predictions[row], "reference": scores.references[row]}
+        for row in chosen
+    ]
+
+
+def _show(record: dict[str, Any], loss: float) -> None:
+    print(f"\n{record['split']} ({record['rows']:,} rows): loss {loss:.3f}")
+    for score in record["metrics"].values():
+        interval = f"(95 % interval {score['low']:.2f} to {score['high']:.2f})"
+        print(f"{score['name']} {score['value']:.2f} {interval}")
+    for kind, of_type in record.get("types", {}).items():
+        precision, recall, f1 = (f"{of_type[name]:.2f}" for name in ("precision", "recall", "f1"))
+        print(f"{kind}: precision {precision}, recall {recall}, F1 {f1} ({of_type['spans']:,} spans)")
+    print()
+    for example in record["examples"]:
+        _show_example(**example)
+
+
+def _show_example(text: Any, prediction: Any, reference: Any, text_pair: str | None = None) -> None:
+    """A text and its label, or tagged words; and what is right, if that is something else."""
+    wrong = "" if prediction == reference else f"  (reference: {_shown(text, reference)})"
+    if isinstance(text, list):
+        print(f"{_shown(text, prediction)}{wrong}")
+    else:
+        texts = "  |  ".join(_shortened(part) for part in (text, text_pair) if part is not None)
+        print(f"{' '.join(texts.split())}  →  {_shown(text, prediction)}{wrong}")
+
+
+def _shown(text: Any, label: Any) -> str:
+    if isinstance(text, list):
+        words = (word if tag == OUTSIDE else f"{word}/{tag}" for word, tag in zip(text, label, strict=True))
+        return _shortened(" ".join(words))
+    if isinstance(label, list):
+        return ", ".join(label) or "none"
+    return f"{label:.3g}" if isinstance(label, float) else label

@@ -1,0 +1,152 @@
+"""The pre-trained encoder that a fine-tuning begins with: opened, and given a head for its task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.errors import UserError, one_line
+from vaswani.hub.checkpoint import check_vocabulary, check_weights, local_folder
+from vaswani.hub.run_facts import read_config
+from vaswani.model.decoding import position_limit
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a fine-tuning can begin with.
+
+    Args:
+        folder: of the model.
+        config: of the model, with a head of another task or none.
+        tokenizer: pads on the right.
+        longest: tokens that the model has positions for, special tokens counted; None for any number.
+    """
+
+    folder: Path
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    longest: int | None
+
+
+def open_pretrained(name: str, auto_class: Any) -> Pretrained:
+    """Open a folder, or a model on the Hub, without loading its weights.
+
+    Args:
+        name: of the folder or of the model.
+        auto_class: that will load it.
+
+    Raises:
+        UserError: there is no model, none that this class loads, or no tokenizer that can be used.
+    """
+    folder = local_folder(name)
+    config = read_config(folder)
+    if type(config) not in auto_class._model_mapping:
+        raise UserError(
+            f"{folder} holds a model of type {config.model_type!r}, which {auto_class.__name__} does not "
+            "load; expected an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
+        )
+    tokenizer = load_tokenizers(folder)[0]
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"the tokenizer in {folder} has no padding token, which batches need; give it one")
+    tokenizer.padding_side = "right"
+    return Pretrained(folder, config, tokenizer, _longest(config, auto_class, tokenizer))
+
+
+def _longest(config: PreTrainedConfig, auto_class: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The model may have fewer positions than its configuration tells: RoBERTa's begin behind its padding."""
+    with torch.device("meta"):
+        of_model = position_limit(auto_class.from_config(config, trust_remote_code=False))
+    return None if of_model is None else min(of_model, tokenizer.model_max_length)
+
+
+def load_with_head(
+    pretrained: Pretrained, auto_class: Any, fields: dict[str, Any], **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """Load a model with a head for a task, in float32.
+
+    Args:
+        pretrained: the model.
+        auto_class: of the task.
+        fields: of the configuration, that tell of the task's labels.
+        options: of `from_pretrained`.
+
+    Returns:
+        The model, and the names of the weights that are new: those of a head that it had not, or of other
+        size. They are drawn as torch's generator stands.
+
+    Raises:
+        UserError: its weights are missing, damaged, or not those of this model.
+    """
+    folder = pretrained.folder
+    check_weights(folder, pretrained.config)
+    config = _config_with(folder, fields)
+    try:
+        with _without_remarks():
+            model, report = auto_class.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                trust_remote_code=False,
+                **options,
+            )
+    except Exception as error:  # an unknown kernel, or pickled weights cut short
+        raise UserError(
+            f"the model in {folder} cannot be loaded: {one_line(error.__cause__ or error)}"
+        ) from error
+    new = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
+    if lost := [name for name in new if _is_of_encoder(name, model)]:
+        raise UserError(
+            f"the weights in {folder} lack {len(lost)} of the encoder's, {lost[0]} for one; they are "
+            "incomplete or of another model: use another checkpoint"
+        )
+    check_vocabulary(folder, model, pretrained.tokenizer)
+    return model, new
+
+
+def new_with_head(
+    pretrained: Pretrained, auto_class: Any, fields: dict[str, Any], **options: Any
+) -> PreTrainedModel:
+    """A model of the same shape with new weights, drawn as torch's generator stands, in float32.
+
+    Raises:
+        UserError: an option that cannot be.
+    """
+    config = _config_with(pretrained.folder, fields)
+    try:
+        model = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False, **options)
+    except (ValueError, ImportError) as error:
+        raise UserError(one_line(error)) from error
+    check_vocabulary(pretrained.folder, model, pretrained.tokenizer)
+    return model
+
+
+def _config_with(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:
+    with _without_remarks():
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **fields)
+
+
+def _is_of_encoder(name: str, model: PreTrainedModel) -> bool:
+    """Whether a weight is the encoder's and not that of a head; pre-training may have no use for a pooler."""
+    return name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Without the library's table of new weights, and of those that had no place."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -1,0 +1,195 @@
+"""Everything that a pre-training can be told: one kind of configuration for each objective.
+
+The defaults of the models are BERT-base (Devlin et al., 2019, arXiv:1810.04805) and GPT-2 small (Radford et
+al., 2019).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from vaswani.data.corpus import TextCorpusSpec
+from vaswani.errors import UserError
+from vaswani.training.arguments import BaseTrainingArguments, CardArguments, FamilyArguments, option
+from vaswani.training.config_file import FIELDS_WITHOUT_EFFECT, BaseConfig
+
+SHORTEST_SEQUENCE = 8  # tokens
+
+
+def _default(name: str, value: Any) -> Any:
+    """A field of `FamilyArguments` with another default."""
+    return option(value, FamilyArguments.__dataclass_fields__[name].metadata["help"])
+
+
+@dataclass
+class EncoderArguments(FamilyArguments):
+    """The fields of `VaswaniEncoderConfig` that are not derived from the data."""
+
+    d_model: int = _default("d_model", 768)
+    attention_dropout: float = _default("attention_dropout", 0.1)
+    activation_function: str = _default("activation_function", "gelu")
+    embedding_norm: bool = _default("embedding_norm", True)
+    layer_norm_eps: float = _default("layer_norm_eps", 1e-12)
+    position_embedding: Literal["sinusoidal", "learned", "none"] = _default("position_embedding", "learned")
+    max_position_embeddings: int = _default("max_position_embeddings", 512)
+    lm_head_bias: bool = _default("lm_head_bias", True)
+    scale_embedding: bool = _default("scale_embedding", False)
+    initializer_range: float | None = _default("initializer_range", 0.02)
+    encoder_layers: int = option(12, "Layers.")
+    encoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
+    encoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
+    encoder_attention: list[str] = field(
+        default_factory=lambda: ["full"],
+        metadata={"help": "Self-attention: full, sparse, or one of these for each layer."},
+    )
+    mlm_transform: bool = option(True, "A layer before the output projection, as in BERT.")
+
+
+@dataclass
+class DecoderArguments(FamilyArguments):
+    """The fields of `VaswaniDecoderConfig` that are not derived from the data."""
+
+    d_model: int = _default("d_model", 768)
+    attention_dropout: float = _default("attention_dropout", 0.1)
+    activation_function: str = _default("activation_function", "gelu_new")
+    norm_order: Literal["post", "pre"] = _default("norm_order", "pre")
+    position_embedding: Literal["sinusoidal", "learned", "none"] = _default("position_embedding", "learned")
+    scale_embedding: bool = _default("scale_embedding", False)
+    initializer_range: float | None = _default("initializer_range", 0.02)
+    decoder_layers: int = option(12, "Layers.")
+    decoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
+    decoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
+    decoder_attention: list[str] = field(
+        default_factory=lambda: ["full"],
+        metadata={
+            "help": "Self-attention: full, sparse, or one of these for each layer; sparse needs no_pack."
+        },
+    )
+
+
+@dataclass
+class TextArguments:
+    """The corpus of texts, its vocabulary and the length of its sequences.
+
+    Raises:
+        UserError: for a length that leaves no room for text.
+    """
+
+    dataset: str | None = option(
+        None, "A folder with train.jsonl, train.txt, ... (also .gz), or a data set's Hub name."
+    )
+    dataset_config: str | None = option(None, "Configuration name of the data set.")
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Training file: JSONL, CSV, TSV, Parquet (also .gz), or plain text."},
+    )
+    validation_file: list[str] = field(default_factory=list, metadata={"help": "Validation file, likewise."})
+    test_file: list[str] = field(default_factory=list, metadata={"help": "Test file, likewise."})
+    text_field: str = option("text", "Column of the text; a dot reaches into nested columns.")
+    documents: Literal["line", "blank_line"] = option(
+        "line", "In plain text files: a document on each line, or blank lines between documents."
+    )
+    streaming: bool = option(
+        False, "Read the training data as it is needed (larger than memory); requires max_steps."
+    )
+    max_validation_rows: int | None = option(
+        None, "Evaluate on this many validation sequences, evenly spread; default all."
+    )
+    tokenizer: Literal["bpe", "bytes"] = option(
+        "bpe", "Learn a byte-pair vocabulary, or take each byte for a token (a model of characters)."
+    )
+    vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.")
+    tokenizer_rows: int | None = option(None, "Train the vocabulary on the first so many rows; default all.")
+    max_length: int = option(512, "Most tokens of a sequence.")
+
+    def __post_init__(self) -> None:
+        if self.max_length < SHORTEST_SEQUENCE:
+            raise UserError(f"max_length={self.max_length} must be at least {SHORTEST_SEQUENCE}")
+
+    @property
+    def corpus(self) -> TextCorpusSpec:
+        """Where the corpus lies."""
+        return TextCorpusSpec(**{field.name: getattr(self, field.name) for field in fields(TextCorpusSpec)})
+
+
+@dataclass
+class MaskedObjective:
+    """Finding masked tokens and, if asked for, telling whether one segment follows the other."""
+
+    objective: Literal["masked"] = option(
+        "masked", "What is learned: masked (BERT's kind, an encoder), or causal (GPT's, a decoder)."
+    )
+    mask_probability: float = option(0.15, "Share of the tokens that are to be found.")
+    whole_word_masking: bool = option(False, "Mask all tokens of a word or none.")
+    next_sentence: bool = option(
+        False,
+        "Sequences of two segments, the second from another document half of the time, to be told (BERT); "
+        "otherwise full sentences of one document (RoBERTa, arXiv:1907.11692).",
+    )
+
+
+@dataclass
+class CausalObjective:
+    """Telling each token from those before it."""
+
+    objective: Literal["causal"] = option("causal", "What is learned: masked, or causal.")
+    pack: bool = option(
+        True,
+        "Fill sequences with several documents, none of which sees another; otherwise each holds one, or a "
+        "part of one.",
+    )
+
+
+class PretrainingConfig(BaseConfig):
+    """The resolved arguments of one pre-training; which fields there are, the objective says."""
+
+    command: ClassVar[str] = "pretrain"
+    example: ClassVar[str] = "configs/mlm.yaml"
+    without_effect: ClassVar[dict[str, str]] = {
+        **FIELDS_WITHOUT_EFFECT,
+        "label_smoothing_factor": "a language model is trained and measured by its likelihood",
+    }
+
+    @classmethod
+    def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
+        """The kind for the objective that was given."""
+        objective = given.get("objective", "masked")
+        if objective not in OBJECTIVES:
+            raise UserError(f"objective={objective} is unknown; choose one of {', '.join(OBJECTIVES)}")
+        return OBJECTIVES[objective]
+
+
+@dataclass
+class MaskedLMConfig(PretrainingConfig):
+    """The resolved arguments of one training of a masked language model."""
+
+    model: EncoderArguments
+    data: TextArguments
+    task: MaskedObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = (
+        "Train an encoder on texts to find masked words; with --objective causal, a decoder to tell the next."
+    )
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy", "next_sentence_accuracy")
+
+
+@dataclass
+class CausalLMConfig(PretrainingConfig):
+    """The resolved arguments of one training of a causal language model."""
+
+    model: DecoderArguments
+    data: TextArguments
+    task: CausalObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = (
+        "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others."
+    )
+    example: ClassVar[str] = "configs/causal_lm.yaml"
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
+
+
+OBJECTIVES: dict[str, type[PretrainingConfig]] = {"masked": MaskedLMConfig, "causal": CausalLMConfig}

@@ -1,0 +1,95 @@
+"""Toy texts whose labels a tiny encoder learns in seconds, for each task, and such an encoder, untrained.
+
+A word decides: good and bad ones the label, names and cities the tags. The rest says nothing.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+from vaswani import VaswaniEncoderConfig
+from vaswani.data.tokenization import train_tokenizer
+
+TASKS = ("classification", "multi_label", "regression", "tagging")
+KINDS = {"good": ["good", "great", "fine"], "bad": ["bad", "awful", "poor"], "names": ["ann", "bob", "carl"]}
+CITIES = ["rome", "oslo", "york"]
+FILLERS = ["the", "film", "was", "saw", "in", "and"]
+WORDS = [*KINDS["good"], *KINDS["bad"], *KINDS["names"], *CITIES, *FILLERS]
+POSITIONS = 40
+SHAPE: dict[str, Any] = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2}
+SHAPE |= {"encoder_ffn_dim": 64, "max_position_embeddings": POSITIONS, "initializer_range": 0.1}
+
+
+def toy_rows(task: str, rows: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Rows with the fields `text` and `label`; those of tagging with lists of words and tags."""
+    generator = random.Random(seed)
+    for _ in range(rows):
+        words = generator.choices(FILLERS, k=generator.randint(3, 9))
+        yield _tagged(words, generator) if task == "tagging" else _labelled(words, task, generator)
+
+
+def _labelled(words: list[str], task: str, generator: random.Random) -> dict[str, Any]:
+    kinds = [generator.choice(["good", "bad"])]
+    if task == "multi_label":
+        kinds = [kind for kind in KINDS if generator.random() < 0.5]
+    for kind in kinds:
+        words.insert(generator.randrange(len(words)), generator.choice(KINDS[kind]))
+    number = 1.5 if kinds == ["good"] else -2.0
+    label = {"classification": kinds[0] if kinds else None, "multi_label": kinds, "regression": number}[task]
+    return {"text": " ".join(words), "label": label}
+
+
+def _tagged(words: list[str], generator: random.Random) -> dict[str, Any]:
+    tags = ["O"] * len(words)
+    place = generator.randrange(len(words))
+    words[place:place] = generator.sample(KINDS["names"], 2)
+    tags[place:place] = ["B-PER", "I-PER"]
+    return {"text": [*words, generator.choice(CITIES)], "label": [*tags, "B-LOC"]}
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_toy_rows(folder: Path, task: str, train: int = 300, validation: int = 30, test: int = 40) -> Path:
+    """A folder of splits as files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (split, rows) in enumerate({"train": train, "validation": validation, "test": test}.items()):
+        write_jsonl(folder / f"{split}.jsonl", list(toy_rows(task, rows, seed)))
+    return folder
+
+
+@cache
+def toy_tokenizer() -> PreTrainedTokenizerBase:
+    return train_tokenizer([" ".join(WORDS)] * 4, 400, purpose="masked", token_types=True)
+
+
+def toy_config(library: bool = False, **fields: Any) -> PreTrainedConfig:
+    """Of our encoder, or of the library's BERT in the same shape."""
+    if not library:
+        return VaswaniEncoderConfig(**{**SHAPE, "vocab_size": len(toy_tokenizer()), **fields})
+    return BertConfig(
+        vocab_size=len(toy_tokenizer()),
+        hidden_size=SHAPE["d_model"],
+        num_hidden_layers=SHAPE["encoder_layers"],
+        num_attention_heads=SHAPE["encoder_attention_heads"],
+        intermediate_size=SHAPE["encoder_ffn_dim"],
+        max_position_embeddings=POSITIONS,
+        initializer_range=SHAPE["initializer_range"],
+        **fields,
+    )
+
+
+def save_toy_encoder(folder: Path, library: bool = False, **fields: Any) -> Path:
+    """A folder as a pre-training writes it, with weights that have learned nothing."""
+    torch.manual_seed(0)
+    AutoModelForMaskedLM.from_config(toy_config(library, **fields)).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,36 @@
+"""The comparison of fine-tuning from a checkpoint and from scratch runs, and compares these."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toy_labels import POSITIONS, save_toy_encoder, write_toy_rows
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "finetune_from_pretrained.py"
+
+
+@pytest.mark.slow
+def test_both_begin_with_the_same_shape_and_are_scored_on_the_same_rows(tmp_path):
+    command = [SCRIPT, "--quick", "--json", "--model", save_toy_encoder(tmp_path / "encoder"), "--seeds", 2]
+    command += ["--data", write_toy_rows(tmp_path / "rows", "classification"), "--output", tmp_path / "runs"]
+    command += ["--max_length", POSITIONS, "--use_cpu", "true", "--disable_tqdm", "true"]
+    ended = subprocess.run(
+        [sys.executable, *map(str, command)], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in ended if line.startswith("|")]
+    assert [row[0] for row in rows[2:]] == ["pre-trained", "from scratch"]
+    compared = json.loads(ended[-1])
+    accuracies = compared["accuracies"]
+    assert compared["gain"] == pytest.approx(
+        sum(accuracies["pre-trained"]) / 2 - sum(accuracies["from scratch"]) / 2
+    )
+    for name, values in accuracies.items():
+        folders = [tmp_path / "runs" / f"{name.replace(' ', '_')}-{seed}" for seed in range(2)]
+        records = [json.loads((folder / "evaluation.json").read_text()) for folder in folders]
+        assert [record["metrics"]["accuracy"]["value"] for record in records] == values
+        assert {record["split"] for record in records} == {"test"}
+        settings = [(folder / "training_config.yaml").read_text() for folder in folders]
+        assert all(f"from_scratch: {str(name == 'from scratch').lower()}" in text for text in settings)

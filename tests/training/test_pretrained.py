@@ -1,0 +1,164 @@
+"""What a fine-tuning begins with: opened, given a head, and what stands in the way."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from toy_labels import POSITIONS, save_toy_encoder, toy_tokenizer
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.errors import UserError
+from vaswani.training.pretrained import load_with_head, new_with_head, open_pretrained
+
+CLASSIFIER = AutoModelForSequenceClassification
+FIELDS = {"num_labels": 3, "problem_type": "single_label_classification"}
+
+
+@pytest.fixture(params=[False, True], ids=["ours", "library"])
+def encoder(request, tmp_path):
+    return save_toy_encoder(tmp_path / "encoder", request.param)
+
+
+def test_the_encoder_is_loaded_and_the_head_is_new(encoder):
+    opened = open_pretrained(str(encoder), CLASSIFIER)
+    model, new = load_with_head(opened, CLASSIFIER, FIELDS)
+    assert {"classifier.weight", "classifier.bias"} <= set(new)
+    assert all(name.startswith("classifier") or ".pooler." in name for name in new)
+    assert model.config.num_labels == 3
+    base = AutoModel.from_pretrained(encoder)
+    weights, expected = model.base_model.state_dict(), base.state_dict()
+    for name in weights.keys() & expected.keys() - {name.split(".", 1)[1] for name in new}:
+        if "pooler" not in name:
+            assert torch.equal(weights[name], expected[name]), name
+
+
+def test_a_seed_draws_the_head_and_new_weights(encoder):
+    opened = open_pretrained(str(encoder), CLASSIFIER)
+
+    def drawn(seed: int, load: bool) -> torch.Tensor:
+        torch.manual_seed(seed)
+        made = load_with_head(opened, CLASSIFIER, FIELDS)[0] if load else None
+        return (made or new_with_head(opened, CLASSIFIER, FIELDS)).classifier.weight
+
+    for load in (True, False):
+        assert torch.equal(drawn(0, load), drawn(0, load))
+        assert not torch.equal(drawn(0, load), drawn(1, load))
+    fresh = new_with_head(opened, CLASSIFIER, FIELDS)
+    loaded = load_with_head(opened, CLASSIFIER, FIELDS)[0]
+    embeddings = [model.get_input_embeddings().weight for model in (fresh, loaded)]
+    assert embeddings[0].shape == embeddings[1].shape
+    assert not torch.equal(*embeddings)
+
+
+def test_a_head_of_the_same_size_goes_on_and_one_of_another_is_new(encoder, tmp_path):
+    opened = open_pretrained(str(encoder), CLASSIFIER)
+    model, _ = load_with_head(opened, CLASSIFIER, FIELDS)
+    model.save_pretrained(tmp_path / "tuned")
+    toy_tokenizer().save_pretrained(tmp_path / "tuned")
+    again = open_pretrained(str(tmp_path / "tuned"), CLASSIFIER)
+    same, new = load_with_head(again, CLASSIFIER, FIELDS)
+    assert new == []
+    assert torch.equal(same.classifier.weight, model.classifier.weight)
+    other, new = load_with_head(again, CLASSIFIER, {**FIELDS, "num_labels": 2})
+    assert new == ["classifier.bias", "classifier.weight"]
+    assert other.classifier.weight.shape[0] == 2
+
+
+def test_weights_are_float32_whatever_was_saved(encoder):
+    AutoModel.from_pretrained(encoder).to(torch.bfloat16).save_pretrained(encoder)
+    opened = open_pretrained(str(encoder), CLASSIFIER)
+    made = [load_with_head(opened, CLASSIFIER, FIELDS)[0], new_with_head(opened, CLASSIFIER, FIELDS)]
+    assert {weight.dtype for model in made for weight in model.parameters()} == {torch.float32}
+
+
+def test_the_longest_text_is_that_of_the_positions_or_of_the_tokenizer(tmp_path):
+    learned = save_toy_encoder(tmp_path / "learned")
+    assert open_pretrained(str(learned), CLASSIFIER).longest == POSITIONS
+    any_length = save_toy_encoder(tmp_path / "any", position_embedding="sinusoidal")
+    assert open_pretrained(str(any_length), CLASSIFIER).longest is None
+    tokenizer = AutoTokenizer.from_pretrained(learned)
+    tokenizer.model_max_length = POSITIONS - 2  # as RoBERTa's, whose first positions stand for padding
+    tokenizer.save_pretrained(learned)
+    assert open_pretrained(str(learned), CLASSIFIER).longest == POSITIONS - 2
+
+
+@pytest.mark.parametrize("make", [load_with_head, new_with_head])
+def test_the_kernel_is_chosen(encoder, make):
+    opened = open_pretrained(str(encoder), CLASSIFIER)
+    made = make(opened, CLASSIFIER, FIELDS, attn_implementation="eager")
+    model = made if make is new_with_head else made[0]
+    assert model.config._attn_implementation == "eager"
+    with pytest.raises(UserError, match="fast"):
+        make(opened, CLASSIFIER, FIELDS, attn_implementation="fast")
+
+
+def test_a_translator_is_no_encoder(tmp_path):
+    VaswaniForConditionalGeneration(
+        VaswaniConfig(
+            vocab_size=20,
+            d_model=8,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=1,
+            decoder_attention_heads=1,
+            encoder_ffn_dim=8,
+            decoder_ffn_dim=8,
+        )
+    ).save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError,
+        match=r"of type 'vaswani', which AutoModelForSequenceClassification does not load; expected an enc",
+    ):
+        open_pretrained(str(tmp_path), CLASSIFIER)
+
+
+def test_what_stands_in_the_way_is_told(tmp_path):
+    def broken(name: str):
+        return shutil.copytree(whole, tmp_path / name)
+
+    whole = save_toy_encoder(tmp_path / "whole")
+    with pytest.raises(UserError, match=r"model folder .*/nowhere does not exist"):
+        open_pretrained(str(tmp_path / "nowhere"), CLASSIFIER)
+    with pytest.raises(UserError, match=r"holds no model \(it has no config.json\)"):
+        open_pretrained(str(tmp_path), CLASSIFIER)
+
+    (broken("no tokenizer") / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="has no tokenizer"):
+        open_pretrained(str(tmp_path / "no tokenizer"), CLASSIFIER)
+
+    settings = broken("no padding") / "tokenizer_config.json"
+    values = json.loads(settings.read_text())
+    values.pop("pad_token")
+    settings.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="has no padding token"):
+        open_pretrained(str(tmp_path / "no padding"), CLASSIFIER)
+
+    (broken("no weights") / "model.safetensors").unlink()
+    opened = open_pretrained(str(tmp_path / "no weights"), CLASSIFIER)
+    with pytest.raises(UserError, match="has no weights"):
+        load_with_head(opened, CLASSIFIER, FIELDS)
+
+    weights = broken("half") / "model.safetensors"
+    tensors = load_file(weights)
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if "layers" not in name},
+        weights,
+        metadata={"format": "pt"},
+    )
+    opened = open_pretrained(str(tmp_path / "half"), CLASSIFIER)
+    with pytest.raises(UserError, match=r"lack \d+ of the encoder's, model.encoder.layers.0.* for one"):
+        load_with_head(opened, CLASSIFIER, FIELDS)
+
+    config = broken("few tokens") / "config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps({**values, "vocab_size": 100}))
+    opened = open_pretrained(str(tmp_path / "few tokens"), CLASSIFIER)
+    with pytest.raises(UserError, match=r"the tokenizer in .* has .* tokens but the model embeds 100"):
+        new_with_head(opened, CLASSIFIER, FIELDS)

@@ -1,0 +1,355 @@
+"""Whole pre-trainings of a second: what they leave, how they are repeated and resumed, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from run_records import assert_same_weights, logged
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    pipeline,
+)
+
+from tiny_runs import as_flags
+from toy_texts import write_texts
+from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani.cli import run as command_line
+from vaswani.errors import UserError
+from vaswani.training.config_file import describe_options, load_config
+from vaswani.training.pretraining import CausalLMRun, MaskedLMRun, pretrain
+from vaswani.training.pretraining_arguments import CausalLMConfig, MaskedLMConfig, PretrainingConfig
+
+TINY = {
+    "d_model": 16,
+    "vocab_size": 320,
+    "max_length": 24,
+    "learning_rate": 3e-3,
+    "warmup_steps": 4,
+    "max_steps": 6,
+    "max_tokens_per_batch": 400,
+    "logging_steps": 1,
+    "save_steps": 3,
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+ENCODER = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
+DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+OBJECTIVES = {
+    "masked": {**ENCODER, "objective": "masked"},
+    "pairs": {**ENCODER, "objective": "masked", "next_sentence": True},
+    "causal": {**DECODER, "objective": "causal"},
+}
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory) -> dict[str, str]:
+    """Files of a corpus that a tiny model reads within a second."""
+    return write_texts(tmp_path_factory.mktemp("texts"), train=60, validation=10, test=12)
+
+
+@pytest.fixture
+def tiny(texts, tmp_path) -> dict:
+    return {**TINY, **texts, "output_dir": str(tmp_path / "run")}
+
+
+def resolve(options: dict, **more):
+    return load_config(None, as_flags({**options, **more}), PretrainingConfig)
+
+
+def run(options: dict, **more) -> dict[str, float]:
+    return pretrain(resolve(options, **more))
+
+
+def weights(folder: str | Path) -> torch.Tensor:
+    tensors = load_file(Path(folder) / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+# ------------------------------------------------------------------------------------------ what a run leaves
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto_class", "scores"),
+    [
+        ("masked", AutoModelForMaskedLM, {"loss", "perplexity", "accuracy"}),
+        ("pairs", AutoModelForPreTraining, {"loss", "perplexity", "accuracy", "next_sentence_accuracy"}),
+        ("causal", AutoModelForCausalLM, {"loss", "perplexity", "accuracy", "bits_per_byte"}),
+    ],
+)
+def test_a_run_leaves_a_model_that_plain_transformers_loads(tiny, kind, auto_class, scores, capsys):
+    found = run(tiny, **OBJECTIVES[kind], eval_strategy="steps", eval_steps=3)
+    assert {name.removeprefix("test_") for name in found} >= scores
+    folder = Path(tiny["output_dir"])
+    for directory in (folder, folder / "checkpoint-3"):
+        model, loading = auto_class.from_pretrained(directory, output_loading_info=True)
+        assert not loading["missing_keys"]
+        assert not loading["unexpected_keys"]
+        assert len(AutoTokenizer.from_pretrained(directory)) == model.config.vocab_size == 320
+    assert logged(folder, "eval_loss")
+    record = json.loads((folder / "evaluation.json").read_text())
+    assert record["metrics"].keys() == scores
+    assert record["split"] == "test"
+    for name in scores:
+        metric = record["metrics"][name]
+        assert metric["low"] <= metric["value"] <= metric["high"]
+        assert metric["value"] == found[f"test_{name}"]
+    provenance = json.loads((folder / "corpus.json").read_text())
+    assert provenance["train"]["text_field"] == "text"
+    printed = capsys.readouterr().out
+    assert "train: kept 60 of 60 rows: " in printed
+    assert "test (" in printed
+    assert "Perplexity " in printed
+
+
+def test_masks_are_filled_and_texts_continued(tiny):
+    run(tiny, **OBJECTIVES["pairs"])
+    filled = pipeline("fill-mask", model=tiny["output_dir"])("The <mask> sleeps.")
+    assert len(filled) == 5
+    assert all(" sleeps." in answer["sequence"] for answer in filled)
+    other = f"{tiny['output_dir']}-causal"
+    run({**tiny, "output_dir": other}, **OBJECTIVES["causal"])
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(other), AutoTokenizer.from_pretrained(other)
+    model.generation_config.eos_token_id = None
+    written = model.generate(**tokenizer("The dog", return_tensors="pt"), do_sample=False)
+    assert written.shape[1] == TINY["max_length"]  # as long as sequences were
+    assert tokenizer.decode(written[0], skip_special_tokens=True).startswith("The dog")
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny, tmp_path, kind):
+    run(tiny, **OBJECTIVES[kind], dropout=0.3, seed=11)
+    saved = Path(tiny["output_dir"]) / "training_config.yaml"
+    assert f"vaswani pretrain --config {saved.name}" in saved.read_text()
+    pretrain(load_config(saved, ["--output_dir", str(tmp_path / "again")], PretrainingConfig))
+    assert_same_weights(tmp_path / "again", Path(tiny["output_dir"]))
+
+
+# -------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_resuming_equals_never_having_stopped(tiny, tmp_path, kind, streaming):
+    """Masks, packed blocks and pairs are the same; an epoch has fewer than nine updates."""
+    del tiny["test_file"], tiny["validation_file"]
+    options = {**tiny, **OBJECTIVES[kind], "dropout": 0.3, "gradient_accumulation_steps": 2}
+    options |= {"max_steps": 20, "save_steps": 13, "streaming": streaming, "whole_word_masking": True}
+    if kind == "causal":
+        del options["whole_word_masking"]
+    run(options)
+    state = json.loads((Path(options["output_dir"]) / "trainer_state.json").read_text())
+    assert streaming or state["epoch"] > 2
+    resumed = tmp_path / "resumed"
+    resumed.mkdir()
+    for name in ("checkpoint-13", "training_config.yaml"):
+        source = Path(options["output_dir"]) / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, resumed / name)
+    run({**options, "output_dir": resumed}, resume_from_checkpoint="true")
+    assert_same_weights(Path(options["output_dir"]), resumed)
+
+
+def test_a_run_goes_on_with_its_own_model_and_texts_alone(tiny, tmp_path):
+    options = {**tiny, **OBJECTIVES["masked"]}
+    run(options)
+    with pytest.raises(UserError, match=r"encoder_ffn_dim=64, but .* has 32; resume with the config"):
+        run(options, encoder_ffn_dim=64, resume_from_checkpoint="true")
+    shutil.copy(options["validation_file"], tmp_path / "other.jsonl")
+    with pytest.raises(UserError, match=r"the data changed since .* was saved: train is not what it was"):
+        run({**options, "train_file": tmp_path / "other.jsonl"}, resume_from_checkpoint="true")
+
+
+# --------------------------------------------------------------------------------------------------- options
+
+
+@pytest.fixture(scope="module")
+def trained(texts, tmp_path_factory) -> dict[str, torch.Tensor]:
+    """Weights of a run of each objective."""
+    found = {}
+    for kind in ("masked", "causal"):
+        folder = tmp_path_factory.mktemp(kind)
+        options = {**TINY, "train_file": texts["train_file"], "save_strategy": "no", "output_dir": folder}
+        run(options, **OBJECTIVES[kind])
+        found[kind] = weights(folder)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("masked", {"mask_probability": 0.4}),
+        ("masked", {"whole_word_masking": True}),
+        ("masked", {"next_sentence": True}),
+        ("masked", {"mlm_transform": False}),
+        ("masked", {"embedding_norm": False}),
+        ("masked", {"layer_norm_eps": 1e-3}),
+        ("masked", {"norm_bias": False}),
+        ("masked", {"lm_head_bias": False}),
+        ("masked", {"initializer_range": 0.1}),
+        ("masked", {"encoder_attention": ["sparse"], "sparse_block_size": 2, "sparse_random_blocks": 1}),
+        ("masked", {"tokenizer": "bytes"}),
+        ("masked", {"tokenizer_rows": 5}),
+        ("masked", {"max_length": 16}),
+        ("masked", {"seed": 3}),
+        ("masked", {"data_seed": 3}),
+        ("masked", {"streaming": True}),
+        ("masked", {"text_field": "number"}),
+        ("causal", {"pack": False}),
+        ("causal", {"tokenizer": "bytes"}),
+        ("causal", {"position_embedding": "none"}),
+        ("causal", {"norm_order": "post"}),
+        ("causal", {"decoder_attention": ["sparse"], "pack": False, "sparse_block_size": 2}),
+        ("causal", {"streaming": True}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
+)
+def test_each_option_moves_the_weights(tiny, trained, kind, option, tmp_path):
+    del tiny["test_file"], tiny["validation_file"]
+    if option == {"text_field": "number"}:  # another column of text
+        rows = [json.loads(line) for line in Path(tiny["train_file"]).read_text().splitlines()]
+        tiny["train_file"] = tmp_path / "numbers.jsonl"
+        lines = [json.dumps({"number": f"{row['number']} {row['number'] ** 2}."}) for row in rows]
+        tiny["train_file"].write_text("\n".join(lines))
+    run(tiny, **OBJECTIVES[kind], save_strategy="no", **option)
+    moved = weights(tiny["output_dir"])
+    assert moved.shape != trained[kind].shape or not torch.equal(moved, trained[kind])
+
+
+def test_every_model_field_reaches_the_model(tiny):
+    """Each with another value than by default."""
+    both = {"d_model": 24, "dropout": 0.25, "attention_dropout": 0.2, "activation_dropout": 0.15}
+    both |= {"activation_function": "silu", "layer_norm_eps": 1e-3, "norm_bias": False}
+    both |= {"position_embedding": "sinusoidal", "sinusoidal_layout": "concatenated"}
+    both |= {"max_position_embeddings": 99, "attention_bias": False, "ffn_bias": False}
+    both |= {"scale_embedding": True, "tie_word_embeddings": False, "initializer_range": 0.3}
+    encoder = {"encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 20, "norm_order": "pre"}
+    encoder |= {"embedding_norm": False, "lm_head_bias": False, "mlm_transform": False}
+    decoder = {"decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 20, "norm_order": "post"}
+    decoder |= {"embedding_norm": True, "lm_head_bias": True}
+    for objective, kind, shape, fields in [
+        ("masked", MaskedLMRun, VaswaniEncoderConfig, {**both, **encoder}),
+        ("causal", CausalLMRun, VaswaniDecoderConfig, {**both, **decoder}),
+    ]:
+        config = resolve({**tiny, **fields, "objective": objective})
+        model = kind(config).model_config(50)
+        assert type(model) is shape
+        assert {name: getattr(model, name) for name in fields} == fields
+        assert model.vocab_size == 50
+
+
+def test_documents_of_a_text_file_may_be_parted_by_blank_lines(tiny, tmp_path, capsys):
+    path = tmp_path / "train.txt"
+    path.write_text("The dog sleeps.\nThe dog sings.\n\n" * 20)
+    for documents, count in (("blank_line", "20 of 20"), ("line", "40 of 60")):
+        options = {**tiny, "train_file": path, "output_dir": tmp_path / documents, "documents": documents}
+        run(options, **OBJECTIVES["causal"], max_steps=1)
+        assert f"train: kept {count} rows" in capsys.readouterr().out
+
+
+def test_validation_sequences_can_be_limited(tiny, capsys):
+    run(tiny, **OBJECTIVES["masked"], max_validation_rows=3, eval_strategy="steps", eval_steps=6)
+    assert "validation: kept 10 of 10 rows: 3 sequences" in capsys.readouterr().out
+
+
+def test_token_types_are_there_where_they_are_used(tiny):
+    for kind, token_types in (("masked", 0), ("pairs", 2)):
+        folder = f"{tiny['output_dir']}-{kind}"
+        run({**tiny, "output_dir": folder}, **OBJECTIVES[kind], max_steps=1)
+        assert VaswaniEncoderConfig.from_pretrained(folder).token_type_vocab_size == token_types
+        names = AutoTokenizer.from_pretrained(folder)("a", "b").keys()
+        assert ("token_type_ids" in names) == bool(token_types)
+
+
+# -------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("masked", {"text_field": "body"}, "text_field: .* has no field 'body'; it has 'text', 'number'"),
+        ("masked", {"objective": "span"}, "objective=span is unknown; choose one of masked, causal"),
+        ("masked", {"vocab_size": 100}, "vocab_size=100 is too small: it must hold 256 bytes and 4 special"),
+        ("causal", {"vocab_size": 258}, "vocab_size=258 is too small"),
+        ("masked", {"pack": True}, "unknown flag '--pack'"),
+        ("masked", {"decoder_layers": 2}, "unknown flag '--decoder_layers'; did you mean '--encoder_layers'"),
+        ("causal", {"next_sentence": True}, "unknown flag '--next_sentence'"),
+        ("masked", {"label_smoothing_factor": 0.1}, "label_smoothing_factor has no effect here"),
+        ("masked", {"predict_with_generate": True}, "unknown flag '--predict_with_generate'"),
+        ("masked", {"max_length": 1000}, "max_length=1000 is longer than max_position_embeddings=512"),
+        ("masked", {"max_length": 4}, "max_length=4 must be at least 8"),
+        ("masked", {"max_tokens_per_batch": 20}, "max_tokens_per_batch=20 is too small for a sequence"),
+        ("masked", {"mask_probability": 0}, "mask_probability=0.0 must be above 0 and at most 1"),
+        ("masked", {"metric_for_best_model": "perplexity"}, "perplexity is not computed; choose one of loss"),
+        ("masked", {"streaming": True, "max_steps": -1}, "streaming=true needs max_steps"),
+        ("masked", {"d_model": 18, "encoder_attention_heads": 4}, "d_model=18 must be divisible by"),
+        ("causal", {"decoder_attention": ["sparse"]}, "sparse attention does not tell packed documents"),
+        ("masked", {"train_file": "nowhere.jsonl"}, "no such file: nowhere.jsonl"),
+        ("masked", {"documents": "page"}, "documents: invalid choice: 'page'"),
+        ("masked", {"lr_scheduler_type": "linear", "learning_rate": None}, "linear needs a learning_rate"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(tiny, kind, options, message):
+    chosen = {**tiny, **OBJECTIVES[kind], **options}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    with pytest.raises(UserError, match=message) as raised:
+        run(chosen)
+    assert "\n" not in str(raised.value)
+    assert not Path(tiny["output_dir"]).exists()
+
+
+def test_mistakes_end_the_command_with_one_line_and_status_2(tiny, tmp_path, capsys):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"text": " "}\n')
+    flags = as_flags({**tiny, **OBJECTIVES["masked"]})
+    for mistake, message in [
+        (["--text_field", "body"], "has no field 'body'"),
+        (["--objective", "span"], "objective=span is unknown"),
+        (["--vocab_size", "100"], "vocab_size=100 is too small"),
+        (["--train_file", str(empty)], "can be used: kept 0 of 1 rows; left out: 1 empty"),
+    ]:
+        assert command_line(["pretrain", *flags, *mistake]) == 2
+        errors = capsys.readouterr().err.strip().splitlines()
+        assert errors[-1].startswith("vaswani: ")
+        assert message in errors[-1]
+        assert "Traceback" not in "".join(errors)
+
+
+def test_pairs_need_two_documents(tiny, tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"text": "The dog sleeps. The dog sings."}\n')
+    with pytest.raises(UserError, match="next_sentence needs two documents or more"):
+        run({**tiny, "train_file": path}, **OBJECTIVES["pairs"])
+
+
+# ---------------------------------------------------------------------------------------------- configuration
+
+
+def test_the_objective_chooses_the_fields(tmp_path):
+    assert isinstance(resolve({}), MaskedLMConfig)
+    assert isinstance(resolve({"objective": "causal"}), CausalLMConfig)
+    path = tmp_path / "run.yaml"
+    path.write_text("objective: causal\ndecoder_layers: 3\n")
+    config = load_config(path, ["--d_model=96"], PretrainingConfig)
+    assert (config.model.decoder_layers, config.model.d_model, config.task.pack) == (3, 96, True)
+    with pytest.raises(UserError, match=r"unknown key 'decoder_layers' in .*; did you mean 'encoder_layers'"):
+        load_config(path, ["--objective=masked"], PretrainingConfig)
+
+
+def test_help_is_that_of_the_objective():
+    masked = describe_options(PretrainingConfig)
+    causal = describe_options(PretrainingConfig, ["--objective", "causal"])
+    for name in ("encoder_layers", "whole_word_masking", "next_sentence", "mask_probability"):
+        assert f"--{name} " in masked
+        assert f"--{name} " not in causal
+    for name in ("decoder_layers", "pack"):
+        assert f"--{name} " in causal
+        assert f"--{name} " not in masked
+    for text in (masked, causal):
+        assert "--text_field " in text
+        assert "--generation_num_beams " not in text
+        assert "metric_for_best_model (loss, accuracy" in " ".join(text.split())

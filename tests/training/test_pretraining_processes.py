@@ -1,0 +1,61 @@
+"""Pre-training in two real processes and in one: the same masks, updates and scores."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rank_processes import train_in_processes
+from run_records import logged, weights
+
+from toy_texts import write_texts
+
+OPTIONS = {
+    "d_model": 16,
+    "vocab_size": 320,
+    "max_length": 24,
+    "dropout": 0.0,  # what is dropped differs from process to process
+    "attention_dropout": 0.0,
+    "learning_rate": 3e-3,
+    "warmup_steps": 4,
+    "max_steps": 8,
+    "max_tokens_per_batch": 300,
+    "logging_steps": 1,
+    "save_steps": 6,
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+OBJECTIVES = {
+    "masked": {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32},
+    "causal": {
+        "objective": "causal",
+        "decoder_layers": 1,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 32,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_one_process_and_two_make_the_same_updates_and_scores(tmp_path, objective):
+    texts = write_texts(tmp_path, train=60, test=7)
+    options = {**OPTIONS, **OBJECTIVES[objective], **texts}
+    folders = {}
+    for processes in (1, 2):
+        folders[processes] = tmp_path / str(processes)
+        more = {"output_dir": folders[processes], "gradient_accumulation_steps": 3 - processes}
+        train_in_processes({**options, **more}, processes, "pretrain")
+    alone, together = folders.values()
+    assert logged(together, "loss") == pytest.approx(logged(alone, "loss"), rel=1e-4)
+    for name, weight in weights(alone).items():
+        torch.testing.assert_close(weights(together)[name], weight, rtol=0, atol=1e-5)
+    scores = [json.loads(Path(folder, "evaluation.json").read_text()) for folder in (alone, together)]
+    assert scores[0]["rows"] == scores[1]["rows"]
+    for name, metric in scores[0]["metrics"].items():
+        assert scores[1]["metrics"][name]["value"] == pytest.approx(metric["value"], rel=1e-4)
+
+    resumed = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": together / "checkpoint-6"}
+    train_in_processes({**options, **resumed, "gradient_accumulation_steps": 2}, 1, "pretrain")
+    for name, weight in weights(together).items():  # one goes on for two
+        torch.testing.assert_close(weights(tmp_path / "resumed")[name], weight, rtol=0, atol=1e-5)
