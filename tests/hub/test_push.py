@@ -100,7 +100,7 @@ def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
     (folder / "checkpoint-5").mkdir()
     (folder / "checkpoint-5" / "model.safetensors").write_bytes(b"mine")
     run(["push", "--model", str(folder), "--repo", "ada/toy"])
-    code = {path.name for path in code_files()}
+    code = {path.name for path in code_files(VaswaniConfig())}
     tokenizer = {"tokenizer.json", "tokenizer_config.json"}
     assert set(hub.files("ada/toy")) == {
         *("README.md", "config.json", "generation_config.json", "model.safetensors"),
@@ -312,5 +312,5 @@ def test_a_folder_without_a_whole_model_is_not_pushed(hub: LoopbackHub, run: Run
 
 
 def test_the_configuration_names_the_code_that_travels() -> None:
-    names = {path.stem for path in code_files()}
+    names = {path.stem for path in code_files(VaswaniConfig())}
     assert all(reference.partition(".")[0] in names for reference in VaswaniConfig().auto_map.values())

@@ -20,7 +20,7 @@ from vaswani.hub.card import model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
-from vaswani.model import modeling_vaswani
+from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
 
@@ -40,7 +40,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         UserError: something is missing, damaged, or does not belong together.
     """
-    load_checkpoint(folder, device="cpu")
+    load_checkpoint(folder, device="cpu", auto_class=None)
     if not any(folder.glob("model*.safetensors")):
         raise UserError(
             f"{folder} has pickled weights, which are not pushed; load the model and save it anew"
@@ -111,7 +111,7 @@ def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path 
     for path in sorted((folder / TARGET_SUBFOLDER).glob("*")):
         files[f"{TARGET_SUBFOLDER}/{path.name}"] = path
     if isinstance(facts.config, VaswaniFamilyConfig):
-        files |= {path.name: path for path in code_files()}
+        files |= {path.name: path for path in code_files(facts.config)}
     if card is not None:
         files[CARD_FILE_NAME] = card
     return files
@@ -125,10 +125,11 @@ def _config(folder: Path, facts: RunFacts) -> bytes:
     return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
 
 
-def code_files() -> list[Path]:
-    """The model's code, as it travels: the module of the model and those that it imports from beside it."""
-    modeling = str(modeling_vaswani.__file__)
-    return [Path(modeling), *map(Path, sorted(get_relative_import_files(modeling)))]
+def code_files(config: VaswaniFamilyConfig) -> list[Path]:
+    """The code of such a model, as it travels: its module and those that it imports from beside it."""
+    module = config.auto_classes["AutoModel"].partition(".")[0]
+    modeling = Path(configuration_vaswani.__file__).with_name(f"{module}.py")
+    return [modeling, *map(Path, sorted(get_relative_import_files(str(modeling))))]
 
 
 def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: RunFacts) -> bytes | None:
