@@ -83,6 +83,9 @@ def check_scores(folder: Path, task: str) -> dict:
     assert all(score["low"] <= score["value"] <= score["high"] for score in record["metrics"].values())
     assert record["versions"]["torch"]
     assert len(record["examples"]) == 8
+    card = (folder / "README.md").read_text()
+    assert "to tell the `label` of a text" in card
+    assert f"{next(iter(record['metrics'].values()))['value']:.2f}" in card
     return record
 
 
@@ -370,7 +373,6 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
             "label_smoothing_factor has no meaning for task=regression",
         ),
         ({"attn_implementation": "fast"}, "fast"),
-        ({"push_to_hub": True}, "push_to_hub has no effect here"),
         ({"prediction_loss_only": True}, "prediction_loss_only has no effect here"),
         ({"per_device_train_batch_size": 8}, "per_device_train_batch_size has no effect here"),
         ({"train_file": "nowhere.jsonl"}, "no such file: nowhere.jsonl"),

@@ -105,6 +105,9 @@ def test_a_run_leaves_a_model_that_plain_transformers_loads(tiny, kind, auto_cla
     assert "train: kept 60 of 60 rows: " in printed
     assert "test (" in printed
     assert "Perplexity " in printed
+    card = (folder / "README.md").read_text()
+    assert ("to continue texts" if kind == "causal" else "to fill in masked words") in card
+    assert f"On the {record['rows']} rows of the test split" in card
 
 
 def test_masks_are_filled_and_texts_continued(tiny):

@@ -235,7 +235,7 @@ class Corpus:
             UserError: if the corpus has none of that name, naming those that it has.
         """
         if name not in self.splits:
-            raise UserError(f"the corpus has no split '{name}'; it has {_listing(self.available)}")
+            raise UserError(f"the corpus has no split '{name}'; it has {listing(self.available)}")
         return self.splits[name]
 
 
@@ -263,7 +263,7 @@ def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     found = _find_sources(spec)
     wanted = [split for split in splits if split in found]
     if not wanted:
-        raise UserError(f"the corpus has none of the splits {_listing(splits)}; it has {_listing(found)}")
+        raise UserError(f"the corpus has none of the splits {listing(splits)}; it has {listing(found)}")
     corpus = Corpus({}, {}, {}, available=list(found))
     sources = {split: found[split]() for split in wanted}  # all are opened before the first is read
     for split, source in sources.items():
@@ -278,7 +278,7 @@ def _load_dates(spec: BaseCorpusSpec, splits: Sequence[str]) -> Corpus:
     from vaswani.data.dates import describe_dates, generate_dates
 
     dates = generate_dates(spec.dataset_config)
-    _check_fields(dates["train"].column_names, spec, "the corpus of dates")
+    check_fields(dates["train"].column_names, spec, "the corpus of dates")
     corpus = Corpus({}, {}, {"dataset": BUILT_IN_DATES, **describe_dates(dates)}, available=list(dates))
     names = list(spec.options.values())
     for split in (split for split in splits if split in dates):
@@ -323,7 +323,7 @@ def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, 
             setattr(report, problem, getattr(report, problem) + 1)
 
 
-def _judge(source: Source, report: RowReport) -> None:
+def judge(source: Source, report: RowReport) -> None:
     """Stop when nothing is left of a split, and speak up when much is missing from it."""
     if report.rows == 0:
         raise UserError(f"{source.name} holds no rows")
@@ -353,7 +353,7 @@ class _RowStream:
         self.report.reset()
         for row in _usable_rows(self.source.rows(), self.report):
             yield dict(zip(self.columns, row, strict=True))
-        _judge(self.source, self.report)
+        judge(self.source, self.report)
 
 
 def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowReport]:
@@ -374,7 +374,7 @@ def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tu
     if not folder.exists():
         _write_rows(source, spec, folder)
     report = RowReport(**json.loads((folder / "report.json").read_text()))
-    _judge(source, report)
+    judge(source, report)
     return Dataset.from_file(str(folder / "rows.arrow")), report
 
 
@@ -414,28 +414,31 @@ def _find_sources(spec: BaseCorpusSpec) -> dict[str, Callable[[], Source]]:
     if folder.is_file():
         raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
     if folder.is_dir() and any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
-        saved = _open_saved(folder)
+        saved = open_saved(folder)
         return {split: partial(_saved_source, rows, spec, split) for split, rows in saved.items()}
     if folder.is_dir():
-        files = _folder_files(folder, spec.folder_endings)
+        files = folder_files(folder, spec.folder_endings)
         return {split: partial(_file_source, names, spec) for split, names in files.items()}
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise UserError(f"dataset={name}: no such folder")
-    return {split: partial(_hub_source, rows, spec, split) for split, rows in _open_hub(spec).items()}
+    return {split: partial(_hub_source, rows, spec, split) for split, rows in open_hub(spec).items()}
 
 
-def _listing(names: Iterable[str]) -> str:
+def listing(names: Iterable[str]) -> str:
+    """Names for a message, not too many of them."""
     shown = [f"'{name}'" for name in names]
     return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
 
 
-def _check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
+def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
+    """Raise a UserError unless the fields that were asked for are among those that exist, naming these."""
     for option, name in spec.options.items():
         if existing and name not in existing:
-            raise UserError(f"{option}: {where} has no field '{name}'; it has {_listing(existing)}")
+            raise UserError(f"{option}: {where} has no field '{name}'; it has {listing(existing)}")
 
 
-def _existing_file(name: str) -> Path:
+def existing_file(name: str) -> Path:
+    """A file that was named, or a UserError that says what is wrong with it."""
     path = Path(name).expanduser()
     if path.is_dir():
         raise UserError(f"{name} is a folder, not a file; give a folder as dataset")
@@ -448,14 +451,14 @@ def _existing_file(name: str) -> Path:
 
 def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
     """The rows of one table file, or of a plain text file for each column."""
-    paths = [_existing_file(name) for name in names]
-    identity = partial(_file_identity, paths, spec)
+    paths = [existing_file(name) for name in names]
+    identity = partial(file_identity, paths, spec)
     tables = [reading.table_format(path) for path in paths]
     if len(paths) == 1 and (table := tables[0]) is not None:
-        _check_fields(table.fields(paths[0]), spec, names[0])
+        check_fields(table.fields(paths[0]), spec, names[0])
         return Source(names[0], partial(table.rows, paths[0], *spec.options.values()), identity)
     if any(tables):
-        raise UserError(f"two files must be of plain text, source and target; got {_listing(names)}")
+        raise UserError(f"two files must be of plain text, source and target; got {listing(names)}")
     if len(names) < len(spec.columns):
         known = ", ".join(reading.TABLE_FORMATS)
         raise UserError(f"{names[0]} has none of the known endings {known}; plain text takes two files")
@@ -466,7 +469,8 @@ def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
 END_BYTES = 1 << 20  # at the start and the end of a streamed file
 
 
-def _file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]:
+def file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]:
+    """What the rows of files depend on."""
     describe = _size_and_ends if spec.streaming else _whole_content
     files = [{"path": str(path), **describe(path)} for path in paths]
     return {"files": files, **spec.identity}
@@ -486,16 +490,14 @@ def _size_and_ends(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256_of_ends": ends.hexdigest()}
 
 
-def _folder_files(
-    folder: Path, endings: Sequence[str] = tuple(reading.TABLE_FORMATS)
-) -> dict[str, list[str]]:
+def folder_files(folder: Path, endings: Sequence[str] = tuple(reading.TABLE_FORMATS)) -> dict[str, list[str]]:
     """The file of each split in a folder."""
     found: dict[str, list[str]] = {}
     for split in SPLITS:
         paths = [folder / (split + ending) for ending in endings]
         files = [str(path) for path in paths if path.is_file()]
         if len(files) > 1:
-            raise UserError(f"{folder} holds the split {split} more than once: {_listing(files)}; keep one")
+            raise UserError(f"{folder} holds the split {split} more than once: {listing(files)}; keep one")
         if files:
             found[split] = files
     if not found:
@@ -506,7 +508,8 @@ def _folder_files(
     return found
 
 
-def _open_saved(folder: Path) -> Mapping[str, Dataset]:
+def open_saved(folder: Path) -> Mapping[str, Dataset]:
+    """The splits of a data set that `save_to_disk` wrote."""
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # whatever a damaged folder makes of it
@@ -518,10 +521,11 @@ def _open_saved(folder: Path) -> Mapping[str, Dataset]:
 
 def _saved_source(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> Source:
     files = [Path(file["filename"]) for file in dataset.cache_files]
-    return _dataset_source(dataset, spec, split, partial(_file_identity, files, spec))
+    return _dataset_source(dataset, spec, split, partial(file_identity, files, spec))
 
 
-def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
+def open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
+    """The splits of a data set on the Hub."""
     try:
         return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
     except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
@@ -532,10 +536,11 @@ def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
 
 
 def _hub_source(dataset: Dataset | IterableDataset, spec: BaseCorpusSpec, split: str) -> Source:
-    return _dataset_source(dataset, spec, split, partial(_hub_identity, dataset, spec, split))
+    return _dataset_source(dataset, spec, split, partial(hub_identity, dataset, spec, split))
 
 
-def _hub_identity(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> dict[str, Any]:
+def hub_identity(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> dict[str, Any]:
+    """What the rows of a split on the Hub depend on."""
     return {
         "dataset": spec.dataset,
         "dataset_config": spec.dataset_config,
@@ -557,7 +562,7 @@ def _dataset_source(
         schema = dataset.features.arrow_schema
     else:
         schema = next(iter(dataset.with_format("arrow").iter(batch_size=1))).schema
-    _check_fields(list(reading.arrow_fields(schema)), spec, name)
+    check_fields(list(reading.arrow_fields(schema)), spec, name)
     names = list(spec.options.values())
     for field_name in names:
         reading.check_holds_text(schema, field_name, name)

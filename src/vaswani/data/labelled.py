@@ -25,15 +25,15 @@ from vaswani.data.corpus import (
     Corpus,
     RowReport,
     Source,
-    _check_fields,
-    _existing_file,
-    _file_identity,
-    _folder_files,
-    _hub_identity,
-    _judge,
-    _listing,
-    _open_hub,
-    _open_saved,
+    check_fields,
+    existing_file,
+    file_identity,
+    folder_files,
+    hub_identity,
+    judge,
+    listing,
+    open_hub,
+    open_saved,
 )
 from vaswani.data.label_cells import read_label, read_text
 from vaswani.data.reading import Row
@@ -126,7 +126,7 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
         if split != "train" and report.missing_label and not report.kept:
             logger.warning("%s has no labels and is left out: %s.", table.name, report)
             continue
-        _judge(table, report)
+        judge(table, report)
         columns = {name: [row[name] for row in rows] for name in spec.features}
         corpus.splits[split] = Dataset.from_dict(columns, features=spec.features)
         corpus.reports[split] = report
@@ -149,9 +149,9 @@ def _find_tables(spec: LabelledSpec) -> dict[str, Callable[[], Source]]:
     if not folder.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise UserError(f"dataset={name}: no such folder")
     if folder.is_dir() and not any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
-        files = _folder_files(folder, _endings(spec))
+        files = folder_files(folder, _endings(spec))
         return {split: partial(_file_table, names, spec) for split, names in files.items()}
-    opened = _open_saved(folder) if folder.is_dir() else _open_hub(spec)
+    opened = open_saved(folder) if folder.is_dir() else open_hub(spec)
     return {split: partial(_dataset_table, opened[split], spec, split) for split in SPLITS if split in opened}
 
 
@@ -161,12 +161,12 @@ def _endings(spec: LabelledSpec) -> tuple[str, ...]:
 
 def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
     """One file of rows, or two of plain text, the one of texts and the other of their labels."""
-    paths = [_existing_file(name) for name in names]
-    identity = partial(_file_identity, paths, spec)
+    paths = [existing_file(name) for name in names]
+    identity = partial(file_identity, paths, spec)
     formats = [reading.table_format(path) for path in paths]
     if len(paths) == 2:
         if any(formats) or spec.text_pair_field is not None:
-            raise UserError(f"two files must be of plain text, texts and labels; got {_listing(names)}")
+            raise UserError(f"two files must be of plain text, texts and labels; got {listing(names)}")
         return Source(" and ".join(names), partial(_paired_lines, names, paths), identity)
     (path,), (name,), (table,) = paths, names, formats
     if table is None:
@@ -174,7 +174,7 @@ def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
             known = ", ".join(_endings(spec))
             raise UserError(f"{name} has none of the known endings {known}; plain text takes two files")
         return Source(name, partial(read_conll, path), identity)
-    _check_fields(table.fields(path), spec, name)
+    check_fields(table.fields(path), spec, name)
     if path.suffix.lower() == ".parquet":
         with reading._open_parquet(path) as file:
             rows = file.read(_columns(spec, file.schema_arrow.names))
@@ -196,10 +196,10 @@ def _paired_lines(names: Sequence[str], paths: Sequence[Path]) -> Iterator[Row]:
 def _dataset_table(dataset: Dataset, spec: LabelledSpec, split: str) -> Source:
     """The rows of a data set that `datasets` itself has opened."""
     name = f"{spec.dataset} ({split})"
-    _check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
-    identity: Callable[[], dict[str, Any]] = partial(_hub_identity, dataset, spec, split)
+    check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
+    identity: Callable[[], dict[str, Any]] = partial(hub_identity, dataset, spec, split)
     if Path(str(spec.dataset)).expanduser().is_dir():
-        identity = partial(_file_identity, [Path(file["filename"]) for file in dataset.cache_files], spec)
+        identity = partial(file_identity, [Path(file["filename"]) for file in dataset.cache_files], spec)
     table = dataset.select_columns(_columns(spec, dataset.column_names)).with_format("arrow")[:]
     return Source(name, partial(_arrow_rows, table, spec), identity)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -32,6 +32,58 @@ LISTED_SETTINGS = (
     *("cosine_weight", "relation_weight"),
 )
 NOT_STATED = "not stated"
+
+
+class Kind(NamedTuple):
+    """What models of a kind do.
+
+    Args:
+        pipeline: as the Hub calls it.
+        errs: what one does wrong.
+        trained: on what it was trained to do what.
+    """
+
+    pipeline: str
+    errs: str
+    trained: Callable[[RunFacts], str]
+
+
+def _trained_on_pairs(facts: RunFacts) -> str:
+    source, target = (facts.settings.get(f"{side}_field", side) for side in ("source", "target"))
+    way = "distilled" if facts.settings.get("teacher") else "trained"
+    return f"{way} on {name_of_data(facts)} to write the `{target}` of a row when it is given the `{source}`"
+
+
+def _trained_on_labels(facts: RunFacts) -> str:
+    begin = facts.settings.get("model")
+    what = f"fine-tuned from {Path(str(begin)).name}" if begin else "fine-tuned"
+    if facts.settings.get("from_scratch"):
+        what = "trained from new weights"
+    label = facts.settings.get("label_field", "label")
+    return f"{what} on {name_of_data(facts)} to tell the `{label}` of a text"
+
+
+TRANSLATION = Kind("translation", "writes something wrong", _trained_on_pairs)
+
+
+def _trained_to(do: str) -> Callable[[RunFacts], str]:
+    return lambda facts: f"trained on {name_of_data(facts)} to {do}"
+
+
+_FILL_IN, _FOLLOWS = "fill in masked words", ", and to tell whether one text follows another"
+KINDS = {
+    "ForMaskedLM": Kind("fill-mask", "fills in something wrong", _trained_to(_FILL_IN)),
+    "ForPreTraining": Kind("fill-mask", "fills in something wrong", _trained_to(_FILL_IN + _FOLLOWS)),
+    "ForCausalLM": Kind("text-generation", "writes something wrong", _trained_to("continue texts")),
+    "ForSequenceClassification": Kind("text-classification", "tells something wrong", _trained_on_labels),
+    "ForTokenClassification": Kind("token-classification", "tells something wrong", _trained_on_labels),
+}
+
+
+def _kind(facts: RunFacts) -> Kind:
+    names = facts.config.architectures or [""]
+    found = (kind for suffix, kind in KINDS.items() if names[0].endswith(suffix))
+    return next(found, TRANSLATION)
 
 
 def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
@@ -74,7 +126,7 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
         language=_languages(facts) or None,
         license=facts.settings.get("license"),
         library_name="transformers",
-        pipeline_tag="translation" if facts.evaluation else None,
+        pipeline_tag=_kind(facts).pipeline if facts.evaluation else None,
         tags=_tags(facts),
         datasets=[hub_dataset] if hub_dataset else None,
         metrics=list(facts.evaluation.get("metrics", {})) or None,
@@ -88,17 +140,17 @@ def _tags(facts: RunFacts) -> list[str]:
     tags = (
         model_tags(config)
         if isinstance(config, VaswaniFamilyConfig)
-        else [config.model_type, "encoder-decoder"]
+        else [config.model_type, *(["encoder-decoder"] if config.is_encoder_decoder else [])]
     )
     return [*tags, *(["knowledge-distillation"] if facts.distillation else [])]
 
 
 def _eval_results(facts: RunFacts) -> Iterator[EvalResult]:
-    evaluation = facts.evaluation
+    evaluation, task = facts.evaluation, _kind(facts).pipeline
     for metric, score in evaluation.get("metrics", {}).items():
         yield EvalResult(
-            task_type="translation",
-            task_name="Translation",
+            task_type=task,
+            task_name=task.replace("-", " ").capitalize(),
             dataset_type=_hub_dataset(facts) or name_of_data(facts),
             dataset_name=name_of_data(facts),
             dataset_config=facts.settings.get("dataset_config"),
@@ -139,34 +191,32 @@ def _summary(facts: RunFacts) -> str:
     if isinstance(config, VaswaniFamilyConfig):
         what = describe(config, facts.num_parameters)
     else:
-        what = f"An encoder-decoder of type {config.model_type} with {facts.num_parameters:,} parameters"
+        kind = "An encoder-decoder" if config.is_encoder_decoder else "A model"
+        what = f"{kind} of type {config.model_type} with {facts.num_parameters:,} parameters"
     parts = [f"{what}."]
     if facts.corpus:
-        source, target = (facts.settings.get(f"{side}_field", side) for side in ("source", "target"))
-        way = "distilled" if facts.settings.get("teacher") else "trained"
-        parts.append(
-            f"It was {way} on {name_of_data(facts)} to write the `{target}` of a row when it is given the "
-            f"`{source}`, with the `vaswani` plugin."
-        )
+        parts.append(f"It was {_kind(facts).trained(facts)}, with the `vaswani` plugin.")
     if facts.unfinished:
         parts.append(f"**Its training goes on: this is {facts.unfinished}.**")
     return " ".join(parts)
 
 
 def _usage(facts: RunFacts, repo_id: str) -> str:
-    examples = facts.evaluation.get("examples") or [{"source": "Guten Tag!"}]
-    return usage(facts.config, repo_id, examples[0]["source"], facts.target_tokenizer)
+    example: dict[str, Any] = next(iter(facts.evaluation.get("examples", ())), {})
+    text = example.get("source", example.get("text", "Guten Tag!"))
+    text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
+    return usage(facts.config, repo_id, text, facts.target_tokenizer)
 
 
 def _results(facts: RunFacts) -> str:
     evaluation = facts.evaluation
     if not evaluation:
         return "No scores are known: the training had nothing to evaluate on, or has not come to its end."
-    search = ", ".join(f"{name} {value}" for name, value in evaluation["search"].items())
+    search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
     rows = map(_score_cells, evaluation["metrics"].values())
     parts = [
-        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {name_of_data(facts)}, "
-        f"decoded with {search}:",
+        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {name_of_data(facts)}"
+        + (f", decoded with {search}:" if search else ":"),
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",
     ]
@@ -180,13 +230,16 @@ def _score_cells(score: dict[str, Any]) -> tuple[str, ...]:
     return score["name"], f"{score['value']:.2f}", f"{score['low']:.2f} to {score['high']:.2f}", signature
 
 
-def _examples(examples: list[dict[str, str]]) -> str:
-    columns = {"source": "Source", "translation": "Written by the model", "reference": "Reference"}
+def _examples(examples: list[dict[str, Any]]) -> str:
+    titles = {"translation": "Written by the model", "text_pair": "Second text"}
+    columns = {name: titles.get(name, name.capitalize()) for name in examples[0]}
     rows = ([_cell(example[name]) for name in columns] for example in examples)
     return markdown_table(list(columns.values()), rows)
 
 
-def _cell(text: str) -> str:
+def _cell(value: Any) -> str:
+    """A text, a label, or a list of words or labels."""
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     shortened = text if len(text) <= 200 else f"{text[:200]} …"
     return " ".join(shortened.split()).replace("|", "\\|")
 
@@ -253,8 +306,8 @@ def _architecture(facts: RunFacts) -> str:
 def _limits(facts: RunFacts) -> Iterator[str]:
     settings, config = facts.settings, facts.config
     yield (
-        "It knows what its data taught it: on text of other kinds, domains or languages it writes something "
-        "wrong, without a sign that it is."
+        "It knows what its data taught it: on text of other kinds, domains or languages it "
+        f"{_kind(facts).errs}, without a sign that it is."
     )
     if {"max_source_length", "max_target_length"} <= settings.keys():
         yield (
@@ -263,7 +316,7 @@ def _limits(facts: RunFacts) -> Iterator[str]:
         )
     if isinstance(config, VaswaniFamilyConfig) and config.position_embedding == "learned":
         yield f"It has positions for {config.max_position_embeddings:,} tokens and takes no longer texts."
-    if facts.evaluation:
+    if facts.evaluation and _kind(facts) is TRANSLATION:
         yield "Its scores are against one reference for each row, of the kind of text that it was trained on."
     yield "It was not examined for bias, nor for harmful or private text that it may repeat."
     if not settings.get("license"):

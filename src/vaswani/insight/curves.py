@@ -21,7 +21,19 @@ SIZE = (12.0, 6.5)  # inches
 # Of each panel: its title, what it shows and how the legend calls it, and whether its axis is logarithmic.
 PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
-    ("validation", {"eval_bleu": "BLEU", "eval_chrf": "chrF2", "eval_exact_match": "exact match, %"}, False),
+    (
+        "validation",
+        {
+            "eval_bleu": "BLEU",
+            "eval_chrf": "chrF2",
+            "eval_exact_match": "exact match, %",
+            "eval_accuracy": "accuracy, %",
+            "eval_macro_f1": "macro F1, %",
+            "eval_f1": "span F1, %",
+        },
+        False,
+    ),
+    ("validation, bits per byte", {"eval_bits_per_byte": "validation"}, False),
     ("learning rate", {"learning_rate": "learning rate"}, False),
     ("norm of the gradient", {"grad_norm": "before clipping"}, True),
     ("real tokens a second", {"tokens_per_second": "all processes"}, False),
@@ -105,7 +117,8 @@ def summary(history: list[dict[str, Any]]) -> str:
     if speeds:
         shown.append(f"{speeds[len(speeds) // 2]:,.0f} real tokens a second (median)")
     lines = [", ".join(shown)]
-    for name, label in (("eval_loss", "loss"), ("eval_bleu", "BLEU"), ("eval_exact_match", "exact match")):
+    scores = {"eval_loss": "loss", "eval_bleu": "BLEU", "eval_exact_match": "exact match"}
+    for name, label in {**scores, "eval_accuracy": "accuracy"}.items():
         steps, values = _series(history, name)
         if values:
             best = min(values) if name == "eval_loss" else max(values)

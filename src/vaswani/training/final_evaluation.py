@@ -92,9 +92,10 @@ def _scores(metrics: TranslationMetrics) -> dict[str, Any]:
 
 
 def _show(source: str, translation: str, reference: str) -> None:
-    wrong = "" if translation == reference else f"  (reference: {_shortened(reference)})"
-    print(f"{_shortened(source)}  →  {_shortened(translation)}{wrong}")
+    wrong = "" if translation == reference else f"  (reference: {shortened(reference)})"
+    print(f"{shortened(source)}  →  {shortened(translation)}{wrong}")
 
 
-def _shortened(text: str, most: int = 200) -> str:
+def shortened(text: str, most: int = 200) -> str:
+    """A text, or its beginning and how long it is."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"

@@ -15,7 +15,7 @@ from vaswani.data.labelled import load_labelled
 from vaswani.data.labelled_tokens import LabelCollator, tokenize_labelled
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
-from vaswani.training.base_run import BaseRun, check_metric, seed_everything
+from vaswani.training.base_run import BaseRun, check_metric, publish, seed_everything
 from vaswani.training.finetuning_arguments import FinetuningConfig
 from vaswani.training.finetuning_trainer import FinetuningTrainer
 from vaswani.training.label_evaluation import LabelScores, evaluate_finished
@@ -27,7 +27,7 @@ from vaswani.training.spans import mark_spans
 
 
 def finetune(config: FinetuningConfig) -> dict[str, float]:
-    """Train a pre-trained encoder on labelled texts, save it in `output_dir` and evaluate it.
+    """Train a pre-trained encoder on labelled texts, save it in `output_dir`, evaluate it and write its card.
 
     Returns:
         The scores on the test split, or else on the validation split; empty without either.
@@ -35,7 +35,9 @@ def finetune(config: FinetuningConfig) -> dict[str, float]:
     Raises:
         UserError: for a configuration, a model or a corpus that cannot work.
     """
-    return FinetuningRun(config).run()
+    scores = FinetuningRun(config).run()
+    publish(config)
+    return scores
 
 
 class FinetuningRun(BaseRun):

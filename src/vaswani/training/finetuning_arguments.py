@@ -138,5 +138,4 @@ class FinetuningConfig(BaseConfig):
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
         "prediction_loss_only": "a fine-tuning is measured by what it predicts",
-        "push_to_hub": "there is no card of such a model yet; push its folder by `hf upload`",
     }

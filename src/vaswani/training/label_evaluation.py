@@ -14,7 +14,7 @@ from transformers import EarlyStoppingCallback, EvalPrediction
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.hub.run_facts import EVALUATION_FILE
 from vaswani.training.confidence import RESAMPLES, Estimate
-from vaswani.training.final_evaluation import NUM_EXAMPLES, _shortened
+from vaswani.training.final_evaluation import NUM_EXAMPLES, shortened
 from vaswani.training.finetuning_trainer import FinetuningTrainer
 from vaswani.training.label_metrics import TaggingMetric, scores_by_type
 from vaswani.training.labels import LabelTask
@@ -127,14 +127,14 @@ def _show_example(text: Any, prediction: Any, reference: Any, text_pair: str | N
     if isinstance(text, list):
         print(f"{_shown(text, prediction)}{wrong}")
     else:
-        texts = "  |  ".join(_shortened(part) for part in (text, text_pair) if part is not None)
+        texts = "  |  ".join(shortened(part) for part in (text, text_pair) if part is not None)
         print(f"{' '.join(texts.split())}  →  {_shown(text, prediction)}{wrong}")
 
 
 def _shown(text: Any, label: Any) -> str:
     if isinstance(text, list):
         words = (word if tag == OUTSIDE else f"{word}/{tag}" for word, tag in zip(text, label, strict=True))
-        return _shortened(" ".join(words))
+        return shortened(" ".join(words))
     if isinstance(label, list):
         return ", ".join(label) or "none"
     return f"{label:.3g}" if isinstance(label, float) else label

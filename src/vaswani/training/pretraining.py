@@ -37,14 +37,14 @@ from vaswani.data.tokenization import (
 )
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
-from vaswani.training.base_run import BaseRun, check_devices, check_metric, config_from, new_model
+from vaswani.training.base_run import BaseRun, check_devices, check_metric, config_from, new_model, publish
 from vaswani.training.pretraining_arguments import CausalLMConfig, MaskedLMConfig
 from vaswani.training.pretraining_evaluation import evaluate_finished
 from vaswani.training.pretraining_trainer import PretrainingTrainer
 
 
 def pretrain(config: MaskedLMConfig | CausalLMConfig) -> dict[str, float]:
-    """Train a language model on texts, save it in `output_dir` and evaluate it.
+    """Train a language model on texts, save it in `output_dir`, evaluate it and write its card.
 
     Returns:
         The scores on the test split, or else on the validation split; empty without either.
@@ -53,7 +53,9 @@ def pretrain(config: MaskedLMConfig | CausalLMConfig) -> dict[str, float]:
         UserError: for a configuration or a corpus that cannot work.
     """
     kind = MaskedLMRun if isinstance(config, MaskedLMConfig) else CausalLMRun
-    return kind(config).run()
+    scores = kind(config).run()
+    publish(config)
+    return scores
 
 
 class PretrainingRun(BaseRun):

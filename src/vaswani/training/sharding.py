@@ -46,7 +46,8 @@ def shard(model: PreTrainedModel, fsdp_size: int, tensor_parallel_size: int, num
         raise UserError(f"{kind.__name__} cannot be sharded: {error}") from error
     model.register_load_state_dict_pre_hook(_take_own_share)
     if config.dp_size > 1:
-        register_fsdp_forward_method(model, "generate")
+        if model.can_generate():
+            register_fsdp_forward_method(model, "generate")
         # FSDP2 gives modules a class of its own, by which the library would name, and copy, what is saved.
         for name in ("__name__", "__qualname__", "__module__"):
             setattr(type(model), name, getattr(kind, name))

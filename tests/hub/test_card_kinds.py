@@ -1,0 +1,80 @@
+"""The cards of encoders and decoders say what they do, and what their scores are of."""
+
+from typing import Any
+
+import pytest
+
+from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani.hub.card import model_card
+from vaswani.hub.run_facts import RunFacts
+
+SCORE = {"value": 61.25, "low": 55.0, "high": 67.5, "signature": None}
+KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
+    (
+        "VaswaniForMaskedLM",
+        {"objective": "masked"},
+        {"metrics": {"accuracy": {"name": "Accuracy (%)", **SCORE}}},
+        ["pipeline_tag: fill-mask", "trained on reviews to fill in masked words", "AutoModelForMaskedLM"],
+    ),
+    (
+        "VaswaniForCausalLM",
+        {"objective": "causal"},
+        {"metrics": {"perplexity": {"name": "Perplexity", **SCORE}}},
+        ["pipeline_tag: text-generation", "trained on reviews to continue texts", "A Transformer decoder ("],
+    ),
+    (
+        "VaswaniForSequenceClassification",
+        {"task": "classification", "model": "/home/ada/mlm", "label_field": "mood"},
+        {
+            "metrics": {"accuracy": {"name": "Accuracy (%)", **SCORE}},
+            "examples": [{"text": "A joy | really", "prediction": "pos", "reference": "neg"}],
+        },
+        [
+            "pipeline_tag: text-classification",
+            "fine-tuned from mlm on reviews to tell the `mood` of a text",
+            "| Text | Prediction | Reference |",
+            "| A joy \\| really | pos | neg |",
+            "it tells something wrong",
+            'tokenizer(["A joy | really"]',
+        ],
+    ),
+    (
+        "VaswaniForTokenClassification",
+        {"task": "tagging", "model": "mlm", "from_scratch": True},
+        {
+            "metrics": {"f1": {"name": "Span F1", **SCORE}},
+            "examples": [{"text": ["in", "Rome"], "prediction": ["O", "B"], "reference": ["O", "O"]}],
+        },
+        [
+            "pipeline_tag: token-classification",
+            "trained from new weights on reviews to tell the `label` of a text",
+            "| in Rome | O B | O O |",
+            'tokenizer(["in Rome"]',
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "evaluation", "said"), KINDS, ids=lambda value: str(value)[:30]
+)
+def test_what_the_card_says(architecture: str, settings: dict, evaluation: dict, said: list[str]) -> None:
+    kind = VaswaniDecoderConfig if "Causal" in architecture else VaswaniEncoderConfig
+    facts = RunFacts(
+        config=kind(vocab_size=300, architectures=[architecture]),
+        num_parameters=1_234,
+        settings={"dataset": "data/reviews", **settings},
+        corpus={"rows": {"train": 10}},
+        evaluation={
+            "split": "test",
+            "rows": 200,
+            "intervals": "from resamples",
+            "versions": {},
+            **evaluation,
+        },
+    )
+    card = str(model_card(facts, "ada/toy"))
+    for text in [*said, "On the 200 rows of the test split of reviews:", "| 61.25 | 55.00 to 67.50 |"]:
+        assert text in card, text
+    assert "translat" not in card.lower()
+    assert "/home" not in card
