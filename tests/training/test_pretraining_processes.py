@@ -59,3 +59,23 @@ def test_one_process_and_two_make_the_same_updates_and_scores(tmp_path, objectiv
     train_in_processes({**options, **resumed, "gradient_accumulation_steps": 2}, 1, "pretrain")
     for name, weight in weights(together).items():  # one goes on for two
         torch.testing.assert_close(weights(tmp_path / "resumed")[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("way", ["fsdp_size", "tensor_parallel_size"])
+def test_shares_of_a_model_learn_what_the_whole_does(tmp_path, objective, way):
+    texts = write_texts(tmp_path, train=60, test=7)
+    options = {**OPTIONS, **OBJECTIVES[objective], **texts}
+    copies = 2 if way == "fsdp_size" else 1  # with shares of the products, both have the same batches
+    for name, processes, more in (
+        ("whole", 1, {"gradient_accumulation_steps": 2}),
+        ("shares", 2, {"gradient_accumulation_steps": 2 // copies, way: 2}),
+    ):
+        train_in_processes({**options, **more, "output_dir": tmp_path / name}, processes, "pretrain")
+    whole, shares = tmp_path / "whole", tmp_path / "shares"
+    assert logged(shares, "loss") == pytest.approx(logged(whole, "loss"), rel=1e-4)
+    assert weights(shares).keys() == weights(whole).keys()
+    for name, weight in weights(whole).items():
+        if not name.endswith("k_proj.bias"):  # no gradient but rounding, which Adam makes as large as any
+            assert (weights(shares)[name] - weight).norm() <= 1e-3 * weight.norm(), name
