@@ -18,7 +18,7 @@ from vaswani.errors import UserError
 from vaswani.training.base_run import BaseRun, check_metric, publish, seed_everything
 from vaswani.training.finetuning_arguments import FinetuningConfig
 from vaswani.training.finetuning_trainer import FinetuningTrainer
-from vaswani.training.label_evaluation import LabelScores, evaluate_finished
+from vaswani.training.label_evaluation import LabelScores, evaluate_labels
 from vaswani.training.labels import TASKS, LabelTask, Tagging
 from vaswani.training.pretrained import Pretrained, load_with_head, new_with_head, open_pretrained
 from vaswani.training.processes import check_processes
@@ -167,4 +167,4 @@ class FinetuningRun(BaseRun):
         self, trainer: FinetuningTrainer, splits: dict[str, Dataset], tokenizers: PreTrainedTokenizerBase
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-        return evaluate_finished(trainer, self.scores, splits)
+        return evaluate_labels(trainer, self.scores, splits)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import version
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, EvalPrediction
+from transformers import EvalPrediction
 
 from vaswani.data.evenly_spread import evenly_spread
-from vaswani.hub.run_facts import EVALUATION_FILE
-from vaswani.training.confidence import RESAMPLES, Estimate
-from vaswani.training.final_evaluation import NUM_EXAMPLES, shortened
+from vaswani.training.confidence import Estimate
+from vaswani.training.final_evaluation import NUM_EXAMPLES, evaluate_finished, record, shortened
 from vaswani.training.finetuning_trainer import FinetuningTrainer
 from vaswani.training.label_metrics import TaggingMetric, scores_by_type
 from vaswani.training.labels import LabelTask
 from vaswani.training.spans import OUTSIDE, mark_spans
-from vaswani.whole_files import write_whole
-
-VERSIONS_OF = ("vaswani", "transformers", "torch", "tokenizers")
 
 
 class LabelScores:
@@ -50,52 +44,31 @@ class LabelScores:
         return {name: Estimate.from_resamples(score, resampled[name]) for name, score in self.scores.items()}
 
 
-def evaluate_finished(
+def evaluate_labels(
     trainer: FinetuningTrainer, label_scores: LabelScores, splits: dict[str, Dataset]
 ) -> dict[str, float]:
-    """Evaluate the final model on the test split, or else on the validation split; save and show the result.
-
-    Writes transformers' `<split>_results.json`, and `evaluation.json`, with intervals and examples.
+    """Evaluate the final model by the labels that it gives (see `evaluate_finished`).
 
     Args:
         trainer: that has ended.
         label_scores: what it computes its metrics with.
         splits: tokenized rows.
-
-    Returns:
-        The scores; empty without either split.
     """
-    split = "test" if "test" in splits else "validation"
-    if split not in splits:
-        return {}
-    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
-    scores = trainer.evaluate(splits[split], metric_key_prefix=split)
-    trainer.save_metrics(split, scores)
-    if trainer.is_world_process_zero():
-        record = _record(label_scores, splits[split], split)
-        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        write_whole(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, text.encode())
-        _show(record, scores[f"{split}_loss"])
-    return scores
+    return evaluate_finished(trainer, splits, partial(_tell, label_scores))
 
 
-def _record(scores: LabelScores, rows: Dataset, split: str) -> dict[str, Any]:
-    """What `evaluation.json` holds."""
-    names = scores.metric.names
-    record = {
-        "split": split,
-        "rows": len(rows),
-        "metrics": {
-            metric: {"name": names[metric], **vars(estimate), "signature": None}
-            for metric, estimate in scores.estimates().items()
-        },
-        "intervals": f"from {RESAMPLES:,} bootstrap resamples of the rows (Koehn, 2004), seed 0",
-        "examples": _examples(scores, rows),
-        "versions": {name: version(name) for name in VERSIONS_OF},
+def _tell(label_scores: LabelScores, split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+    names = label_scores.metric.names
+    metrics = {
+        metric: {"name": names[metric], **vars(estimate), "signature": None}
+        for metric, estimate in label_scores.estimates().items()
     }
-    if isinstance(scores.metric, TaggingMetric) and mark_spans(scores.task.names):
-        record["types"] = scores_by_type(scores.predictions, scores.references)
-    return record
+    more: dict[str, Any] = {"examples": _examples(label_scores, rows)}
+    if isinstance(label_scores.metric, TaggingMetric) and mark_spans(label_scores.task.names):
+        more["types"] = scores_by_type(label_scores.predictions, label_scores.references)
+    told = record(split, rows, metrics, **more)
+    _show(told, scores[f"{split}_loss"])
+    return told
 
 
 def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
@@ -108,16 +81,16 @@ def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def _show(record: dict[str, Any], loss: float) -> None:
-    print(f"\n{record['split']} ({record['rows']:,} rows): loss {loss:.3f}")
-    for score in record["metrics"].values():
+def _show(told: dict[str, Any], loss: float) -> None:
+    print(f"\n{told['split']} ({told['rows']:,} rows): loss {loss:.3f}")
+    for score in told["metrics"].values():
         interval = f"(95 % interval {score['low']:.2f} to {score['high']:.2f})"
         print(f"{score['name']} {score['value']:.2f} {interval}")
-    for kind, of_type in record.get("types", {}).items():
+    for kind, of_type in told.get("types", {}).items():
         precision, recall, f1 = (f"{of_type[name]:.2f}" for name in ("precision", "recall", "f1"))
         print(f"{kind}: precision {precision}, recall {recall}, F1 {f1} ({of_type['spans']:,} spans)")
     print()
-    for example in record["examples"]:
+    for example in told["examples"]:
         _show_example(**example)
 
 

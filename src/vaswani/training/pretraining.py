@@ -39,7 +39,7 @@ from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.training.base_run import BaseRun, check_devices, check_metric, config_from, new_model, publish
 from vaswani.training.pretraining_arguments import CausalLMConfig, MaskedLMConfig
-from vaswani.training.pretraining_evaluation import evaluate_finished
+from vaswani.training.pretraining_evaluation import evaluate_language_model
 from vaswani.training.pretraining_trainer import PretrainingTrainer
 
 
@@ -174,7 +174,7 @@ class PretrainingRun(BaseRun):
         self, trainer: PretrainingTrainer, splits: dict[str, Any], tokenizers: PreTrainedTokenizerBase
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-        return evaluate_finished(trainer, splits)
+        return evaluate_language_model(trainer, splits)
 
 
 class MaskedLMRun(PretrainingRun):

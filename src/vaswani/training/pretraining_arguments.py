@@ -43,6 +43,9 @@ class EncoderArguments(FamilyArguments):
         metadata={"help": "Self-attention: full, sparse, or one of these for each layer."},
     )
     mlm_transform: bool = option(True, "A layer before the output projection, as in BERT.")
+    pooler: bool | None = option(
+        None, "A layer on the first token's state: where it is used and in the base model, or true, or false."
+    )
 
 
 @dataclass

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import version
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import EarlyStoppingCallback
 
-from vaswani.hub.run_facts import EVALUATION_FILE
 from vaswani.training.confidence import RESAMPLES, Estimate
+from vaswani.training.final_evaluation import evaluate_finished, record
 from vaswani.training.pretraining_trainer import PretrainingTrainer
-from vaswani.whole_files import write_whole
 
 SCORE_NAMES = {
     "loss": "Loss (nats)",
@@ -23,49 +19,22 @@ SCORE_NAMES = {
     "bits_per_byte": "Bits per byte",
     "next_sentence_accuracy": "Next-sentence accuracy (%)",
 }
-VERSIONS_OF = ("vaswani", "transformers", "torch", "tokenizers")
 
 
-def evaluate_finished(trainer: PretrainingTrainer, splits: dict[str, Any]) -> dict[str, float]:
-    """Evaluate the final model on the test split, or else on the validation split; save and show the result.
-
-    Writes transformers' `<split>_results.json`, and `evaluation.json`, with intervals.
-
-    Args:
-        trainer: that has ended.
-        splits: sequences of tokens.
-
-    Returns:
-        The scores; empty without either split.
-    """
-    split = "test" if "test" in splits else "validation"
-    if split not in splits:
-        return {}
-    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
-    scores = trainer.evaluate(splits[split], metric_key_prefix=split)
-    trainer.save_metrics(split, scores)
-    if trainer.is_world_process_zero():
-        record = _record(trainer, splits[split], split)
-        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        write_whole(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, text.encode())
-        print(f"\n{split} ({record['rows']:,} sequences), with 95 % intervals:")
-        for score in record["metrics"].values():
-            print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")
-    return scores
+def evaluate_language_model(trainer: PretrainingTrainer, splits: dict[str, Any]) -> dict[str, float]:
+    """Evaluate the final model by how it tells tokens (see `evaluate_finished`)."""
+    return evaluate_finished(trainer, splits, partial(_tell, trainer))
 
 
-def _record(trainer: PretrainingTrainer, rows: Dataset, split: str) -> dict[str, Any]:
-    """What `evaluation.json` holds."""
-    return {
-        "split": split,
-        "rows": len(rows),
-        "metrics": {
-            name: {"name": SCORE_NAMES[name], **vars(estimate), "signature": None}
-            for name, estimate in estimates(trainer).items()
-        },
-        "intervals": f"from {RESAMPLES:,} bootstrap resamples of the sequences (Koehn, 2004), seed 0",
-        "versions": {name: version(name) for name in VERSIONS_OF},
+def _tell(trainer: PretrainingTrainer, split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+    metrics = {
+        name: {"name": SCORE_NAMES[name], **vars(estimate), "signature": None}
+        for name, estimate in estimates(trainer).items()
     }
+    print(f"\n{split} ({len(rows):,} sequences), with 95 % intervals:")
+    for score in metrics.values():
+        print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")
+    return record(split, rows, metrics, of="sequences")
 
 
 def estimates(trainer: PretrainingTrainer) -> dict[str, Estimate]:

@@ -32,9 +32,9 @@ from vaswani.training.base_run import (
 )
 from vaswani.training.bpe_dropout import BpeDropoutCollator
 from vaswani.training.config_file import RunConfig
-from vaswani.training.final_evaluation import evaluate_finished
 from vaswani.training.metrics import METRICS, TranslationMetrics
 from vaswani.training.trainer import Trainer
+from vaswani.training.translation_evaluation import evaluate_translator
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
@@ -84,7 +84,7 @@ class TrainingRun(BaseRun):
 
     def evaluate(self, trainer: Trainer, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
         """Translate the test split, or else the validation split; print and save the scores."""
-        return evaluate_finished(trainer, splits, tokenizers[0])
+        return evaluate_translator(trainer, splits, tokenizers[0])
 
 
 def model_config(
