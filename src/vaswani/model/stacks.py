@@ -335,7 +335,8 @@ class VaswaniDecoder(VaswaniStack):
         """
         prefix = "decoder_" if self.config.is_encoder_decoder else ""
         inputs_embeds = self.token_embeddings(input_ids, inputs_embeds, prefix)
-        given_cache = past_key_values  # an empty one of our own says nothing of what may be seen
+        # The library tells packed documents apart only where there is no cache, not even an empty one.
+        may_be_packed = past_key_values is None and attention_mask is None and position_ids is not None
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -343,7 +344,9 @@ class VaswaniDecoder(VaswaniStack):
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length, position_ids)
         mask = None
         if "full" in self.config.layer_attention("decoder"):
-            mask = self.self_attention_mask(inputs_embeds, attention_mask, given_cache, position_ids)
+            mask = self.self_attention_mask(
+                inputs_embeds, attention_mask, None if may_be_packed else past_key_values, position_ids
+            )
         padding_mask = self.padding_mask(attention_mask, "decoder")
         encoder_mask = None
         if encoder_hidden_states is not None:
