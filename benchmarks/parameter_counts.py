@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from transformers import (
     AutoModel,
     BertConfig,
@@ -24,6 +23,7 @@ from transformers import (
 )
 
 import side_by_side
+from vaswani.hub.run_facts import count_parameters
 from vaswani.training.config_file import load_config
 from vaswani.training.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.pretraining_arguments import MaskedLMConfig, PretrainingConfig
@@ -90,8 +90,7 @@ def config_of(name: str) -> PreTrainedConfig:
 
 def count(config: PreTrainedConfig) -> int:
     """Parameters of the base model."""
-    with torch.device("meta"):
-        return AutoModel.from_config(config).num_parameters()
+    return count_parameters(config, AutoModel)
 
 
 def main() -> None:

@@ -30,8 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import side_by_side
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.hub.run_facts import count_parameters
 from vaswani.insight.arithmetic import training_flops
-from vaswani.insight.scaling import BYTES_OF_A_NUMBER, Cost, Machine, cost_of_update, count_parameters
+from vaswani.insight.scaling import BYTES_OF_A_NUMBER, Cost, Machine, cost_of_update
 from vaswani.training.sharding import shard
 
 LENGTH = 32

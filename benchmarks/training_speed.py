@@ -38,6 +38,7 @@ from transformers.trainer_callback import PrinterCallback
 import side_by_side
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, token_lengths
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.insight.arithmetic import matrix_peak
 
 OURS, STOCK, GROUPED = "vaswani, token budget", "MarianMT, stock (random)", "MarianMT, length-grouped"
 SIDES = (STOCK, GROUPED, OURS)
@@ -167,18 +168,6 @@ def linear_flops(config: Any, source_tokens: int, target_tokens: int) -> int:
     return 6 * (source_tokens * per_source + target_tokens * per_target)
 
 
-def matrix_peak(threads: int, size: int = 2048) -> float:
-    """Floating-point operations per second of a large matrix product; the best of ten."""
-    torch.set_num_threads(threads)
-    left, right = torch.randn(size, size), torch.randn(size, size)
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        left @ right
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds)
-
-
 def build_trainer(side: str, plan: Plan) -> Seq2SeqTrainer:
     """The trainer of one side; what is not named here stays at each trainer's default."""
     tokenizer, _ = load_tokenizers(plan.folder)
@@ -262,7 +251,8 @@ def main() -> None:
     side_by_side.quiet()
     corpus = side_by_side.load_tokens(args)
     rows = rows_per_batch(*token_lengths(corpus.train), args.max_tokens)
-    results, peak = {}, matrix_peak(args.threads)
+    torch.set_num_threads(args.threads)
+    results, peak = {}, matrix_peak(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         corpus.train.save_to_disk(folder)
         save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)

@@ -6,17 +6,7 @@ Importing the package registers its models with transformers' Auto classes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
 from vaswani.interop.sparsify import sparsify
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
@@ -71,17 +61,12 @@ __all__ = [
 ]
 
 for _config_class in (VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig):
-    AutoConfig.register(_config_class.model_type, _config_class)
-AutoModel.register(VaswaniConfig, VaswaniModel)
-AutoModel.register(VaswaniEncoderConfig, VaswaniEncoderModel)
-AutoModel.register(VaswaniDecoderConfig, VaswaniDecoderModel)
-AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration)
-AutoModelForCausalLM.register(VaswaniDecoderConfig, VaswaniForCausalLM)
-AutoModelForMaskedLM.register(VaswaniEncoderConfig, VaswaniForMaskedLM)
-AutoModelForPreTraining.register(VaswaniEncoderConfig, VaswaniForPreTraining)
-AutoModelForQuestionAnswering.register(VaswaniEncoderConfig, VaswaniForQuestionAnswering)
-AutoModelForSequenceClassification.register(VaswaniEncoderConfig, VaswaniForSequenceClassification)
-AutoModelForTokenClassification.register(VaswaniEncoderConfig, VaswaniForTokenClassification)
+    for _auto_class, _place in _config_class.auto_classes.items():
+        if _auto_class == "AutoConfig":
+            transformers.AutoConfig.register(_config_class.model_type, _config_class)
+        else:
+            _model_class = globals()[_place.rpartition(".")[2]]
+            getattr(transformers, _auto_class).register(_config_class, _model_class)
 
 # Imported when first asked for, so that loading a model does not wait for what trains it.
 _LATE = {

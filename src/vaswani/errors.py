@@ -2,7 +2,7 @@
 
 import errno
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # transformers and safetensors report a full disk as errors of their own, with these words in them.
 _FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed", "iostream error")
@@ -31,6 +31,12 @@ def check_positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise UserError(f"{name}={value} must be at least 1")
+
+
+def listing(names: Iterable[str]) -> str:
+    """Names for a message, not too many of them."""
+    shown = [f"'{name}'" for name in names]
+    return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
 
 
 def one_line(text: object) -> str:

@@ -1,8 +1,10 @@
-"""Files that appear once they are complete, and how to tell that they still are."""
+"""Files that appear once they are complete, where they may, and how to tell that they still are."""
 
 import hashlib
 import os
 from pathlib import Path
+
+from vaswani.errors import UserError
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -17,6 +19,20 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def check_empty(output: Path, what: str) -> None:
+    """Whether a folder may be written into.
+
+    Args:
+        output: the folder, which need not exist yet.
+        what: is to be written, such as "the student".
+
+    Raises:
+        UserError: there is something in it.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"output {output} is not an empty folder; give another one for {what}")
 
 
 def sha256_of(path: Path) -> str:

@@ -27,9 +27,10 @@ from vaswani import (
     VaswaniForConditionalGeneration,
 )
 from vaswani.data.batching import Seq2SeqCollator
+from vaswani.distillation.losses import forward_kl, soft_target_loss
 from vaswani.errors import UserError
 from vaswani.model import projected_loss
-from vaswani.training.losses import forward_kl, label_smoothed_loss, soft_target_loss
+from vaswani.model.output_projection import token_loss_function
 
 VOCABULARY = 29
 PAD, START, END = 0, 1, 2
@@ -264,7 +265,7 @@ def test_evaluation_asks_no_teacher(tmp_path):
     batch = whole_batch()
     with torch.no_grad():
         logits = trainer.model.eval()(**{name: batch[name] for name in batch if name != "labels"}).logits
-    expected = label_smoothed_loss(logits, batch["labels"], smoothing=0.0, num_tokens=None)
+    expected = token_loss_function(logits, batch["labels"], label_smoothing=0.0)
     trainer.teacher.forward = None
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
 

@@ -12,8 +12,8 @@ from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArgume
 
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator
+from vaswani.model.output_projection import token_loss_function
 from vaswani.training.checkpoints import fault_of
-from vaswani.training.losses import label_smoothed_loss
 
 VOCABULARY = 29
 SHAPE = {
@@ -206,7 +206,7 @@ def test_evaluation_loss_is_per_token_of_the_whole_set(tmp_path):
     batch = Seq2SeqCollator(0, 1)(list(rows))
     with torch.no_grad():
         logits = trainer.model.eval()(**batch).logits
-    expected = label_smoothed_loss(logits, batch["labels"], smoothing=0.1, num_tokens=None)
+    expected = token_loss_function(logits, batch["labels"], label_smoothing=0.1)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 

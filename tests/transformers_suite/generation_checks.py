@@ -20,18 +20,22 @@ COMMON_ENDS = list(range(3, 40))  # with so many of the words ending a sequence,
 class GenerationTesterMixin:
     """Mix into a test case that has `model_tester` and `all_generative_model_classes`."""
 
-
-class Seq2SeqGenerationChecks(GenerationTesterMixin):
-    """For encoder-decoders."""
-
     def generative_models(self) -> Iterator[tuple[torch.nn.Module, dict[str, torch.Tensor]]]:
-        """Each model that generates, in evaluation mode, with the encoder's inputs of a few sources."""
+        """Each model that generates, in evaluation mode, with inputs of a few rows."""
         for model_class in self.all_generative_model_classes:
             config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
             model = model_class(config).to(torch_device).eval()
             model.generation_config.max_new_tokens = NEW_TOKENS
             model.generation_config.eos_token_id = None  # random weights would end at random places
-            yield model, {name: inputs[name][:SOURCES] for name in ("input_ids", "attention_mask")}
+            yield model, self.prompts(model, inputs)
+
+
+class Seq2SeqGenerationChecks(GenerationTesterMixin):
+    """For encoder-decoders."""
+
+    def prompts(self, model, inputs) -> dict[str, torch.Tensor]:
+        """The encoder's inputs of a few sources."""
+        return {name: inputs[name][:SOURCES] for name in ("input_ids", "attention_mask")}
 
     def assert_logits_match_forward(self, model, source, output, copies: int = 1) -> None:
         """The logits of every step are those of one forward pass over the generated tokens."""
@@ -174,18 +178,13 @@ class Seq2SeqGenerationChecks(GenerationTesterMixin):
 class CausalGenerationChecks(GenerationTesterMixin):
     """For decoders: prompts of different lengths, padded on the left."""
 
-    def generative_models(self) -> Iterator[tuple[torch.nn.Module, dict[str, torch.Tensor]]]:
-        """Each model that generates, in evaluation mode, with a few prompts."""
-        for model_class in self.all_generative_model_classes:
-            config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-            model = model_class(config).to(torch_device).eval()
-            model.generation_config.max_new_tokens = NEW_TOKENS
-            model.generation_config.eos_token_id = None  # random weights would end at random places
-            model.generation_config.pad_token_id = 0
-            prompts = inputs["input_ids"][:SOURCES].clone().clamp(min=1)
-            mask = torch.ones_like(prompts)
-            mask[1::2, :3] = 0
-            yield model, {"input_ids": prompts.masked_fill(mask == 0, 0), "attention_mask": mask}
+    def prompts(self, model, inputs) -> dict[str, torch.Tensor]:
+        """A few prompts."""
+        model.generation_config.pad_token_id = 0
+        prompts = inputs["input_ids"][:SOURCES].clone().clamp(min=1)
+        mask = torch.ones_like(prompts)
+        mask[1::2, :3] = 0
+        return {"input_ids": prompts.masked_fill(mask == 0, 0), "attention_mask": mask}
 
     def logits_of(self, model, prompt, sequences, copies: int = 1) -> torch.Tensor:
         """What one forward pass says of each generated token: [rows, NEW_TOKENS, vocabulary]."""

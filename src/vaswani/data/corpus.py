@@ -27,7 +27,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from vaswani.data import reading
 from vaswani.data.reading import Row
-from vaswani.errors import UserError, one_line
+from vaswani.errors import UserError, listing, one_line
 from vaswani.whole_files import sha256_of
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ class BaseCorpusSpec:
     """
 
     columns: ClassVar[tuple[str, ...]]  # of the rows; the field that becomes one is given as NAME_field
-    folder_endings: ClassVar[tuple[str, ...]] = tuple(reading.TABLE_FORMATS)
 
     dataset: str | None = None
     dataset_config: str | None = None
@@ -93,6 +92,11 @@ class BaseCorpusSpec:
     def identity(self) -> dict[str, Any]:
         """What the rows of given files depend on."""
         return self.options
+
+    @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """Of the files that a folder may hold."""
+        return tuple(reading.TABLE_FORMATS)
 
     @property
     def features(self) -> Features:
@@ -134,10 +138,14 @@ class TextCorpusSpec(BaseCorpusSpec):
     """
 
     columns = ("text",)
-    folder_endings = (*reading.TABLE_FORMATS, *reading.TEXT_ENDINGS)
 
     text_field: str = "text"
     documents: Literal["line", "blank_line"] = "line"
+
+    @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """Of the files that a folder may hold."""
+        return (*super().folder_endings, *reading.TEXT_ENDINGS)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -260,7 +268,7 @@ def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     """
     if spec.dataset == BUILT_IN_DATES:
         return _load_dates(spec, splits)
-    found = _find_sources(spec)
+    found = find_splits(spec, _file_source, _dataset_source)
     wanted = [split for split in splits if split in found]
     if not wanted:
         raise UserError(f"the corpus has none of the splits {listing(splits)}; it has {listing(found)}")
@@ -405,29 +413,44 @@ def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
 # Where the splits of a corpus are found.
 
 
-def _find_sources(spec: BaseCorpusSpec) -> dict[str, Callable[[], Source]]:
-    """How to open each split that the corpus has."""
+FileSource = Callable[[Sequence[str], Any], Source]
+RowsSource = Callable[[Any, Any, str, Callable[[], dict[str, Any]]], Source]
+
+
+def find_splits(
+    spec: BaseCorpusSpec, file_source: FileSource, rows_source: RowsSource
+) -> dict[str, Callable[[], Source]]:
+    """How to open each split that the corpus has.
+
+    Args:
+        spec: where it lies.
+        file_source: opens the files of a split.
+        rows_source: opens a split of a data set that `datasets` has opened, given its rows, its name and what
+            tells what they depend on.
+
+    Raises:
+        UserError: nothing is there.
+    """
     if spec.files:
-        return {split: partial(_file_source, names, spec) for split, names in spec.files.items()}
+        return {split: partial(file_source, names, spec) for split, names in spec.files.items()}
     name = str(spec.dataset)
     folder = Path(name).expanduser()
     if folder.is_file():
         raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
     if folder.is_dir() and any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
-        saved = open_saved(folder)
-        return {split: partial(_saved_source, rows, spec, split) for split, rows in saved.items()}
+        return {
+            split: partial(rows_source, rows, spec, split, partial(_saved_identity, rows, spec))
+            for split, rows in _open_saved(folder).items()
+        }
     if folder.is_dir():
-        files = folder_files(folder, spec.folder_endings)
-        return {split: partial(_file_source, names, spec) for split, names in files.items()}
+        files = _folder_files(folder, spec.folder_endings)
+        return {split: partial(file_source, names, spec) for split, names in files.items()}
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise UserError(f"dataset={name}: no such folder")
-    return {split: partial(_hub_source, rows, spec, split) for split, rows in open_hub(spec).items()}
-
-
-def listing(names: Iterable[str]) -> str:
-    """Names for a message, not too many of them."""
-    shown = [f"'{name}'" for name in names]
-    return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
+    return {
+        split: partial(rows_source, rows, spec, split, partial(_hub_identity, rows, spec, split))
+        for split, rows in _open_hub(spec).items()
+    }
 
 
 def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
@@ -490,7 +513,7 @@ def _size_and_ends(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256_of_ends": ends.hexdigest()}
 
 
-def folder_files(folder: Path, endings: Sequence[str] = tuple(reading.TABLE_FORMATS)) -> dict[str, list[str]]:
+def _folder_files(folder: Path, endings: Sequence[str]) -> dict[str, list[str]]:
     """The file of each split in a folder."""
     found: dict[str, list[str]] = {}
     for split in SPLITS:
@@ -508,8 +531,7 @@ def folder_files(folder: Path, endings: Sequence[str] = tuple(reading.TABLE_FORM
     return found
 
 
-def open_saved(folder: Path) -> Mapping[str, Dataset]:
-    """The splits of a data set that `save_to_disk` wrote."""
+def _open_saved(folder: Path) -> Mapping[str, Dataset]:
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # whatever a damaged folder makes of it
@@ -519,13 +541,11 @@ def open_saved(folder: Path) -> Mapping[str, Dataset]:
     return saved if isinstance(saved, DatasetDict) else {"train": saved}
 
 
-def _saved_source(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> Source:
-    files = [Path(file["filename"]) for file in dataset.cache_files]
-    return _dataset_source(dataset, spec, split, partial(file_identity, files, spec))
+def _saved_identity(dataset: Dataset, spec: BaseCorpusSpec) -> dict[str, Any]:
+    return file_identity([Path(file["filename"]) for file in dataset.cache_files], spec)
 
 
-def open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
-    """The splits of a data set on the Hub."""
+def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
     try:
         return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
     except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
@@ -535,12 +555,7 @@ def open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
         ) from error
 
 
-def _hub_source(dataset: Dataset | IterableDataset, spec: BaseCorpusSpec, split: str) -> Source:
-    return _dataset_source(dataset, spec, split, partial(hub_identity, dataset, spec, split))
-
-
-def hub_identity(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> dict[str, Any]:
-    """What the rows of a split on the Hub depend on."""
+def _hub_identity(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> dict[str, Any]:
     return {
         "dataset": spec.dataset,
         "dataset_config": spec.dataset_config,

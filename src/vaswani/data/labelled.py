@@ -28,16 +28,12 @@ from vaswani.data.corpus import (
     check_fields,
     existing_file,
     file_identity,
-    folder_files,
-    hub_identity,
+    find_splits,
     judge,
-    listing,
-    open_hub,
-    open_saved,
 )
 from vaswani.data.label_cells import read_label, read_text
 from vaswani.data.reading import Row
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +76,11 @@ class LabelledSpec(BaseCorpusSpec):
         return {option: name for option, name in names.items() if name is not None}
 
     @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """Of the files that a folder may hold; words and tags may stand in columns."""
+        return (*super().folder_endings, *(CONLL_ENDINGS if self.task == "tagging" else ()))
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What the rows of given files depend on."""
         return {**self.options, "task": self.task, "label_separator": self.label_separator}
@@ -119,7 +120,8 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
         UserError: as `load_corpus`; a label that is none for the task; words and tags of different number.
     """
     corpus = Corpus({}, {}, {}, available=[])
-    tables = {split: open_table() for split, open_table in _find_tables(spec).items()}
+    found = find_splits(spec, _file_table, _dataset_table)
+    tables = {split: found[split]() for split in SPLITS if split in found}
     for split, table in tables.items():
         report = LabelledReport()
         rows = list(_labelled_rows(table, spec, report))
@@ -138,27 +140,6 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
 # ---------------------------------------------------------------------------------------- where the rows lie
 
 
-def _find_tables(spec: LabelledSpec) -> dict[str, Callable[[], Source]]:
-    """How to open each split that there is."""
-    if spec.files:
-        return {split: partial(_file_table, names, spec) for split, names in spec.files.items()}
-    name = str(spec.dataset)
-    folder = Path(name).expanduser()
-    if folder.is_file():
-        raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
-    if not folder.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
-        raise UserError(f"dataset={name}: no such folder")
-    if folder.is_dir() and not any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
-        files = folder_files(folder, _endings(spec))
-        return {split: partial(_file_table, names, spec) for split, names in files.items()}
-    opened = open_saved(folder) if folder.is_dir() else open_hub(spec)
-    return {split: partial(_dataset_table, opened[split], spec, split) for split in SPLITS if split in opened}
-
-
-def _endings(spec: LabelledSpec) -> tuple[str, ...]:
-    return (*reading.TABLE_FORMATS, *(CONLL_ENDINGS if spec.task == "tagging" else ()))
-
-
 def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
     """One file of rows, or two of plain text, the one of texts and the other of their labels."""
     paths = [existing_file(name) for name in names]
@@ -170,8 +151,8 @@ def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
         return Source(" and ".join(names), partial(_paired_lines, names, paths), identity)
     (path,), (name,), (table,) = paths, names, formats
     if table is None:
-        if not path.name.lower().endswith(_endings(spec)):
-            known = ", ".join(_endings(spec))
+        if not path.name.lower().endswith(spec.folder_endings):
+            known = ", ".join(spec.folder_endings)
             raise UserError(f"{name} has none of the known endings {known}; plain text takes two files")
         return Source(name, partial(read_conll, path), identity)
     check_fields(table.fields(path), spec, name)
@@ -193,13 +174,12 @@ def _paired_lines(names: Sequence[str], paths: Sequence[Path]) -> Iterator[Row]:
         yield row
 
 
-def _dataset_table(dataset: Dataset, spec: LabelledSpec, split: str) -> Source:
+def _dataset_table(
+    dataset: Dataset, spec: LabelledSpec, split: str, identity: Callable[[], dict[str, Any]]
+) -> Source:
     """The rows of a data set that `datasets` itself has opened."""
     name = f"{spec.dataset} ({split})"
     check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
-    identity: Callable[[], dict[str, Any]] = partial(hub_identity, dataset, spec, split)
-    if Path(str(spec.dataset)).expanduser().is_dir():
-        identity = partial(file_identity, [Path(file["filename"]) for file in dataset.cache_files], spec)
     table = dataset.select_columns(_columns(spec, dataset.column_names)).with_format("arrow")[:]
     return Source(name, partial(_arrow_rows, table, spec), identity)
 

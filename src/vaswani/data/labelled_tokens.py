@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.batching import IGNORED_LABEL, pad
 from vaswani.data.corpus import RowReport
 from vaswani.errors import UserError
 
@@ -162,17 +161,12 @@ class LabelCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Pad a batch."""
-        ids = [torch.tensor(row["input_ids"]) for row in rows]
-        batch = {
-            "input_ids": _pad(ids, self.pad_token_id),
-            "attention_mask": _pad([torch.ones_like(row) for row in ids], 0),
-        }
+        input_ids, attention_mask = pad([row["input_ids"] for row in rows], self.pad_token_id)
+        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
         if "token_type_ids" in rows[0]:
-            batch["token_type_ids"] = _pad([torch.tensor(row["token_type_ids"]) for row in rows], 0)
-        labels = [torch.tensor(row["labels"]) for row in rows]
-        batch["labels"] = _pad(labels, IGNORED_LABEL) if labels[0].ndim else torch.stack(labels)
-        return batch
-
-
-def _pad(sequences: list[torch.Tensor], filler: int) -> torch.Tensor:
-    return pad_sequence(sequences, batch_first=True, padding_value=filler)
+            arrays["token_type_ids"], _ = pad([row["token_type_ids"] for row in rows], 0)
+        labels = [row["labels"] for row in rows]
+        if isinstance(labels[0], list) and isinstance(labels[0][0], int):  # tags, as many as tokens
+            arrays["labels"], _ = pad(labels, IGNORED_LABEL)
+        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return {"labels": torch.tensor(labels), **batch} if "labels" not in batch else batch

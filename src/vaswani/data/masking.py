@@ -29,8 +29,8 @@ class MaskingCollator:
     """Pad rows to a batch, on the right, and mask some of their tokens.
 
     What is masked in a row is a pure function of the seed, the epoch and the row's tokens: not of its batch,
-    its process or what was drawn before, so that a run which resumes goes on exactly.
-    tokens are never chosen, nor put in place of others. Each row has one token chosen at least.
+    its process or what was drawn before, so that a run which resumes goes on exactly. Special tokens are
+    never chosen, nor put in place of others. Each row has one token chosen at least.
 
     Args:
         tokenizer: has a mask.

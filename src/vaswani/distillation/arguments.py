@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
 from vaswani.training.arguments import option
 from vaswani.training.config_file import RunConfig
-from vaswani.training.losses import DIVERGENCES
 from vaswani.training.metrics import METRICS
 
 

@@ -22,6 +22,7 @@ from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.ensembling import Ensemble
+from vaswani.whole_files import check_empty
 
 Layers: TypeAlias = "int | Sequence[int] | None"  # so many, evenly spaced; these, in this order; all
 
@@ -112,8 +113,7 @@ def save_student(
     Raises:
         UserError: what stands in the way, before anything is written.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"output {output} is not an empty folder; give another one for the student")
+    check_empty(output, "the student")
     model, source_tokenizer, target_tokenizer = load_checkpoint(teacher, device="cpu")
     student = student_from_teacher(model, encoder_layers, decoder_layers)
     student.save_pretrained(output)

@@ -17,17 +17,17 @@ from transformers import PreTrainedModel
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.distillation.arguments import DistillationObjectives
-from vaswani.distillation.recording import Recorder, stacks
-from vaswani.errors import UserError
-from vaswani.model.modeling_vaswani import shift_tokens_right
-from vaswani.model.projected_loss import TokenLoss
-from vaswani.training.losses import (
+from vaswani.distillation.losses import (
     DIVERGENCES,
     cosine_loss,
-    label_smoothed_loss,
     relation_loss,
     soft_target_loss,
 )
+from vaswani.distillation.recording import Recorder, stacks
+from vaswani.errors import UserError
+from vaswani.model.modeling_vaswani import shift_tokens_right
+from vaswani.model.output_projection import token_loss_function
+from vaswani.model.projected_loss import TokenLoss
 from vaswani.training.trainer import Trainer
 
 TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student while it is trained, and a file of a checkpoint
@@ -193,9 +193,7 @@ class DistillationTrainer(Trainer):
     def _label_loss(self, labels: torch.Tensor, num_tokens: Count) -> LossOfRows:
         """The task's own, for labels [N] that all count."""
         smoothing = self.args.label_smoothing_factor
-        return lambda logits, rows: label_smoothed_loss(
-            logits, labels[rows], smoothing=smoothing, num_tokens=num_tokens
-        )
+        return lambda logits, rows: token_loss_function(logits, labels[rows], num_tokens, smoothing)
 
     def _distributions(
         self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, kept: torch.Tensor

@@ -11,11 +11,13 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
@@ -68,7 +70,12 @@ def load_checkpoint(
     config = _load_config(directory, auto_class)
     check_weights(directory, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
-    model = _load_model(directory, config, dtype, auto_class or auto_class_of(config))
+    model, report = load_weights(directory, auto_class or auto_class_of(config), config, dtype=dtype)
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"the weights in {directory} lack {len(missing)} of the model's, {missing[0]} for one; "
+            "the checkpoint is incomplete or of another model: use another one"
+        )
     check_vocabulary(directory, model, source_tokenizer)
     return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
 
@@ -126,7 +133,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _load_config(directory: Path, auto_class: Any) -> PreTrainedConfig:
     config = read_config(directory)
-    if auto_class is not None and type(config) not in auto_class._model_mapping:
+    if auto_class is not None and not _serves(auto_class, config):
         problem, expected = _PURPOSES.get(
             auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
         )
@@ -134,6 +141,19 @@ def _load_config(directory: Path, auto_class: Any) -> PreTrainedConfig:
             f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
         )
     return config
+
+
+def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
+    """Whether an Auto class makes of this configuration what it is.
+
+    `AutoModelForCausalLM` would make a decoder of a BERT, or of half a translator, with weights that never
+    saw the task.
+    """
+    if auto_class is AutoModelForCausalLM:
+        fills_gaps = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+        if fills_gaps or config.is_encoder_decoder:
+            return False
+    return type(config) in auto_class._model_mapping
 
 
 def check_weights(directory: Path, config: PreTrainedConfig) -> None:
@@ -192,27 +212,36 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged or half-written ({error}); use another checkpoint") from error
 
 
-def _load_model(directory: Path, config: Any, dtype: str | torch.dtype, auto_class: Any) -> PreTrainedModel:
+def load_weights(
+    directory: Path, model_class: Any, config: PreTrainedConfig, **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a model from a folder, and from nowhere else; no code that a checkpoint brings is run.
+
+    Args:
+        directory: the folder.
+        model_class: the model's class, or an Auto class.
+        config: of the model.
+        options: of `from_pretrained`.
+
+    Returns:
+        The model, and what became of the weights: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
+
+    Raises:
+        UserError: pickled weights that are cut short or hold more than tensors, weights of other shapes than
+            the configuration's, an option that cannot be.
+    """
     try:
-        model, report = auto_class.from_pretrained(
+        return model_class.from_pretrained(
             directory,
             config=config,
-            dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
             trust_remote_code=False,
+            **options,
         )
-    except Exception as error:  # pickled weights cut short, or weights of other shapes than the config's
+    except Exception as error:  # of many kinds: torch's, safetensors' and the library's
         reason = one_line(error.__cause__ or error)
-        raise UserError(
-            f"the weights in {directory} cannot be loaded: {reason}; use another checkpoint"
-        ) from error
-    if missing := sorted(report["missing_keys"]):
-        raise UserError(
-            f"the weights in {directory} lack {len(missing)} of the model's, {missing[0]} for one; "
-            "the checkpoint is incomplete or of another model: use another one"
-        )
-    return model
+        raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
 
 
 def check_vocabulary(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -109,14 +109,17 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise UserError(f"{path} cannot be used: {one_line(error.__cause__ or error)}") from error
 
 
-def count_parameters(config: PreTrainedConfig) -> int:
+def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:
     """How many a model of this shape has, without making room for them.
 
-    The model is of the class that `config.architectures` names; of a configuration alone, that of the Auto
-    class that it is most at home in: of language models and translators, with their output projection.
+    Args:
+        config: of the model.
+        auto_class: that makes it; default that of the class which `config.architectures` names and, of a
+            configuration alone, the one it is most at home in: of language models and translators, with their
+            output projection.
     """
     with torch.device("meta"):
-        model = auto_class_of(config).from_config(config, trust_remote_code=False)
+        model = (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)
     return model.num_parameters()
 
 

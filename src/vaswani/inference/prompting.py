@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from vaswani.errors import UserError
-from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.hub.run_facts import read_config
+from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.continuation import Continuation, LanguageModel, TokenIds
 from vaswani.inference.task import Question, Task
 
@@ -174,9 +172,7 @@ class Prompter:
         Raises:
             UserError: what stands in the way, in one line (see `load_checkpoint`).
         """
-        folder = local_folder(name, revision)
-        _check_decoder(folder)
-        model, tokenizer, _ = load_checkpoint(folder, device, dtype, auto_class=AutoModelForCausalLM)
+        model, tokenizer, _ = load_checkpoint(name, device, dtype, revision, AutoModelForCausalLM)
         return cls(model, tokenizer, **options)
 
     def answer(
@@ -279,17 +275,6 @@ class Prompter:
         except UserError as error:
             raise UserError(f"answer_context: {error}") from error
         return dict(zip(choices, self.language_model.log_probs(continuations), strict=True))
-
-
-def _check_decoder(folder: Path) -> None:
-    """Whether the model is a decoder: the Auto class would make one of a BERT, or of half a translator."""
-    config = read_config(folder)
-    is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
-    if is_encoder or config.is_encoder_decoder:
-        raise UserError(
-            f"{folder} holds a model of type {config.model_type!r}, which does not continue texts; expected "
-            "a causal model such as 'vaswani_decoder', 'gpt2' or 'llama'"
-        )
 
 
 def count_answers(task: Task) -> int:

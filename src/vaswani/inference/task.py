@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 
 Row = Mapping[str, Any]
 
@@ -167,7 +167,7 @@ class Task:
         if self.answer is None and self.generate:
             raise UserError("generate needs answer: the template of the right one")
         if self.normalize not in NORMALIZATIONS:
-            raise UserError(f"normalize: expected {_listing(NORMALIZATIONS)}, got {self.normalize!r}")
+            raise UserError(f"normalize: expected {listing(NORMALIZATIONS)}, got {self.normalize!r}")
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
         if self.generate and not all(self.stop_texts):
@@ -202,7 +202,7 @@ class Task:
             return Question(prompt, choices[_label(row, self.label, len(choices))], choices)
         answer = fill("answer", str(self.answer), row)
         if choices and answer not in choices:
-            raise UserError(f"its answer {answer!r} is none of its choices {_listing(choices)}")
+            raise UserError(f"its answer {answer!r} is none of its choices {listing(choices)}")
         return Question(prompt, answer, choices)
 
     def _choices(self, row: Row) -> tuple[str, ...]:
@@ -266,7 +266,9 @@ class _Fields(string.Formatter):
         value: Any = row
         for part in name.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                raise UserError(f"{self.key} names the field {name!r}, and it has {_listing(row)}")
+                raise UserError(
+                    f"{self.key} names the field {name!r}, and it has {listing(row) or 'nothing'}"
+                )
             value = value[part]
         return value
 
@@ -289,7 +291,3 @@ def _label(row: Row, name: str, num_choices: int) -> int:
             f"{num_choices - 1}"
         )
     return label
-
-
-def _listing(names: Any) -> str:
-    return ", ".join(map(repr, names)) or "nothing"

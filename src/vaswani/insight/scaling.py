@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vaswani.hub.run_facts import count_parameters
 from vaswani.insight.arithmetic import training_flops
 from vaswani.model.configuration_vaswani import VaswaniConfig
 
@@ -63,26 +64,6 @@ class Cost:
     exposed: float
     memory: float
     traffic: float
-
-
-def count_parameters(config: VaswaniConfig) -> int:
-    """P of a model of this configuration, without making it."""
-    width, bias = config.d_model, int(config.attention_bias)
-    attention = 4 * (width**2 + bias * width)
-    of_stack = {}
-    for stack, attentions in (("encoder", 1), ("decoder", 2)):
-        inner = getattr(config, f"{stack}_ffn_dim")
-        ffn = 2 * width * inner + int(config.ffn_bias) * (width + inner)
-        norms = 2 * width * (attentions + 1)
-        final_norm = 2 * width * (config.norm_order == "pre")
-        positions = config.max_position_embeddings * width * (config.position_embedding == "learned")
-        layers = getattr(config, f"{stack}_layers")
-        of_stack[stack] = layers * (attentions * attention + ffn + norms) + final_norm + positions
-    target_vocab = config.decoder_vocab_size or config.vocab_size
-    embeddings = config.vocab_size * width
-    embeddings += 0 if config.share_encoder_decoder_embeddings else target_vocab * width
-    embeddings += 0 if config.tie_word_embeddings else target_vocab * width
-    return sum(of_stack.values()) + embeddings
 
 
 def activation_bytes(config: VaswaniConfig, tokens: int, bytes_of_a_number: int) -> float:

@@ -84,10 +84,9 @@ def _config(encoder: Any, decoder: Any, values: dict[str, Any]) -> VaswaniConfig
 
 def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> dict[str, Any]:
     """The fields that both stacks of a model have in common."""
+    ours = VaswaniFamilyConfig.__annotations__.keys() - OWN_FIELDS  # the others are the library's
     common: dict[str, Any] = {}
-    for name in (field.name for field in fields(VaswaniFamilyConfig) if field.name not in OWN_FIELDS):
-        if name not in VaswaniFamilyConfig.__annotations__:
-            continue  # the library's own
+    for name in (field.name for field in fields(VaswaniFamilyConfig) if field.name in ours):
         found = {stack: getattr(config, name) for stack, config in configs.items()}
         if len(set(found.values())) > 1 and name not in values and _matters(name, configs):
             raise UserError(

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+import vaswani
 from vaswani.errors import UserError
 from vaswani.interop import torch_transformer
 from vaswani.interop.bert import BERT, BIG_BIRD, DISTILBERT
@@ -23,24 +24,12 @@ from vaswani.interop.translators import FSMT, MARIAN
 from vaswani.interop.weights import to_ours, to_theirs
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.embeddings import SinusoidalPositions
-from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
-from vaswani.model.modeling_vaswani_decoder import VaswaniDecoderModel, VaswaniForCausalLM
-from vaswani.model.modeling_vaswani_encoder import (
-    VaswaniEncoderModel,
-    VaswaniForMaskedLM,
-    VaswaniForPreTraining,
-    VaswaniForQuestionAnswering,
-    VaswaniForSequenceClassification,
-    VaswaniForTokenClassification,
-)
+from vaswani.model.stacks import VaswaniPreTrainedModel
 
 OUR_CLASSES: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        *(VaswaniModel, VaswaniForConditionalGeneration, VaswaniDecoderModel, VaswaniForCausalLM),
-        *(VaswaniEncoderModel, VaswaniForPreTraining, VaswaniForMaskedLM, VaswaniForQuestionAnswering),
-        *(VaswaniForSequenceClassification, VaswaniForTokenClassification),
-    )
+    name: kind
+    for name, kind in vars(vaswani).items()
+    if isinstance(kind, type) and issubclass(kind, VaswaniPreTrainedModel)
 }
 FORMATS = {kind.name: kind for kind in (MARIAN, FSMT, BERT, DISTILBERT, BIG_BIRD, OPENAI_GPT, GPT2)}
 

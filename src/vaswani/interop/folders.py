@@ -11,12 +11,13 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
-from vaswani.errors import RunError, UserError, one_line
-from vaswani.hub.checkpoint import check_weights, local_folder
+from vaswani.errors import RunError, UserError
+from vaswani.hub.checkpoint import check_weights, load_weights, local_folder
 from vaswani.hub.run_facts import read_config
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+from vaswani.whole_files import check_empty
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm")
 CHECKED_ROWS, CHECKED_LENGTH = 2, 12
@@ -61,7 +62,7 @@ def convert_folder(
             tensor without a counterpart, named; pickled weights that hold more than tensors.
         RunError: the two compute different things.
     """
-    check_output(output)
+    check_empty(output, "the model")
     folder = local_folder(source)
     config = read_config(folder)
     if isinstance(config, VaswaniFamilyConfig) and to is None:
@@ -89,7 +90,7 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     Raises:
         UserError: no such checkpoint, halves that do not fit, or no tokenizer.
     """
-    check_output(output)
+    check_empty(output, "the model")
     folders = [local_folder(name) if name else None for name in (encoder, decoder)]
     halves = [folder and load_exactly(folder, read_config(folder)) for folder in folders]
     model = combine(*halves, **values)
@@ -98,16 +99,6 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     model.save_pretrained(output)
     save_tokenizers(tokenizers[0], tokenizers[0] if source == target else tokenizers[1], output)
     return model
-
-
-def check_output(output: Path) -> None:
-    """Whether a folder may be written into.
-
-    Raises:
-        UserError: there is something in it.
-    """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"output {output} is not an empty folder; give another one")
 
 
 def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | None = None) -> PreTrainedModel:
@@ -120,16 +111,11 @@ def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | Non
     kind = architecture or next(iter(config.architectures or []), None)
     if kind is None:
         raise UserError(f"{folder / 'config.json'} names no class under architectures; give --architecture")
-    model_class = OUR_CLASSES.get(kind) or getattr(transformers, format_of_class(kind, config), None)
+    model_class = OUR_CLASSES.get(kind) or _class_of_library(kind, config)
     if model_class is None or model_class.config_class is not type(config):
         raise UserError(f"{kind} is no class of a {config.model_type!r} model")
     check_weights(folder, config)
-    try:
-        model, report = model_class.from_pretrained(
-            folder, config=config, dtype="auto", local_files_only=True, output_loading_info=True
-        )
-    except Exception as error:  # damaged files, pickles with code in them, tensors of other shapes
-        raise UserError(f"the weights in {folder} cannot be loaded: {one_line(error)}") from error
+    model, report = load_weights(folder, model_class, config, dtype="auto")
     for problem, names in (
         ("lack", report["missing_keys"]),
         ("hold what it has no place for:", report["unexpected_keys"]),
@@ -142,17 +128,12 @@ def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | Non
     return model.eval()
 
 
-def format_of_class(kind: str, config: PreTrainedConfig) -> str:
-    """The name of a class that can be converted, checked.
-
-    Raises:
-        UserError: it cannot be, naming what can.
-    """
+def _class_of_library(kind: str, config: PreTrainedConfig) -> Any:
     try:
         format_of(kind)
     except UserError as error:
         raise UserError(f"this is a {config.model_type!r} model: {error}") from None
-    return kind
+    return getattr(transformers, kind, None)
 
 
 def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:

@@ -16,6 +16,11 @@ from .configuration_vaswani import VaswaniFamilyConfig
 TABLE_LENGTH = 1024  # positions whose sinusoids are kept; those beyond are computed each time
 
 
+def can_be_checked(ids: torch.Tensor) -> bool:
+    """Whether their values may be looked at: another device than the CPU would make the check wait for it."""
+    return ids.device.type == "cpu" and ids.numel() > 0 and not is_torchdynamo_compiling()
+
+
 class SinusoidalPositions(nn.Module):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
 
@@ -82,9 +87,10 @@ class LearnedPositions(nn.Embedding):
         """int64 [B, T] -> [B, T, d_model].
 
         Raises:
-            ValueError: when a position lies beyond the trained ones.
+            ValueError: when a position lies beyond the trained ones; without a `length`, see
+                `can_be_checked`.
         """
-        may_be_too_long = length is None or length > self.num_embeddings
+        may_be_too_long = can_be_checked(positions) if length is None else length > self.num_embeddings
         if may_be_too_long and not is_torchdynamo_compiling() and positions.max() >= self.num_embeddings:
             raise ValueError(
                 f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
@@ -118,10 +124,9 @@ class TokenEmbeddings(nn.Embedding):
         """int64 [B, T] -> [B, T, d_model].
 
         Raises:
-            ValueError: when an id lies outside the vocabulary (checked on the CPU only; elsewhere the check
-                would wait for the device).
+            ValueError: when an id lies outside the vocabulary (see `can_be_checked`).
         """
-        if input_ids.device.type == "cpu" and not is_torchdynamo_compiling() and input_ids.numel():
+        if can_be_checked(input_ids):
             low, high = (int(bound) for bound in input_ids.aminmax())
             size = self.num_embeddings
             if low < 0 or high >= size:

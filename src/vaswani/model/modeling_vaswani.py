@@ -54,13 +54,9 @@ class VaswaniModel(VaswaniPreTrainedModel):
         shared = self.config.share_encoder_decoder_embeddings
         return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if shared else {}
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The source's embeddings."""
-        return self.encoder.embed_tokens
-
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the source's embeddings, and the target's when they are shared."""
-        self.encoder.embed_tokens = value
+        super().set_input_embeddings(value)
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.embed_tokens = value
 

@@ -36,14 +36,6 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
         self.decoder = VaswaniDecoder(config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The embeddings of tokens."""
-        return self.decoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings of tokens."""
-        self.decoder.embed_tokens = value
-
     @can_return_tuple
     @auto_docstring
     def forward(

@@ -24,6 +24,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniEncoderConfig
+from .embeddings import can_be_checked
 from .linear_cross_entropy import IGNORED_LABEL
 from .output_projection import smoothed_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_parallel_plan
@@ -66,14 +67,6 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         self.pooler = VaswaniPooler(config) if add_pooling_layer or config.pooler else None
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The embeddings of tokens."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings of tokens."""
-        self.encoder.embed_tokens = value
-
     @can_return_tuple
     @auto_docstring
     def forward(
@@ -104,10 +97,10 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         """Embeddings of tokens and of the segments they lie in: [B, S, d_model] -> [B, S, d_model].
 
         Raises:
-            ValueError: a segment that the model has no embedding for (checked on the CPU only).
+            ValueError: a segment that the model has no embedding for (see `can_be_checked`).
         """
         if self.embed_token_types is None:
-            if token_type_ids is not None and token_type_ids.any():
+            if token_type_ids is not None and can_be_checked(token_type_ids) and token_type_ids.any():
                 raise ValueError(
                     "token_type_ids were given to a model without token types (token_type_vocab_size=0); "
                     "leave them out: tokenizer(..., return_token_type_ids=False)."
@@ -116,7 +109,7 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         if token_type_ids is None:
             return inputs_embeds + self.embed_token_types.weight[0]
         kinds = self.embed_token_types.num_embeddings
-        if token_type_ids.device.type == "cpu" and token_type_ids.numel() and token_type_ids.max() >= kinds:
+        if can_be_checked(token_type_ids) and token_type_ids.max() >= kinds:
             raise ValueError(
                 f"token_type_ids holds {int(token_type_ids.max())}, but token_type_vocab_size={kinds}: "
                 f"they go from 0 to {kinds - 1}."

@@ -18,24 +18,28 @@ def token_loss_function(
     logits: torch.Tensor,
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None = None,
+    label_smoothing: float = 0.0,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Cross-entropy per label, in float32 or the logits' own dtype where that is wider.
+    """Cross-entropy, in nats per label, against (1 − ε) · one-hot + ε · uniform over the vocabulary.
+
+    Label smoothing as in Vaswani et al. (2017), section 5.4, after Szegedy et al. (2016), section 7.
 
     Args:
         logits: [..., V].
-        labels: int64 [...]; −100 does not count.
+        labels: int64 [...], aligned with the logits; −100 does not count.
         num_items_in_batch: labels of the whole batch, of which these may be a part; default these.
+        label_smoothing: ε, from 0 (plain cross-entropy) to 1.
 
     Returns:
-        A scalar.
+        A scalar, float32 or the logits' own dtype where that is wider.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
     labels = labels.flatten().to(logits.device)
-    if num_items_in_batch is None:
-        return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL)
-    loss = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="sum")
-    return loss / num_items_in_batch
+    summed = nn.functional.cross_entropy(
+        logits, labels, ignore_index=IGNORED_LABEL, reduction="sum", label_smoothing=label_smoothing
+    )
+    return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
 
 
 def next_token_loss_function(
@@ -81,16 +85,21 @@ def smoothed_loss(
     Returns:
         A scalar.
     """
-    if type(lm_head) is nn.Linear:
-        loss = linear_cross_entropy(*_as_product(hidden_states, lm_head), labels, label_smoothing)
-    else:
-        logits = lm_head(hidden_states).float().flatten(0, -2)
-        loss = nn.functional.cross_entropy(
-            logits, labels.flatten(), reduction="sum", label_smoothing=label_smoothing
-        )
+    if type(lm_head) is not nn.Linear:  # only an adapter knows what it computes
+        return token_loss_function(lm_head(hidden_states), labels, num_items_in_batch, label_smoothing)
+    summed = linear_cross_entropy(*_as_product(hidden_states, lm_head), labels, label_smoothing)
+    return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
+
+
+def per_token(
+    summed: torch.Tensor, num_kept: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
+    """A sum over `num_kept` tokens, divided by `num_items_in_batch` where that is given."""
     if num_items_in_batch is None:
-        num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
-    return loss / num_items_in_batch
+        num_items_in_batch = torch.as_tensor(num_kept).clamp(min=1)
+    if isinstance(num_items_in_batch, torch.Tensor):
+        num_items_in_batch = num_items_in_batch.to(summed.device)
+    return summed / num_items_in_batch
 
 
 def _as_product(hidden_states: torch.Tensor, lm_head: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:

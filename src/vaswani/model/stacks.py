@@ -174,10 +174,21 @@ class VaswaniPreTrainedModel(ModelCardMixin, PreTrainedModel):
         """All ties. The library asks `tie_word_embeddings` alone; sharing across stacks is a field too."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self._tied_weights_keys
 
+    def _stacks(self) -> "list[VaswaniStack]":
+        """The stack of a model; of two, that of the source and that of the target."""
+        return [module for module in self.modules() if isinstance(module, VaswaniStack)]
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embeddings of tokens; of two stacks, the source's."""
+        return self._stacks()[0].embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace them."""
+        self._stacks()[0].embed_tokens = value
+
     def get_position_embeddings(self) -> nn.Module | tuple[nn.Module, ...]:
         """The positions of the stack; of two, those of the source and of the target."""
-        stacks = (module for module in self.modules() if isinstance(module, VaswaniStack))
-        positions = tuple(stack.embed_positions for stack in stacks)
+        positions = tuple(stack.embed_positions for stack in self._stacks())
         return positions[0] if len(positions) == 1 else positions
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:

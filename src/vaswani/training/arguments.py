@@ -211,6 +211,10 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         self._check_early_stopping()
         if self.max_tokens_per_batch < 1:
             raise UserError(f"max_tokens_per_batch={self.max_tokens_per_batch} must be at least 1")
+        if not 0 <= self.label_smoothing_factor < 1:
+            raise UserError(
+                f"label_smoothing_factor={self.label_smoothing_factor} must be at least 0 and below 1"
+            )
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
             raise UserError(
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
@@ -262,10 +266,3 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     generation_length_penalty: float = option(
         0.6, "Exponent of the length that divides a beam's log-probability."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.label_smoothing_factor < 1:
-            raise UserError(
-                f"label_smoothing_factor={self.label_smoothing_factor} must be at least 0 and below 1"
-            )

@@ -28,7 +28,7 @@ from vaswani.hub.card import write_card
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_facts import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, read_run_facts
 from vaswani.insight.curves import save_curves
-from vaswani.training.arguments import FamilyArguments
+from vaswani.training.arguments import BaseTrainingArguments, FamilyArguments
 from vaswani.training.base_trainer import BaseTrainer
 from vaswani.training.checkpoints import check_continues, check_writable, checkpoint_to_resume
 from vaswani.training.config_file import BaseConfig
@@ -98,12 +98,20 @@ class BaseRun(ABC):
     def load(self) -> Corpus:
         """The corpus, with all splits that it has; training and, where one is evaluated, validation exist."""
         corpus = load_corpus(self.config.data.corpus)
+        self.check_splits(corpus)
+        return corpus
+
+    def check_splits(self, corpus: Corpus) -> None:
+        """Whether there is something to train on and, where it is evaluated, to evaluate on.
+
+        Raises:
+            UserError: there is not.
+        """
         corpus.split("train")
         if self.config.training.eval_strategy != "no" and "validation" not in corpus.splits:
             raise UserError(
                 "evaluation needs a validation split; give a validation_file or set eval_strategy to no"
             )
-        return corpus
 
     @abstractmethod
     def load_tokenizers(self, checkpoint: Path) -> Any:
@@ -165,16 +173,23 @@ def _first_the_main_process() -> Iterator[None]:
         yield
 
 
-def check_devices(config: BaseConfig) -> None:
-    """Find numbers of processes that do not fit together, and what has no use without a length.
+def check_devices(args: BaseTrainingArguments) -> None:
+    """Find numbers of processes that do not fit together.
 
     Raises:
-        UserError: they do not fit, or a stream was asked for without `max_steps`.
+        UserError: they do not fit.
     """
-    args = config.training
     check_processes()
     check_sizes(args.fsdp_size, args.tensor_parallel_size, args.world_size)
-    if config.data.streaming and args.max_steps <= 0:
+
+
+def check_stream(config: BaseConfig) -> None:
+    """Find a stream without `max_steps`.
+
+    Raises:
+        UserError: there is one.
+    """
+    if config.data.streaming and config.training.max_steps <= 0:
         raise UserError("streaming=true needs max_steps: the length of a stream is not known")
 
 

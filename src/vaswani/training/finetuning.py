@@ -15,14 +15,12 @@ from vaswani.data.labelled import load_labelled
 from vaswani.data.labelled_tokens import LabelCollator, tokenize_labelled
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
-from vaswani.training.base_run import BaseRun, check_metric, publish, seed_everything
+from vaswani.training.base_run import BaseRun, check_devices, check_metric, publish, seed_everything
 from vaswani.training.finetuning_arguments import FinetuningConfig
 from vaswani.training.finetuning_trainer import FinetuningTrainer
 from vaswani.training.label_evaluation import LabelScores, evaluate_labels
 from vaswani.training.labels import TASKS, LabelTask, Tagging
 from vaswani.training.pretrained import Pretrained, load_with_head, new_with_head, open_pretrained
-from vaswani.training.processes import check_processes
-from vaswani.training.sharding import check_sizes
 from vaswani.training.spans import mark_spans
 
 
@@ -60,8 +58,7 @@ class FinetuningRun(BaseRun):
         """Find what would fail only after the rows were read, or at the first evaluation."""
         args, data = self.config.training, self.config.data
         task = TASKS[data.task]
-        check_processes()
-        check_sizes(args.fsdp_size, args.tensor_parallel_size, args.world_size)
+        check_devices(args)
         check_metric(args.metric_for_best_model, ["loss", *task.metric.names])
         if args.label_smoothing_factor and not task.smooths:
             raise UserError(f"label_smoothing_factor has no meaning for task={data.task}; leave it out")
@@ -76,19 +73,15 @@ class FinetuningRun(BaseRun):
 
     def load(self) -> Corpus:
         """The labelled texts, of which the labels of training are those of the task."""
-        args, data = self.config.training, self.config.data
-        corpus = load_labelled(data.corpus)
+        corpus = load_labelled(self.config.data.corpus)
+        self.check_splits(corpus)
+        kind = TASKS[self.config.data.task]
         labels = corpus.split("train")["label"][:]
-        if args.eval_strategy != "no" and "validation" not in corpus.splits:
-            raise UserError(
-                "evaluation needs a validation split; give a validation_file or set eval_strategy to no"
-            )
-        kind = TASKS[data.task]
         self.task = kind(self._in_the_models_order(kind.names_in(labels)))
         for split, rows in corpus.splits.items():
             self.task.check_known(rows["label"][:], split)
         if isinstance(self.task, Tagging) and not mark_spans(self.task.names):  # then none are scored
-            check_metric(args.metric_for_best_model, ["loss", "token_accuracy"])
+            check_metric(self.config.training.metric_for_best_model, ["loss", "token_accuracy"])
         return corpus
 
     def _in_the_models_order(self, names: list[str]) -> list[str]:

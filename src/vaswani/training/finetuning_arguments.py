@@ -113,10 +113,6 @@ class FinetuningTrainingArguments(BaseTrainingArguments):
         if self.greater_is_better is None and self.metric_for_best_model in ("mse", "eval_mse"):
             self.greater_is_better = False  # the library knows it of losses alone
         super().__post_init__()
-        if not 0 <= self.label_smoothing_factor < 1:
-            raise UserError(
-                f"label_smoothing_factor={self.label_smoothing_factor} must be at least 0 and below 1"
-            )
 
 
 @dataclass

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from vaswani.data.batching import IGNORED_LABEL
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
+from vaswani.model.output_projection import token_loss_function
 from vaswani.training.label_metrics import (
     ClassificationMetric,
     LabelMetric,
@@ -23,9 +24,6 @@ from vaswani.training.label_metrics import (
     RegressionMetric,
     TaggingMetric,
 )
-from vaswani.training.losses import label_smoothed_loss
-
-MOST_NAMED = 30  # labels in a message
 
 
 class LabelTask(ABC):
@@ -73,10 +71,9 @@ class LabelTask(ABC):
         """
         unknown = sorted(set(self._each(labels)) - self.numbers.keys())
         if unknown:
-            known = ", ".join(map(repr, self.names[:MOST_NAMED]))
-            more = f" and {len(self.names) - MOST_NAMED} more" if len(self.names) > MOST_NAMED else ""
             raise UserError(
-                f"{split} has the label {unknown[0]!r}, which no row of train has; those have {known}{more}"
+                f"{split} has the label {unknown[0]!r}, which no row of train has; those have "
+                f"{listing(self.names)}"
             )
 
     @property
@@ -140,7 +137,7 @@ class Classification(LabelTask):
         self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int, smoothing: float
     ) -> torch.Tensor:
         """Cross-entropy of logits [B, L] with labels [B]."""
-        return label_smoothed_loss(logits, labels, smoothing=smoothing, num_tokens=num_items)
+        return token_loss_function(logits, labels, num_items, smoothing)
 
     def predictions(self, outputs: np.ndarray, labels: np.ndarray) -> list[str]:
         """The likeliest label of each row, from logits [rows, L]."""
@@ -236,7 +233,7 @@ class Tagging(LabelTask):
         self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int, smoothing: float
     ) -> torch.Tensor:
         """Cross-entropy of logits [B, T, L] with labels [B, T], of first tokens."""
-        return label_smoothed_loss(logits, labels, smoothing=smoothing, num_tokens=num_items)
+        return token_loss_function(logits, labels, num_items, smoothing)
 
     def outputs(self, logits: torch.Tensor) -> torch.Tensor:
         """The number of the likeliest tag of each token, int64 [B, T]."""

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
-from vaswani.hub.checkpoint import check_vocabulary, check_weights, local_folder
+from vaswani.hub.checkpoint import check_vocabulary, check_weights, load_weights, local_folder
 from vaswani.hub.run_facts import read_config
 from vaswani.model.decoding import position_limit
 
@@ -88,22 +88,10 @@ def load_with_head(
     folder = pretrained.folder
     check_weights(folder, pretrained.config)
     config = _config_with(folder, fields)
-    try:
-        with _without_remarks():
-            model, report = auto_class.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                trust_remote_code=False,
-                **options,
-            )
-    except Exception as error:  # an unknown kernel, or pickled weights cut short
-        raise UserError(
-            f"the model in {folder} cannot be loaded: {one_line(error.__cause__ or error)}"
-        ) from error
+    with _without_remarks():
+        model, report = load_weights(
+            folder, auto_class, config, dtype=torch.float32, ignore_mismatched_sizes=True, **options
+        )
     new = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     if lost := [name for name in new if _is_of_encoder(name, model)]:
         raise UserError(

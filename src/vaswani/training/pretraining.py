@@ -37,7 +37,15 @@ from vaswani.data.tokenization import (
 )
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
-from vaswani.training.base_run import BaseRun, check_devices, check_metric, config_from, new_model, publish
+from vaswani.training.base_run import (
+    BaseRun,
+    check_devices,
+    check_metric,
+    check_stream,
+    config_from,
+    new_model,
+    publish,
+)
 from vaswani.training.pretraining_arguments import CausalLMConfig, MaskedLMConfig
 from vaswani.training.pretraining_evaluation import evaluate_language_model
 from vaswani.training.pretraining_trainer import PretrainingTrainer
@@ -66,7 +74,8 @@ class PretrainingRun(BaseRun):
     def check(self) -> None:
         """Find what would fail only after the corpus was read, or at the first evaluation."""
         args, data, model = self.config.training, self.config.data, self.config.model
-        check_devices(self.config)
+        check_devices(args)
+        check_stream(self.config)
         shape = self.model_config(data.vocab_size)
         args.resolve_learning_rate(shape.hidden_size)
         if model.position_embedding == "learned" and data.max_length > model.max_position_embeddings:

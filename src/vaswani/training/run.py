@@ -26,6 +26,7 @@ from vaswani.training.base_run import (
     BaseRun,
     check_devices,
     check_metric,
+    check_stream,
     config_from,
     new_model,
     publish,
@@ -166,7 +167,8 @@ def build_trainer(
 def check_config(config: RunConfig) -> None:
     """Find what would fail only after the corpus was read, or at the first evaluation."""
     args, data = config.training, config.data
-    check_devices(config)
+    check_devices(args)
+    check_stream(config)
     model_config(config.model, data.vocab_size, data.vocab_size)
     args.resolve_learning_rate(config.model.d_model)
     if data.truncate and data.bpe_dropout > 0:

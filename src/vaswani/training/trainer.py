@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+from vaswani.model.output_projection import token_loss_function
 from vaswani.training.arguments import TrainingArguments
 from vaswani.training.base_trainer import BaseTrainer, lengths_of
-from vaswani.training.losses import label_smoothed_loss
 
 
 class Trainer(BaseTrainer, Seq2SeqTrainer):
@@ -69,7 +69,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         smoothing = self.args.label_smoothing_factor
-        return label_smoothed_loss(outputs.logits, labels, smoothing=smoothing, num_tokens=num_items_in_batch)
+        return token_loss_function(outputs.logits, labels, num_items_in_batch, smoothing)
 
     # -------------------------------------------------------------------------------------------- evaluation
 

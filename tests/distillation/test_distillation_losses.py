@@ -4,82 +4,15 @@ import itertools
 
 import pytest
 import torch
-from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani.training.losses import (
+from vaswani.distillation.losses import (
     DIVERGENCES,
     cosine_loss,
     forward_kl,
-    label_smoothed_loss,
     relation_loss,
     reverse_kl,
     soft_target_loss,
 )
-
-
-@pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    logits = torch.randn(3, 5, 11)
-    labels = torch.randint(0, 11, (3, 5))
-    labels[0, 3:] = labels[2, 1:] = -100
-    return logits, labels
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
-def test_equals_the_cross_entropy_with_the_smoothed_distribution(batch, smoothing):
-    logits, labels = batch
-    total, count = 0.0, 0
-    for row, position in (labels != -100).nonzero().tolist():
-        wanted = torch.full((11,), smoothing / 11)
-        wanted[labels[row, position]] += 1 - smoothing
-        total -= (wanted * logits[row, position].log_softmax(-1)).sum()
-        count += 1
-    loss = label_smoothed_loss(logits, labels, smoothing=smoothing, num_tokens=None)
-    torch.testing.assert_close(loss, total / count)
-
-
-@pytest.mark.parametrize("num_tokens", [None, 23, torch.tensor(23)])
-def test_equals_the_label_smoother_of_transformers(batch, num_tokens):
-    logits, labels = batch
-    expected = LabelSmoother(epsilon=0.1)({"logits": logits}, labels, num_items_in_batch=num_tokens)
-    torch.testing.assert_close(
-        label_smoothed_loss(logits, labels, smoothing=0.1, num_tokens=num_tokens), expected
-    )
-
-
-def test_micro_batches_add_up_to_the_whole_batch(batch):
-    logits, labels = batch
-    count = int((labels != -100).sum())
-    whole = label_smoothed_loss(logits, labels, smoothing=0.1, num_tokens=None)
-    parts = [
-        label_smoothed_loss(logits[i : i + 1], labels[i : i + 1], smoothing=0.1, num_tokens=count)
-        for i in range(3)
-    ]
-    torch.testing.assert_close(sum(parts), whole)
-
-
-def test_smoothing_moves_the_loss(batch):
-    plain = label_smoothed_loss(*batch, smoothing=0.0, num_tokens=None)
-    assert not torch.isclose(label_smoothed_loss(*batch, smoothing=0.1, num_tokens=None), plain)
-
-
-def test_labels_that_do_not_count_give_no_loss_and_no_nan():
-    logits = torch.randn(2, 3, 7, requires_grad=True)
-    loss = label_smoothed_loss(logits, torch.full((2, 3), -100), smoothing=0.1, num_tokens=None)
-    loss.backward()
-    assert loss == 0
-    assert torch.equal(logits.grad, torch.zeros_like(logits))
-
-
-def test_half_precision_logits_are_summed_in_float32(batch):
-    logits, labels = batch
-    loss = label_smoothed_loss(logits.bfloat16(), labels, smoothing=0.1, num_tokens=None)
-    expected = label_smoothed_loss(logits.bfloat16().float(), labels, smoothing=0.1, num_tokens=None)
-    assert loss.dtype == torch.float32
-    assert loss == expected
-
-
-# ----------------------------------------------------------------------------------------------- distillation
 
 
 def divergence_of_one(name: str, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

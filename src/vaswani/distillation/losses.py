@@ -1,4 +1,4 @@
-"""Training losses as pure functions: tensors in, a scalar out.
+"""Losses of distillation as pure functions: tensors in, a scalar out.
 
 Each loss is a sum over the kept tokens divided by `num_tokens`. The caller chooses the divisor: micro-batches
 that are divided by the tokens of their whole accumulated step add up to the loss of one large batch.
@@ -12,35 +12,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.model.output_projection import per_token
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def label_smoothed_loss(
-    logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, num_tokens: torch.Tensor | int | None
-) -> torch.Tensor:
-    """Cross-entropy, in nats per token, against (1 − ε) · one-hot + ε · uniform over the vocabulary.
-
-    Label smoothing as in Vaswani et al. (2017), section 5.4, after Szegedy et al. (2016), section 7.
-
-    Args:
-        logits: [..., V], any floating dtype; the loss is computed in float32.
-        labels: [...], int64, aligned with the logits; −100 does not count.
-        smoothing: ε, from 0 (plain cross-entropy) to 1.
-        num_tokens: the divisor of the summed loss; `None` means the labels that count here.
-
-    Returns:
-        A float32 scalar.
-    """
-    summed = F.cross_entropy(
-        logits.float().flatten(0, -2),
-        labels.flatten(),
-        ignore_index=IGNORED_LABEL,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
-    return _per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_tokens)
 
 
 def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -111,7 +85,7 @@ def soft_target_loss(
     if teacher_tokens is not None:
         student = _bucketed(student, teacher_tokens)
     summed = divergence(student, teacher_log_probs).sum() * temperature**2
-    return _per_token(summed, len(student), num_tokens)
+    return per_token(summed, len(student), num_tokens)
 
 
 def _bucketed(log_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -133,7 +107,7 @@ def cosine_loss(
     `None` means the positions that count here. Returns a float32 scalar.
     """
     similarity = F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
-    return _per_token((1 - similarity)[kept].sum(), kept.sum(), num_tokens)
+    return per_token((1 - similarity)[kept].sum(), kept.sum(), num_tokens)
 
 
 def relation_loss(
@@ -165,7 +139,7 @@ def relation_loss(
     log_teacher = _log_relations(*teacher, visible, num_heads)
     kept = visible.any(-1)  # [B, T]
     per_query = _kl(log_teacher, log_student).mean(1)  # [B, T]
-    return _per_token(per_query[kept].sum(), kept.sum(), num_tokens)
+    return per_token(per_query[kept].sum(), kept.sum(), num_tokens)
 
 
 def _log_relations(a: torch.Tensor, b: torch.Tensor, visible: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -173,12 +147,3 @@ def _log_relations(a: torch.Tensor, b: torch.Tensor, visible: torch.Tensor, num_
     a, b = (states.float().unflatten(-1, (num_heads, -1)).transpose(1, 2) for states in (a, b))
     scores = a @ b.transpose(-2, -1) * a.shape[-1] ** -0.5
     return scores.masked_fill(~visible[:, None], torch.finfo(scores.dtype).min).log_softmax(-1)
-
-
-def _per_token(
-    summed: torch.Tensor, num_kept: torch.Tensor | int, num_tokens: torch.Tensor | int | None
-) -> torch.Tensor:
-    """A sum over `num_kept` tokens, divided by `num_tokens` where that is given."""
-    if num_tokens is None:
-        num_tokens = torch.as_tensor(num_kept).clamp(min=1)
-    return summed / (num_tokens.to(summed.device) if isinstance(num_tokens, torch.Tensor) else num_tokens)
