@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import side_by_side
 from sparse_attention import HEADS, OURS, Setting, flops, our_pattern, prepare
-from vaswani.model.sparse_attention import MOSTLY_VISIBLE, visible_share
+from vaswani.model.sparse_attention import mostly_visible, visible_share
 
 PURPOSES = {
     "matrix products": ("aten::mm", "aten::addmm_", "aten::bmm"),
@@ -47,7 +47,7 @@ def main() -> None:
     side_by_side.quiet()
     torch.set_num_threads(1)
     setting = Setting(OURS, args.block_size, args.length)
-    if visible_share(our_pattern(args.block_size), args.length) >= MOSTLY_VISIBLE:
+    if visible_share(our_pattern(args.block_size), args.length) >= mostly_visible():
         raise SystemExit(
             f"{args.length} tokens in blocks of {args.block_size} go to dense attention; raise --length."
         )

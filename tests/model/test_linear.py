@@ -6,30 +6,25 @@ import pytest
 import torch
 from torch import nn
 
-from vaswani.model import linear
-from vaswani.model.linear import MIN_ROWS, Linear, is_available
+from vaswani.model import linear, onednn
+from vaswani.model.linear import Linear
 from vaswani.model.linear_cross_entropy import linear_cross_entropy
+from vaswani.model.onednn import MIN_ROWS, is_available
 
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the products that went to oneDNN."""
     shapes: list[tuple[int, ...]] = []
-    product = linear.onednn_product
+    product = onednn.onednn_product
 
     def record(states: torch.Tensor, *arguments) -> torch.Tensor:
         shapes.append(tuple(states.shape))
         return product(states, *arguments)
 
-    monkeypatch.setattr(linear, "onednn_product", record)
+    for module in (onednn, linear):
+        monkeypatch.setattr(module, "onednn_product", record)
     return shapes
-
-
-@pytest.fixture(params=["Intel", "another"])
-def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of the processor: on others than Intel's, oneDNN computes the gradients of weights too."""
-    monkeypatch.setattr(linear, "MKL_IS_AT_HOME", request.param == "Intel")
-    return request.param
 
 
 @pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")

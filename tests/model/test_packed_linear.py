@@ -8,7 +8,7 @@ from marian import marian_like
 from tiny import batch, tiny_model
 from torch import nn
 
-from vaswani.model.linear import is_available
+from vaswani.model.onednn import is_available
 from vaswani.model.packed_linear import MIN_ROWS, packed_linear_layers
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")

@@ -19,7 +19,7 @@ from vaswani.model.configuration_vaswani import (
     VaswaniEncoderConfig,
     VaswaniFamilyConfig,
 )
-from vaswani.model.linear import product
+from vaswani.model.onednn import product
 
 Number = TypeVar("Number", int, torch.Tensor)
 
@@ -87,7 +87,7 @@ def _pairs(config: VaswaniFamilyConfig, kind: str, length: int) -> int:
 def matrix_peak(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
     """Floating-point operations per second of a large matrix product: the best of some, measured now.
 
-    On a CPU by the faster of its two libraries (see `vaswani.model.linear`).
+    On a CPU by the faster of its two libraries (see `vaswani.model.onednn`).
     """
     size = 1024 if device.type == "cpu" else 8192
     left = torch.ones(size, size, device=device, dtype=dtype)

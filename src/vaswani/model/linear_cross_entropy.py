@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.utils import is_tracing
 
-from .linear import product, product_over_rows
+from .onednn import product, product_over_rows
 
 IGNORED_LABEL = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache

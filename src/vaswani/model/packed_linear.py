@@ -17,7 +17,8 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from .linear import Linear, is_available, onednn_product
+from .linear import Linear
+from .onednn import is_available, onednn_product
 
 MIN_WEIGHTS = 512 * 512  # below, calling oneDNN costs more than it saves
 MIN_ROWS = 4  # below, a search is over before the packing has paid for itself

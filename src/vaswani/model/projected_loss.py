@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers.utils import is_tracing
 
-from .linear import product, product_over_rows
 from .linear_cross_entropy import rows_per_chunk
+from .onednn import product, product_over_rows
 
 
 class TokenLoss(NamedTuple):

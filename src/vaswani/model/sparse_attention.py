@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers.utils import is_tracing
 
+from .onednn import batches_by_onednn
 from .sparse_flex import flex_sparse_attention
 from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_blocks
 from .sparse_pattern import SparsePattern
@@ -50,7 +51,7 @@ def sparse_attention(
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
     share = 0.0 if dropout or is_tracing(query) else visible_share(pattern, query.shape[-2])
-    if share >= MOSTLY_VISIBLE:
+    if share and share >= mostly_visible():
         shown = None if padding_mask is None or padding_mask.all() else padding_mask
         if share == 1.0 or shown is None:
             return _dense_attention(query, key, value, pattern, share, shown, scaling)
@@ -74,6 +75,15 @@ def sparse_attention(
         end = pattern.global_tokens + pattern.gap
         output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
     return output
+
+
+def mostly_visible() -> float:
+    """From which share of the pairs on dense attention is faster on the CPU.
+
+    PyTorch's fused kernel takes its products from MKL; where ours are oneDNN's, it is faster only if it needs
+    no mask.
+    """
+    return max(MOSTLY_VISIBLE, 1.0) if batches_by_onednn() else MOSTLY_VISIBLE
 
 
 @lru_cache(maxsize=4096)

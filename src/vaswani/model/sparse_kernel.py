@@ -27,13 +27,15 @@ import numpy as np
 import torch
 
 from .dropout import LEVELS, draw_kept
+from .onednn import batched_products_by_onednn, batches_by_onednn
 from .sparse_pattern import SparsePattern
 
 # What is computed at a time, and lies in several buffers, should fit into the second-level cache.
 CHUNK = 512  # queries that see few keys
 TILE = 1 << 18  # weights of queries that see everything
 # Rows of weights lie so many numbers further apart than they are long. The columns of a matrix whose rows are
-# a power of two apart share a few places of the cache, and products with its transpose take a fifth longer.
+# a power of two apart share a few places of the cache, and MKL's products with its transpose take a fifth
+# longer. oneDNN would copy such rows.
 PADDING = 16
 
 
@@ -62,12 +64,10 @@ class _Chunk:
     Attributes:
         rows: which, C of them.
         key_blocks: int64 [C · L], what they see; N where there is none.
-        has_gaps: whether there is a place for which there is none.
     """
 
     rows: slice
     key_blocks: torch.Tensor
-    has_gaps: bool
 
 
 @lru_cache(maxsize=2048)
@@ -79,8 +79,7 @@ def _chunks(pattern: SparsePattern, num_blocks: int, head: int, device: torch.de
     with torch.inference_mode(False):
         for start in range(0, len(table), size):
             part, first = table[start : start + size], num_global_rows + start
-            has_gaps = bool((part == num_blocks).any())
-            chunks.append(_Chunk(slice(first, first + len(part)), part.flatten(), has_gaps))
+            chunks.append(_Chunk(slice(first, first + len(part)), part.flatten()))
     return chunks
 
 
@@ -106,6 +105,7 @@ class _Workspace:
     def __init__(self, dtype: torch.dtype, device: torch.device):
         self.empty = torch.empty(0, dtype=dtype, device=device)
         self.buffers: dict[str, torch.Tensor] = {}
+        self.padding = 0 if batches_by_onednn() else PADDING
 
     def __call__(self, name: str, *shape: int) -> torch.Tensor:
         """A tensor of this shape whose values are anything; what was last taken under the name is lost."""
@@ -115,8 +115,8 @@ class _Workspace:
         return self.buffers[name][:size].view(shape)
 
     def matrices(self, name: str, *shape: int) -> torch.Tensor:
-        """The same, with rows `PADDING` further apart."""
-        return self(name, *shape[:-1], shape[-1] + PADDING)[..., : shape[-1]]
+        """The same, with rows `padding` further apart."""
+        return self(name, *shape[:-1], shape[-1] + self.padding)[..., : shape[-1]]
 
 
 class _Dropout:
@@ -143,7 +143,8 @@ class _Blocks:
         query: [N, b, D], times the scaling.
         key, value: [N + 1, b, D]; the last block is one that nobody sees.
         bias: [N + 1, b], 0 or the lowest number, added to the scores of each key.
-        is_padded: whether the bias hides any key of the sequence.
+        hides: bool [N + 1], whether the bias hides any key of a block; of the last, all.
+        may_see_nothing: whether there can be rows all of whose keys are hidden.
         chunks: of the query blocks that do not see everything; those that do come first.
         dropout: of the weights, or None.
     """
@@ -152,7 +153,8 @@ class _Blocks:
     key: torch.Tensor
     value: torch.Tensor
     bias: torch.Tensor
-    is_padded: bool
+    hides: torch.Tensor
+    may_see_nothing: bool
     chunks: list[_Chunk]
     causal: bool
     dropout: _Dropout | None
@@ -177,30 +179,48 @@ class _Blocks:
         """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
         count, num_keys, _ = keys.shape
         queries = self.query[chunk.rows]
-        padded = self.workspace("weights", count, queries.shape[1], num_keys + PADDING)
-        lowest = torch.finfo(padded.dtype).min
+        padded = self.workspace("weights", count, queries.shape[1], num_keys + self.workspace.padding)
         scores = padded[..., :num_keys]
-        padded[..., num_keys:] = lowest
+        padded[..., num_keys:] = torch.finfo(padded.dtype).min
         torch.bmm(queries, keys.transpose(1, 2), out=scores)
-        if self.is_padded or chunk.has_gaps:
-            scores.add_(self.bias[chunk.key_blocks].view(count, 1, -1))
+        hides = bool(self.hides[chunk.key_blocks].any())
+        bias = self.bias[chunk.key_blocks].view(count, -1, queries.shape[1]) if hides else None  # [C, L, b]
+        if bias is not None:
+            scores.add_(bias.view(count, 1, -1))
         if self.causal:
-            self._hide_future(scores, chunk.rows, chunk.key_blocks.view(count, -1))
-        is_empty = scores.amax(dim=-1, keepdim=True) <= lowest / 2 if self.is_padded else None
+            self._hide_future(scores, chunk)
         torch.softmax(padded, dim=-1, out=padded)
         weights = scores  # in the same place
-        return weights if is_empty is None else weights.masked_fill_(is_empty, 0.0)
+        if bias is not None and self.may_see_nothing:
+            weights.masked_fill_(self._sees_nothing(chunk, bias), 0.0)
+        return weights
 
-    def _hide_future(self, scores: torch.Tensor, rows: slice, blocks: torch.Tensor) -> None:
+    def _own_places(self, chunk: _Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices [C] of a chunk's query blocks, and where each lies among the L blocks that it sees."""
+        own = torch.arange(chunk.rows.start, chunk.rows.stop, device=self.query.device)
+        place = (chunk.key_blocks.view(len(own), -1) == own[:, None]).int().argmax(dim=1)
+        return own - chunk.rows.start, place
+
+    def _hide_future(self, scores: torch.Tensor, chunk: _Chunk) -> None:
         """Make the diagonal block of each query block a triangle."""
-        count, size, _ = scores.shape
-        own = torch.arange(rows.start, rows.stop, device=blocks.device)
-        place = (blocks == own[:, None]).int().argmax(dim=1)
+        size = scores.shape[1]
+        row, place = self._own_places(chunk)
         future = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
         by_block = scores.unflatten(-1, (-1, size))
-        chunk = torch.arange(count, device=scores.device)
-        diagonal = by_block[chunk, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
-        by_block[chunk, :, place] = diagonal
+        diagonal = by_block[row, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
+        by_block[row, :, place] = diagonal
+
+    def _sees_nothing(self, chunk: _Chunk, bias: torch.Tensor) -> torch.Tensor:
+        """Of which queries of a chunk the bias [C, L, b] hides all keys: bool [C, b or 1, 1]."""
+        lowest = torch.finfo(bias.dtype).min
+        if self.causal:  # of its own block, a query sees the keys up to itself
+            row, place = self._own_places(chunk)
+            own = bias[row, place].cummax(dim=-1).values  # [C, b]
+            others = bias.index_put((row, place), bias.new_tensor(lowest)).amax(dim=(1, 2))
+            highest = torch.maximum(own, others[:, None])
+        else:
+            highest = bias.amax(dim=(1, 2))[:, None]
+        return highest[..., None] <= lowest / 2
 
     @property
     def global_rows(self) -> torch.Tensor:
@@ -219,7 +239,8 @@ class _Blocks:
         rows, keys = self.global_rows, self.key.flatten(0, 1)[tile]
         scores = self.workspace.matrices("weights", len(rows), len(keys))
         torch.mm(rows, keys.T, out=scores)
-        return scores.add_(self.bias.flatten()[tile]) if self.is_padded else scores
+        bias = self.bias.flatten()[tile]
+        return scores.add_(bias) if bias.any() else scores
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """The weights after dropout, in their place."""
@@ -284,9 +305,9 @@ class _Inputs:
         return bias.view(batch, -1, self.pattern.block_size)
 
     @cached_property
-    def is_padded(self) -> list[bool]:
-        """Whether a key of each sequence is hidden, those that fill up its last block among them."""
-        return (self.bias[:, :-1] < 0).flatten(1).any(dim=1).tolist()
+    def hides(self) -> torch.Tensor:
+        """Whether a key of each block is hidden: bool [B, N + 1]."""
+        return (self.bias < 0).any(dim=-1)
 
     def blocks(self, row: int, head: int, workspace: _Workspace) -> _Blocks:
         """One sequence and head in blocks; valid until the workspace's next."""
@@ -298,7 +319,8 @@ class _Inputs:
             key=in_blocks(self.key[row, head], num_blocks + 1, size, workspace, "key"),
             value=in_blocks(self.value[row, head], num_blocks + 1, size, workspace, "value"),
             bias=self.bias[row],
-            is_padded=self.is_padded[row],
+            hides=self.hides[row],
+            may_see_nothing=self.padding_mask is not None,
             chunks=_chunks(self.pattern, num_blocks, head, self.query.device),
             causal=self.pattern.causal,
             dropout=_Dropout(self.dropout, (seed + place) % 2**63, workspace) if self.dropout else None,
@@ -310,7 +332,7 @@ class _Inputs:
         batch, heads = self.query.shape[:2]
         # What all heads need is made once, by one thread.
         _key_blocks(self.pattern, self.num_blocks, self.query.device)
-        self.is_padded  # noqa: B018
+        self.hides  # noqa: B018
         places = list(product(range(batch), range(heads)))
         num_threads = torch.get_num_threads()
         num_shares = min(num_threads, len(places)) if self.query.device.type == "cpu" else 1
@@ -325,14 +347,15 @@ class _Inputs:
             with torch.no_grad():
                 take(share)
 
-        if num_shares == 1:
-            take(places)
-            return
-        try:  # a pool for each call: one that lives on would be missing in a forked process
-            with ThreadPoolExecutor(num_shares) as pool:
-                list(pool.map(take_alone, (places[first::num_shares] for first in range(num_shares))))
-        finally:
-            torch.set_num_threads(num_threads)
+        with batched_products_by_onednn():
+            if num_shares == 1:
+                take(places)
+                return
+            try:  # a pool for each call: one that lives on would be missing in a forked process
+                with ThreadPoolExecutor(num_shares) as pool:
+                    list(pool.map(take_alone, (places[first::num_shares] for first in range(num_shares))))
+            finally:
+                torch.set_num_threads(num_threads)
 
 
 def in_blocks(

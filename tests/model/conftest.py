@@ -1,0 +1,12 @@
+"""What tests of the model share."""
+
+import pytest
+
+from vaswani.model import onednn
+
+
+@pytest.fixture(params=["Intel", "another"])
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of the processor: on others than Intel's, more products go to oneDNN."""
+    monkeypatch.setattr(onednn, "MKL_IS_AT_HOME", request.param == "Intel")
+    return request.param
