@@ -3,6 +3,7 @@
 Where it goes on, it ends with the weights of a run that nothing happened to, bit by bit.
 """
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -24,12 +25,24 @@ from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_ch
 STEPS = 24
 KILLS = 20
 SECONDS_OF_A_RUN = 2.0  # about; kills come at any time of it
+FILES_OF_A_CHECKPOINT = 25  # at least: weights, state, tokenizer, code; a kill comes when one of them is written
 
 
-def train(flags: list[str], output: str) -> None:
-    """`vaswani train` in this process; a session of its own, as a shell gives it."""
+def train(flags: list[str], output: str, last_sync: int | None) -> None:
+    """`vaswani train` in this process; a session of its own, as a shell gives it.
+
+    Args:
+        flags: of the command line.
+        output: file that what it prints goes to.
+        last_sync: it dies when it is about to have this file of its checkpoints, from 1, on the disk.
+    """
     from vaswani.cli import run
 
+    if last_sync is not None:
+        syncs, fsync = itertools.count(1), os.fsync
+        os.fsync = lambda file: (
+            os.kill(os.getpid(), signal.SIGKILL) if next(syncs) == last_sync else fsync(file)
+        )
     for descriptor in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     torch.set_num_threads(1)
@@ -52,9 +65,9 @@ def options(tiny_run: dict) -> dict:
     return tiny_run | {"generation_max_length": 5, "generation_num_beams": 1}
 
 
-def start(processes, options: dict, **more: object) -> BaseProcess:
+def start(processes, options: dict, last_sync: int | None = None, **more: object) -> BaseProcess:
     log = f"{options['output_dir']}.log"
-    process = processes.Process(target=train, args=(as_flags({**options, **more}), log))
+    process = processes.Process(target=train, args=(as_flags({**options, **more}), log, last_sync))
     process.start()
     return process
 
@@ -79,21 +92,32 @@ def test_twenty_kills_at_any_time_change_nothing(processes, options, whole):
     folder = Path(options["output_dir"])
     in_saves = 0
     for number in range(KILLS):
-        process = start(processes, options, resume_from_checkpoint=str(folder.exists()).lower())
-        if number % 2:  # as soon as a checkpoint is being written, or a little later
+        if folder.exists() and (
+            not (folder / "training_config.yaml").exists()  # it died before it wrote down what it is
+            or (folder / f"checkpoint-{STEPS}").exists()  # it is through: nothing is left to be killed
+        ):
+            shutil.rmtree(folder)
+        if number % 3 == 1:  # what the last kill left is gone, so that a new one is seen
+            for unfinished in folder.glob("unfinished-*"):
+                shutil.rmtree(unfinished)
+        last_sync = generator.randint(1, FILES_OF_A_CHECKPOINT) if number % 3 == 0 else None
+        resume = str(folder.exists()).lower()
+        process = start(processes, options, last_sync, resume_from_checkpoint=resume)
+        if number % 3 == 1:  # as soon as a checkpoint is being written, or a little later
             while process.is_alive() and not list(folder.glob("unfinished-*")):
                 time.sleep(0.0005)
             time.sleep(generator.uniform(0, 0.02))
-        else:
+            process.kill()
+        elif number % 3 == 2:
             time.sleep(generator.uniform(0, SECONDS_OF_A_RUN))
-        process.kill()
+            process.kill()
         process.join()
         in_saves += bool(list(folder.glob("unfinished-*")))
         for checkpoint in checkpoints(folder):
             assert fault_of(checkpoint) is None, checkpoint
-        if folder.is_dir() and not (folder / "training_config.yaml").exists():
-            shutil.rmtree(folder)  # it died before it wrote down what it is
-    assert in_saves > 0, "no kill came while a checkpoint was written"
+    assert in_saves >= KILLS // 3, "no kill came while a checkpoint was written"
+    if not (folder / "training_config.yaml").exists():
+        shutil.rmtree(folder, ignore_errors=True)
     process = start(processes, options, resume_from_checkpoint=str(folder.exists()).lower())
     process.join()
     assert process.exitcode == 0, output_of(options)
