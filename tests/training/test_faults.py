@@ -25,7 +25,9 @@ from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_ch
 STEPS = 24
 KILLS = 20
 SECONDS_OF_A_RUN = 2.0  # about; kills come at any time of it
-FILES_OF_A_CHECKPOINT = 25  # at least: weights, state, tokenizer, code; a kill comes when one of them is written
+FILES_OF_A_CHECKPOINT = (
+    25  # at least: weights, state, tokenizer, code; a kill comes when one of them is written
+)
 
 
 def train(flags: list[str], output: str, last_sync: int | None) -> None:
