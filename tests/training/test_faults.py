@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -25,9 +26,7 @@ from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_ch
 STEPS = 24
 KILLS = 20
 SECONDS_OF_A_RUN = 2.0  # about; kills come at any time of it
-FILES_OF_A_CHECKPOINT = (
-    25  # at least: weights, state, tokenizer, code; a kill comes when one of them is written
-)
+FILES_OF_A_CHECKPOINT = 25  # at least: weights, states, tokenizer, code
 
 
 def train(flags: list[str], output: str, last_sync: int | None) -> None:
@@ -88,39 +87,53 @@ def whole(processes, options: dict, tmp_path: Path) -> Path:
     return folder
 
 
+def kill_at_any_time(start_again: Callable[..., BaseProcess], folder: Path, chance: random.Random) -> None:
+    process = start_again()
+    time.sleep(chance.uniform(0, SECONDS_OF_A_RUN))
+    process.kill()
+    process.join()
+
+
+def kill_around_a_save(start_again: Callable[..., BaseProcess], folder: Path, chance: random.Random) -> None:
+    for unfinished in folder.glob("unfinished-*"):  # of the last kill; the next is to be a new one
+        shutil.rmtree(unfinished)
+    process = start_again()
+    while process.is_alive() and not list(folder.glob("unfinished-*")):
+        time.sleep(0.0005)
+    time.sleep(chance.uniform(0, 0.02))
+    process.kill()
+    process.join()
+
+
+def kill_within_a_save(start_again: Callable[..., BaseProcess], folder: Path, chance: random.Random) -> None:
+    process = start_again(last_sync=chance.randint(1, FILES_OF_A_CHECKPOINT))
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert list(folder.glob("unfinished-*"))
+
+
+def remove_what_cannot_go_on(folder: Path) -> None:
+    """A run that died before it wrote down what it is."""
+    if folder.exists() and not (folder / "training_config.yaml").exists():
+        shutil.rmtree(folder)
+
+
 @pytest.mark.slow
 def test_twenty_kills_at_any_time_change_nothing(processes, options, whole):
-    generator = random.Random(f"{os.getpid()} {time.time_ns()}")
+    chance = random.Random(f"{os.getpid()} {time.time_ns()}")
     folder = Path(options["output_dir"])
-    in_saves = 0
-    for number in range(KILLS):
-        if folder.exists() and (
-            not (folder / "training_config.yaml").exists()  # it died before it wrote down what it is
-            or (folder / f"checkpoint-{STEPS}").exists()  # it is through: nothing is left to be killed
-        ):
+
+    def start_again(last_sync: int | None = None) -> BaseProcess:
+        remove_what_cannot_go_on(folder)
+        return start(processes, options, last_sync, resume_from_checkpoint=str(folder.exists()).lower())
+
+    kinds = itertools.cycle([kill_within_a_save, kill_at_any_time, kill_around_a_save])
+    for kill in itertools.islice(kinds, KILLS):
+        if (folder / f"checkpoint-{STEPS}").exists():  # it is through: nothing is left to be killed
             shutil.rmtree(folder)
-        if number % 3 == 1:  # what the last kill left is gone, so that a new one is seen
-            for unfinished in folder.glob("unfinished-*"):
-                shutil.rmtree(unfinished)
-        last_sync = generator.randint(1, FILES_OF_A_CHECKPOINT) if number % 3 == 0 else None
-        resume = str(folder.exists()).lower()
-        process = start(processes, options, last_sync, resume_from_checkpoint=resume)
-        if number % 3 == 1:  # as soon as a checkpoint is being written, or a little later
-            while process.is_alive() and not list(folder.glob("unfinished-*")):
-                time.sleep(0.0005)
-            time.sleep(generator.uniform(0, 0.02))
-            process.kill()
-        elif number % 3 == 2:
-            time.sleep(generator.uniform(0, SECONDS_OF_A_RUN))
-            process.kill()
-        process.join()
-        in_saves += bool(list(folder.glob("unfinished-*")))
-        for checkpoint in checkpoints(folder):
-            assert fault_of(checkpoint) is None, checkpoint
-    assert in_saves >= KILLS // 3, "no kill came while a checkpoint was written"
-    if not (folder / "training_config.yaml").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-    process = start(processes, options, resume_from_checkpoint=str(folder.exists()).lower())
+        kill(start_again, folder, chance)
+        assert all(fault_of(checkpoint) is None for checkpoint in checkpoints(folder))
+    process = start_again()
     process.join()
     assert process.exitcode == 0, output_of(options)
     assert_same_weights(whole, folder)
