@@ -64,10 +64,12 @@ class _Chunk:
     Attributes:
         rows: which, C of them.
         key_blocks: int64 [C · L], what they see; N where there is none.
+        gathered: int64 [C · L], the same; where there is none their own block, whose keys the bias hides.
     """
 
     rows: slice
     key_blocks: torch.Tensor
+    gathered: torch.Tensor
 
 
 @lru_cache(maxsize=2048)
@@ -79,7 +81,10 @@ def _chunks(pattern: SparsePattern, num_blocks: int, head: int, device: torch.de
     with torch.inference_mode(False):
         for start in range(0, len(table), size):
             part, first = table[start : start + size], num_global_rows + start
-            chunks.append(_Chunk(slice(first, first + len(part)), part.flatten()))
+            rows = slice(first, first + len(part))
+            own = torch.arange(rows.start, rows.stop, device=device)[:, None]
+            gathered = torch.where(part == num_blocks, own, part)
+            chunks.append(_Chunk(rows, part.flatten(), gathered.flatten()))
     return chunks
 
 
@@ -140,40 +145,41 @@ class _Blocks:
     """One sequence of one head, in blocks and in the dtype to compute in.
 
     Attributes:
-        query: [N, b, D], times the scaling.
-        key, value: [N + 1, b, D]; the last block is one that nobody sees.
-        bias: [N + 1, b], 0 or the lowest number, added to the scores of each key.
-        hides: bool [N + 1], whether the bias hides any key of a block; of the last, all.
+        query, key, value: [N, b, D].
+        scaling: of the scores.
+        bias: [N + 1, b], 0 or the lowest number, added to the scores of each key; the last is no block.
         may_see_nothing: whether there can be rows all of whose keys are hidden.
         chunks: of the query blocks that do not see everything; those that do come first.
+        hides: of each query block [N], whether the bias hides any key that is gathered for it.
         dropout: of the weights, or None.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
+    scaling: float
     bias: torch.Tensor
-    hides: torch.Tensor
     may_see_nothing: bool
     chunks: list[_Chunk]
+    hides: list[bool]
     causal: bool
     dropout: _Dropout | None
     workspace: _Workspace
+
+    def result(self, states: torch.Tensor, name: str) -> "_Result":
+        """Where to write a result [n, D] of this head."""
+        num_blocks, size, _ = self.query.shape
+        return _Result(states, num_blocks, size, self.workspace, name)
 
     @property
     def num_global_rows(self) -> int:
         return self.chunks[0].rows.start if self.chunks else self.query.shape[0]
 
-    def gather(self, chunk: _Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values [C, L · b, D] that a chunk's query blocks see."""
-        size, width = self.key.shape[1:]
-        count = chunk.rows.stop - chunk.rows.start
-        gathered = []
-        for name, states in (("keys", self.key), ("values", self.value)):
-            buffer = self.workspace(name, len(chunk.key_blocks), size, width)
-            torch.index_select(states, 0, chunk.key_blocks, out=buffer)
-            gathered.append(buffer.view(count, -1, width))
-        return gathered[0], gathered[1]
+    def gather(self, states: torch.Tensor, chunk: _Chunk, name: str) -> torch.Tensor:
+        """The keys or values [C, L · b, D] that a chunk's query blocks see, in a buffer of this name."""
+        buffer = self.workspace(name, len(chunk.gathered), *states.shape[1:])
+        torch.index_select(states, 0, chunk.gathered, out=buffer)
+        return buffer.view(chunk.rows.stop - chunk.rows.start, -1, states.shape[2])
 
     def weights(self, chunk: _Chunk, keys: torch.Tensor) -> torch.Tensor:
         """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
@@ -182,8 +188,8 @@ class _Blocks:
         padded = self.workspace("weights", count, queries.shape[1], num_keys + self.workspace.padding)
         scores = padded[..., :num_keys]
         padded[..., num_keys:] = torch.finfo(padded.dtype).min
-        torch.bmm(queries, keys.transpose(1, 2), out=scores)
-        hides = bool(self.hides[chunk.key_blocks].any())
+        torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=self.scaling, out=scores)
+        hides = any(self.hides[chunk.rows])
         bias = self.bias[chunk.key_blocks].view(count, -1, queries.shape[1]) if hides else None  # [C, L, b]
         if bias is not None:
             scores.add_(bias.view(count, 1, -1))
@@ -238,7 +244,7 @@ class _Blocks:
         """What the rows that see everything score with a tile of the keys: [G · b, t]."""
         rows, keys = self.global_rows, self.key.flatten(0, 1)[tile]
         scores = self.workspace.matrices("weights", len(rows), len(keys))
-        torch.mm(rows, keys.T, out=scores)
+        torch.addmm(scores, rows, keys.T, beta=0, alpha=self.scaling, out=scores)
         bias = self.bias.flatten()[tile]
         return scores.add_(bias) if bias.any() else scores
 
@@ -309,17 +315,24 @@ class _Inputs:
         """Whether a key of each block is hidden: bool [B, N + 1]."""
         return (self.bias < 0).any(dim=-1)
 
+    def _query_blocks_that_hide(self, row: int, head: int) -> list[bool]:
+        """Whether a key is hidden of those that are gathered for each query block [N]."""
+        table = _key_blocks(self.pattern, self.num_blocks, self.query.device)[head]
+        global_rows = [False] * (self.num_blocks - len(table))
+        return global_rows + self.hides[row][table].any(dim=-1).tolist()
+
     def blocks(self, row: int, head: int, workspace: _Workspace) -> _Blocks:
         """One sequence and head in blocks; valid until the workspace's next."""
         size, num_blocks = self.pattern.block_size, self.num_blocks
         seed = 0 if self.seed is None else int(self.seed)
         place = row * self.query.shape[1] + head
         return _Blocks(
-            query=in_blocks(self.query[row, head], num_blocks, size, workspace, "query").mul_(self.scaling),
-            key=in_blocks(self.key[row, head], num_blocks + 1, size, workspace, "key"),
-            value=in_blocks(self.value[row, head], num_blocks + 1, size, workspace, "value"),
+            query=in_blocks(self.query[row, head], num_blocks, size, workspace, "query"),
+            key=in_blocks(self.key[row, head], num_blocks, size, workspace, "key"),
+            value=in_blocks(self.value[row, head], num_blocks, size, workspace, "value"),
+            scaling=self.scaling,
             bias=self.bias[row],
-            hides=self.hides[row],
+            hides=self._query_blocks_that_hide(row, head),
             may_see_nothing=self.padding_mask is not None,
             chunks=_chunks(self.pattern, num_blocks, head, self.query.device),
             causal=self.pattern.causal,
@@ -361,11 +374,36 @@ class _Inputs:
 def in_blocks(
     states: torch.Tensor, num_blocks: int, size: int, workspace: _Workspace, name: str
 ) -> torch.Tensor:
-    """States [n, D] -> [blocks, b, D], filled up with zeros, in a buffer of this name."""
+    """States [n, D] -> [N, b, D]: the same memory where it can be, else a copy, filled up with zeros."""
     length, width = states.shape
+    if length == num_blocks * size and states.dtype == workspace.empty.dtype and states.stride(1) == 1:
+        return states.unflatten(0, (num_blocks, size))
     padded = workspace(name, num_blocks * size, width)
     padded[:length], padded[length:] = states, 0.0
     return padded.view(num_blocks, size, width)
+
+
+class _Result:
+    """A head's result [n, D], written in blocks.
+
+    Attributes:
+        blocks: [N, b, D], of any values; they are the result's own memory where that can be.
+    """
+
+    def __init__(self, states: torch.Tensor, num_blocks: int, size: int, workspace: _Workspace, name: str):
+        self.states = states
+        length, width = states.shape
+        self.is_written = length == num_blocks * size and states.dtype == workspace.empty.dtype
+        self.blocks = (
+            states.view(num_blocks, size, width)
+            if self.is_written
+            else workspace(name, num_blocks, size, width)
+        )
+
+    def finish(self) -> None:
+        """Have the blocks in the result."""
+        if not self.is_written:
+            self.states.copy_(self.blocks.flatten(0, 1)[: len(self.states)])
 
 
 @torch.library.custom_op("vaswani::sparse_attention", mutates_args=())
@@ -381,16 +419,15 @@ def sparse_attention_kernel(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and for the backward pass the log-sum-exp [B, H, G · b] of the rows that see everything."""
     output, log_sums = _empty_results(query, pattern)
-    length = query.shape[-2]
 
     def attend(place: tuple[int, int], blocks: _Blocks) -> None:
-        result = blocks.workspace("result", *blocks.query.shape)
+        result = blocks.result(output[place], "result")
         if blocks.num_global_rows:
-            _attend_to_all(blocks, result[: blocks.num_global_rows].flatten(0, 1), log_sums[place])
+            _attend_to_all(blocks, result.blocks[: blocks.num_global_rows].flatten(0, 1), log_sums[place])
         for chunk in blocks.chunks:
-            keys, values = blocks.gather(chunk)
-            torch.bmm(blocks.drop(blocks.weights(chunk, keys)), values, out=result[chunk.rows])
-        output[place] = result.flatten(0, 1)[:length]
+            weights = blocks.drop(blocks.weights(chunk, blocks.gather(blocks.key, chunk, "keys")))
+            torch.bmm(weights, blocks.gather(blocks.value, chunk, "keys"), out=result.blocks[chunk.rows])
+        result.finish()
 
     inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
     inputs.for_each_head(attend)
@@ -449,16 +486,18 @@ def _backward(
     gradients = tuple(
         torch.empty_like(states, memory_format=torch.contiguous_format) for states in (query, key, value)
     )
-    length = query.shape[-2]
 
     def differentiate(place: tuple[int, int], blocks: _Blocks) -> None:
-        of_head = _HeadGradients(blocks, grad[place], output[place])
+        results = [
+            blocks.result(states[place], name)
+            for states, name in zip(gradients, ("grad_query", "grad_key", "grad_value"), strict=True)
+        ]
+        of_head = _HeadGradients(blocks, grad[place], output[place], *(each.blocks for each in results))
         of_head.add_global_rows(log_sums[place])
         for chunk in blocks.chunks:
             of_head.add_chunk(chunk)
-        of_head.query.mul_(scaling)
-        for result, states in zip(gradients, (of_head.query, of_head.key, of_head.value), strict=True):
-            result[place] = states.flatten(0, 1)[:length]
+        for result in results:
+            result.finish()
 
     inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
     inputs.for_each_head(differentiate)
@@ -466,18 +505,25 @@ def _backward(
 
 
 class _HeadGradients:
-    """Gradients of one sequence and head as they grow: query [N, b, D], key and value [N + 1, b, D]."""
+    """Gradients [N, b, D] of one sequence and head as they grow, in memory that is given."""
 
-    def __init__(self, blocks: _Blocks, upstream: torch.Tensor, output: torch.Tensor):
+    def __init__(
+        self,
+        blocks: _Blocks,
+        upstream: torch.Tensor,
+        output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ):
         self.blocks = blocks
         workspace, (num_blocks, size, _) = blocks.workspace, blocks.query.shape
         self.upstream = in_blocks(upstream, num_blocks, size, workspace, "upstream")  # [N, b, D]
         # The sum of each row of weights times their gradients is that of its output times its gradient.
         results = in_blocks(output, num_blocks, size, workspace, "result")
-        self.row_sums = results.mul_(self.upstream).sum(-1, keepdim=True)  # [N, b, 1]
-        self.query = workspace("grad_query", *blocks.query.shape)
-        self.key = workspace("grad_key", *blocks.key.shape).zero_()
-        self.value = workspace("grad_value", *blocks.value.shape).zero_()
+        products = torch.mul(results, self.upstream, out=workspace("products", *results.shape))
+        self.row_sums = products.sum(-1, keepdim=True)  # [N, b, 1]
+        self.query, self.key, self.value = query, key.zero_(), value.zero_()
 
     def add_global_rows(self, log_sums: torch.Tensor) -> None:
         """Those of the rows that see everything, which come first, from their log-sum-exps [G · b]."""
@@ -502,28 +548,35 @@ class _HeadGradients:
             lambda dropped: torch.mm(dropped.T, upstream, out=grad_values),
             lambda out: torch.mm(upstream, values.T, out=out),
         )
-        grad_query.addmm_(scores, keys)
-        torch.mm(scores.T, blocks.global_rows, out=grad_keys)
+        grad_query.addmm_(scores, keys, alpha=blocks.scaling)
+        torch.addmm(grad_keys, scores.T, blocks.global_rows, beta=0, alpha=blocks.scaling, out=grad_keys)
 
     def add_chunk(self, chunk: _Chunk) -> None:
         """Those of a chunk's query blocks and of all key blocks that they see."""
         blocks, rows, upstream = self.blocks, chunk.rows, self.upstream[chunk.rows]
-        keys, values = blocks.gather(chunk)
-        by_key = blocks.workspace("by_key", len(chunk.key_blocks), *blocks.key.shape[1:])
+        keys = blocks.gather(blocks.key, chunk, "keys")
+        by_key = blocks.workspace("by_key", *keys.shape)  # holds three things, one after the other
 
         def add_value_gradient(weights: torch.Tensor) -> None:
-            torch.bmm(weights.transpose(1, 2), upstream, out=by_key.view(keys.shape))
-            self.value.index_add_(0, chunk.key_blocks, by_key)
+            torch.bmm(weights.transpose(1, 2), upstream, out=by_key)
+            self._add_by_key(self.value, chunk, by_key)
+
+        def weight_gradient(out: torch.Tensor) -> None:
+            values = blocks.gather(blocks.value, chunk, "by_key")
+            torch.bmm(upstream, values.transpose(1, 2), out=out)
 
         scores = blocks.drop_and_score_gradient(
-            blocks.weights(chunk, keys),
-            self.row_sums[rows],
-            add_value_gradient,
-            lambda out: torch.bmm(upstream, values.transpose(1, 2), out=out),
+            blocks.weights(chunk, keys), self.row_sums[rows], add_value_gradient, weight_gradient
         )
-        torch.bmm(scores, keys, out=self.query[rows])
-        torch.bmm(scores.transpose(1, 2), blocks.query[rows], out=by_key.view(keys.shape))
-        self.key.index_add_(0, chunk.key_blocks, by_key)
+        of_queries, factors = self.query[rows], {"beta": 0, "alpha": blocks.scaling}
+        torch.baddbmm(of_queries, scores, keys, out=of_queries, **factors)
+        torch.baddbmm(by_key, scores.transpose(1, 2), blocks.query[rows], out=by_key, **factors)
+        self._add_by_key(self.key, chunk, by_key)
+
+    @staticmethod
+    def _add_by_key(gradient: torch.Tensor, chunk: _Chunk, parts: torch.Tensor) -> None:
+        """Add what concerns the gathered keys [C, L · b, D] to the gradient [N, b, D] of all."""
+        gradient.index_add_(0, chunk.gathered, parts.view(-1, *gradient.shape[1:]))
 
 
 @sparse_attention_kernel.register_fake
