@@ -115,7 +115,7 @@ class Recipe:
     ) -> dict[str, list[Any]]:
         """From the column `text` of some documents, and their numbers, to the columns of sequences."""
         documents = list(read_documents(rows["text"], tokenizer))
-        made = list(self.sequences(documents, numbers, tokenizer.bos_token_id, tokenizer.eos_token_id))
+        made = list(self.sequences(documents, numbers, *frame_of(tokenizer)))
         columns = {name: [row[name] for row in made] for name in self.features if name != "length"}
         return {**columns, "length": [len(ids) for ids in columns["input_ids"]]}
 
@@ -248,6 +248,22 @@ def _drawn_part(documents: list[Document], most: int, generator: np.random.Gener
     return document.part(start, document.end_of_part(start, most))
 
 
+def frame_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """The tokens that begin and end a sequence: `<s>` and `</s>`, or BERT's `[CLS]` and `[SEP]`.
+
+    Raises:
+        UserError: the tokenizer lacks one.
+    """
+    begin = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    if begin is None or end is None:
+        raise UserError(
+            "the tokenizer has no token that begins a sequence, or none that ends one; give it a bos_token "
+            "and an eos_token, or a cls_token and a sep_token"
+        )
+    return begin, end
+
+
 def _framed(tokens: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[Any]:
     return np.concatenate([[begin], tokens, [end]]).astype(tokens.dtype)
 
@@ -259,7 +275,7 @@ def make_sequences(
 
     Args:
         dataset: a text column `text`. The rows of a stream become sequences as they are read.
-        tokenizer: with `<s>` and `</s>`.
+        tokenizer: with tokens that begin and end sequences (see `frame_of`).
         recipe: how.
 
     Returns:

@@ -27,16 +27,12 @@ import numpy as np
 import torch
 
 from .dropout import LEVELS, draw_kept
-from .onednn import batched_products_by_onednn, batches_by_onednn
+from .onednn import batched_products_by_onednn
 from .sparse_pattern import SparsePattern
 
 # What is computed at a time, and lies in several buffers, should fit into the second-level cache.
 CHUNK = 512  # queries that see few keys
 TILE = 1 << 18  # weights of queries that see everything
-# Rows of weights lie so many numbers further apart than they are long. The columns of a matrix whose rows are
-# a power of two apart share a few places of the cache, and MKL's products with its transpose take a fifth
-# longer. oneDNN would copy such rows.
-PADDING = 16
 
 
 # The operators take a pattern as numbers, so that a compiler traces neither it nor the hash.
@@ -110,7 +106,6 @@ class _Workspace:
     def __init__(self, dtype: torch.dtype, device: torch.device):
         self.empty = torch.empty(0, dtype=dtype, device=device)
         self.buffers: dict[str, torch.Tensor] = {}
-        self.padding = 0 if batches_by_onednn() else PADDING
 
     def __call__(self, name: str, *shape: int) -> torch.Tensor:
         """A tensor of this shape whose values are anything; what was last taken under the name is lost."""
@@ -118,10 +113,6 @@ class _Workspace:
         if name not in self.buffers or self.buffers[name].numel() < size:
             self.buffers[name] = self.empty.new_empty(size)
         return self.buffers[name][:size].view(shape)
-
-    def matrices(self, name: str, *shape: int) -> torch.Tensor:
-        """The same, with rows `padding` further apart."""
-        return self(name, *shape[:-1], shape[-1] + self.padding)[..., : shape[-1]]
 
 
 class _Dropout:
@@ -185,9 +176,7 @@ class _Blocks:
         """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
         count, num_keys, _ = keys.shape
         queries = self.query[chunk.rows]
-        padded = self.workspace("weights", count, queries.shape[1], num_keys + self.workspace.padding)
-        scores = padded[..., :num_keys]
-        padded[..., num_keys:] = torch.finfo(padded.dtype).min
+        scores = self.workspace("weights", count, queries.shape[1], num_keys)
         torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=self.scaling, out=scores)
         hides = any(self.hides[chunk.rows])
         bias = self.bias[chunk.key_blocks].view(count, -1, queries.shape[1]) if hides else None  # [C, L, b]
@@ -195,8 +184,7 @@ class _Blocks:
             scores.add_(bias.view(count, 1, -1))
         if self.causal:
             self._hide_future(scores, chunk)
-        torch.softmax(padded, dim=-1, out=padded)
-        weights = scores  # in the same place
+        weights = torch.softmax(scores, dim=-1, out=scores)
         if bias is not None and self.may_see_nothing:
             weights.masked_fill_(self._sees_nothing(chunk, bias), 0.0)
         return weights
@@ -243,7 +231,7 @@ class _Blocks:
     def global_scores(self, tile: slice) -> torch.Tensor:
         """What the rows that see everything score with a tile of the keys: [G · b, t]."""
         rows, keys = self.global_rows, self.key.flatten(0, 1)[tile]
-        scores = self.workspace.matrices("weights", len(rows), len(keys))
+        scores = self.workspace("weights", len(rows), len(keys))
         torch.addmm(scores, rows, keys.T, beta=0, alpha=self.scaling, out=scores)
         bias = self.bias.flatten()[tile]
         return scores.add_(bias) if bias.any() else scores
@@ -252,28 +240,26 @@ class _Blocks:
         """The weights after dropout, in their place."""
         return weights if self.dropout is None else weights.mul_(self.dropout.keep(weights.shape))
 
-    def drop_and_score_gradient(
+    def drop_and_weight_gradient(
         self,
         weights: torch.Tensor,
-        row_sums: torch.Tensor,
         value_gradient: Callable[[torch.Tensor], Any],
         weight_gradient: Callable[[torch.Tensor], Any],
     ) -> torch.Tensor:
-        """The gradient of the scores, in a buffer of its own, from weights P and dropout's factors M.
+        """The gradient M ∘ dPM of the weights P, in a buffer of its own; M are dropout's factors.
 
         Calls `value_gradient(P ∘ M)`, which may use the weights while they are there, and
-        `weight_gradient(out)`, which computes the gradient of P ∘ M; dS = P ∘ (M ∘ dPM − row sums).
+        `weight_gradient(out)`, which computes dPM, the gradient of P ∘ M.
         """
-        gradient = self.workspace.matrices("gradient", *weights.shape)
+        gradient = self.workspace("gradient", *weights.shape)
         if self.dropout is None:
             value_gradient(weights)
             weight_gradient(gradient)
-        else:
-            keep = self.dropout.keep(weights.shape)
-            value_gradient(torch.mul(weights, keep, out=gradient))
-            weight_gradient(gradient)
-            gradient.mul_(keep)
-        return gradient.sub_(row_sums).mul_(weights)
+            return gradient
+        keep = self.dropout.keep(weights.shape)
+        value_gradient(torch.mul(weights, keep, out=gradient))
+        weight_gradient(gradient)
+        return gradient.mul_(keep)
 
 
 @dataclass
@@ -493,7 +479,7 @@ def _backward(
             for states, name in zip(gradients, ("grad_query", "grad_key", "grad_value"), strict=True)
         ]
         of_head = _HeadGradients(blocks, grad[place], output[place], *(each.blocks for each in results))
-        of_head.add_global_rows(log_sums[place])
+        of_head.set_by_global_rows(log_sums[place])
         for chunk in blocks.chunks:
             of_head.add_chunk(chunk)
         for result in results:
@@ -519,35 +505,38 @@ class _HeadGradients:
         self.blocks = blocks
         workspace, (num_blocks, size, _) = blocks.workspace, blocks.query.shape
         self.upstream = in_blocks(upstream, num_blocks, size, workspace, "upstream")  # [N, b, D]
+        self.output = in_blocks(output, num_blocks, size, workspace, "result")
+        self.query, self.key, self.value = query, key, value
+
+    def set_by_global_rows(self, log_sums: torch.Tensor) -> None:
+        """Those of the rows that see everything, which come first, from their log-sum-exps [G · b].
+
+        What was there is overwritten: all keys and values, and the queries that are these rows.
+        """
+        blocks, count = self.blocks, self.blocks.num_global_rows
+        if not count:
+            self.key.zero_()
+            self.value.zero_()
+            return
+        self.query[:count].zero_()
         # The sum of each row of weights times their gradients is that of its output times its gradient.
-        results = in_blocks(output, num_blocks, size, workspace, "result")
-        products = torch.mul(results, self.upstream, out=workspace("products", *results.shape))
-        self.row_sums = products.sum(-1, keepdim=True)  # [N, b, 1]
-        self.query, self.key, self.value = query, key.zero_(), value.zero_()
+        row_sums = (self.output[:count] * self.upstream[:count]).flatten(0, 1).sum(-1, keepdim=True)
+        for tile in blocks.tiles():
+            self._set_tile(tile, blocks.global_scores(tile).sub_(log_sums[:, None]).exp_(), row_sums)
 
-    def add_global_rows(self, log_sums: torch.Tensor) -> None:
-        """Those of the rows that see everything, which come first, from their log-sum-exps [G · b]."""
+    def _set_tile(self, tile: slice, weights: torch.Tensor, row_sums: torch.Tensor) -> None:
+        """The same of a tile of the keys, by its weights [G · b, t]."""
         blocks, count = self.blocks, self.blocks.num_global_rows
-        if count:
-            self.query[:count].zero_()
-            for tile in blocks.tiles():
-                self._add_tile(tile, blocks.global_scores(tile).sub_(log_sums[:, None]).exp_())
-
-    def _add_tile(self, tile: slice, weights: torch.Tensor) -> None:
-        """Those of the rows that see everything and of a tile of the keys, by their weights [G · b, t]."""
-        blocks, count = self.blocks, self.blocks.num_global_rows
-        upstream, row_sums, grad_query = (
-            states[:count].flatten(0, 1) for states in (self.upstream, self.row_sums, self.query)
-        )
+        upstream, grad_query = (states[:count].flatten(0, 1) for states in (self.upstream, self.query))
         keys, values, grad_keys, grad_values = (
             states.flatten(0, 1)[tile] for states in (blocks.key, blocks.value, self.key, self.value)
         )
-        scores = blocks.drop_and_score_gradient(
+        gradient = blocks.drop_and_weight_gradient(
             weights,
-            row_sums,
             lambda dropped: torch.mm(dropped.T, upstream, out=grad_values),
             lambda out: torch.mm(upstream, values.T, out=out),
         )
+        scores = gradient.sub_(row_sums).mul_(weights)
         grad_query.addmm_(scores, keys, alpha=blocks.scaling)
         torch.addmm(grad_keys, scores.T, blocks.global_rows, beta=0, alpha=blocks.scaling, out=grad_keys)
 
@@ -565,9 +554,9 @@ class _HeadGradients:
             values = blocks.gather(blocks.value, chunk, "by_key")
             torch.bmm(upstream, values.transpose(1, 2), out=out)
 
-        scores = blocks.drop_and_score_gradient(
-            blocks.weights(chunk, keys), self.row_sums[rows], add_value_gradient, weight_gradient
-        )
+        weights = blocks.weights(chunk, keys)
+        gradient = blocks.drop_and_weight_gradient(weights, add_value_gradient, weight_gradient)
+        scores = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, grad_input=gradient)
         of_queries, factors = self.query[rows], {"beta": 0, "alpha": blocks.scaling}
         torch.baddbmm(of_queries, scores, keys, out=of_queries, **factors)
         torch.baddbmm(by_key, scores.transpose(1, 2), blocks.query[rows], out=by_key, **factors)

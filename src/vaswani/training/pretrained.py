@@ -1,4 +1,4 @@
-"""The pre-trained encoder that a fine-tuning begins with: opened, and given a head for its task."""
+"""The pre-trained model that a training begins with: opened, and given a head for its task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from vaswani.data.tokenization import load_tokenizers
@@ -18,10 +24,13 @@ from vaswani.hub.checkpoint import check_vocabulary, check_weights, load_weights
 from vaswani.hub.run_facts import read_config
 from vaswani.model.decoding import position_limit
 
+ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
+DECODERS = "a decoder such as 'vaswani_decoder'"
+
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What a fine-tuning can begin with.
+    """What a training can begin with.
 
     Args:
         folder: of the model.
@@ -49,9 +58,10 @@ def open_pretrained(name: str, auto_class: Any) -> Pretrained:
     folder = local_folder(name)
     config = read_config(folder)
     if type(config) not in auto_class._model_mapping:
+        causal = auto_class is AutoModelForCausalLM
         raise UserError(
             f"{folder} holds a model of type {config.model_type!r}, which {auto_class.__name__} does not "
-            "load; expected an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
+            f"load; expected {DECODERS if causal else ENCODERS}"
         )
     tokenizer = load_tokenizers(folder)[0]
     if tokenizer.pad_token_id is None:
@@ -93,9 +103,9 @@ def load_with_head(
             folder, auto_class, config, dtype=torch.float32, ignore_mismatched_sizes=True, **options
         )
     new = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
-    if lost := [name for name in new if _is_of_encoder(name, model)]:
+    if lost := [name for name in new if _is_of_base_model(name, model)]:
         raise UserError(
-            f"the weights in {folder} lack {len(lost)} of the encoder's, {lost[0]} for one; they are "
+            f"the weights in {folder} lack {len(lost)} of the model's, {lost[0]} for one; they are "
             "incomplete or of another model: use another checkpoint"
         )
     check_vocabulary(folder, model, pretrained.tokenizer)
@@ -124,8 +134,8 @@ def _config_with(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **fields)
 
 
-def _is_of_encoder(name: str, model: PreTrainedModel) -> bool:
-    """Whether a weight is the encoder's and not that of a head; pre-training may have no use for a pooler."""
+def _is_of_base_model(name: str, model: PreTrainedModel) -> bool:
+    """Whether a weight is the base model's and not that of a head; pre-training may have no use for a pooler."""
     return name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
 
 

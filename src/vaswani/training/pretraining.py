@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from transformers import (
     AutoModelForCausalLM,
@@ -26,6 +29,7 @@ from vaswani.data.sequences import (
     Recipe,
     SegmentPairs,
     SentenceSequences,
+    frame_of,
     make_sequences,
 )
 from vaswani.data.tokenization import (
@@ -45,22 +49,28 @@ from vaswani.training.base_run import (
     config_from,
     new_model,
     publish,
+    seed_everything,
 )
-from vaswani.training.pretraining_arguments import CausalLMConfig, MaskedLMConfig
+from vaswani.training.pretrained import DECODERS, Pretrained, load_with_head, open_pretrained
+from vaswani.training.pretraining_arguments import (
+    MaskedObjective,
+    PretrainedModelArguments,
+    PretrainingConfig,
+)
 from vaswani.training.pretraining_evaluation import evaluate_language_model
 from vaswani.training.pretraining_trainer import PretrainingTrainer
 
 
-def pretrain(config: MaskedLMConfig | CausalLMConfig) -> dict[str, float]:
-    """Train a language model on texts, save it in `output_dir`, evaluate it and write its card.
+def pretrain(config: PretrainingConfig) -> dict[str, float]:
+    """Train a language model on texts, new or given, save it in `output_dir`, evaluate it and write its card.
 
     Returns:
         The scores on the test split, or else on the validation split; empty without either.
 
     Raises:
-        UserError: for a configuration or a corpus that cannot work.
+        UserError: for a configuration, a model or a corpus that cannot work.
     """
-    kind = MaskedLMRun if isinstance(config, MaskedLMConfig) else CausalLMRun
+    kind = MaskedLMRun if isinstance(config.task, MaskedObjective) else CausalLMRun
     scores = kind(config).run()
     publish(config)
     return scores
@@ -69,26 +79,53 @@ def pretrain(config: MaskedLMConfig | CausalLMConfig) -> dict[str, float]:
 class PretrainingRun(BaseRun):
     """What pre-trainings of encoders and of decoders have in common."""
 
+    config: PretrainingConfig
     purpose: Purpose
+
+    @cached_property
+    def pretrained(self) -> Pretrained | None:
+        """What the run goes on with; None where it begins with new weights."""
+        arguments = self.config.model
+        if not isinstance(arguments, PretrainedModelArguments):
+            return None
+        return open_pretrained(str(arguments.model), self.auto_class)
 
     def check(self) -> None:
         """Find what would fail only after the corpus was read, or at the first evaluation."""
-        args, data, model = self.config.training, self.config.data, self.config.model
+        args, data = self.config.training, self.config.data
         check_devices(args)
         check_stream(self.config)
-        shape = self.model_config(data.vocab_size)
-        args.resolve_learning_rate(shape.hidden_size)
-        if model.position_embedding == "learned" and data.max_length > model.max_position_embeddings:
-            raise UserError(
-                f"max_length={data.max_length} is longer than max_position_embeddings="
-                f"{model.max_position_embeddings}; lower the one or raise the other"
-            )
+        if self.pretrained is None:
+            self._check_new()
+        else:
+            self._check_pretrained(self.pretrained)
         if data.max_length > args.max_tokens_per_batch:
             raise UserError(
                 f"max_tokens_per_batch={args.max_tokens_per_batch} is too small for a sequence of "
                 f"max_length={data.max_length}; raise it"
             )
         check_metric(args.metric_for_best_model, self.scores)
+
+    def _check_new(self) -> None:
+        """Whether the shape that is given can be one, and has positions for the sequences."""
+        data, model = self.config.data, self.config.model
+        shape = self.model_config(data.vocab_size)
+        self.config.training.resolve_learning_rate(shape.hidden_size)
+        if model.position_embedding == "learned" and data.max_length > model.max_position_embeddings:
+            raise UserError(
+                f"max_length={data.max_length} is longer than max_position_embeddings="
+                f"{model.max_position_embeddings}; lower the one or raise the other"
+            )
+
+    def _check_pretrained(self, pretrained: Pretrained) -> None:
+        """Whether the model has what the objective needs, and positions for the sequences."""
+        max_length = self.config.data.max_length
+        self.config.training.resolve_learning_rate(pretrained.config.hidden_size)
+        if pretrained.longest is not None and max_length > pretrained.longest:
+            raise UserError(
+                f"max_length={max_length}, but {pretrained.folder} has positions for {pretrained.longest} "
+                f"tokens; set max_length to {pretrained.longest} or less"
+            )
 
     # ----------------------------------------------------------------------------- what the objective decides
 
@@ -97,8 +134,13 @@ class PretrainingRun(BaseRun):
         """What an evaluation computes by which models can be ranked."""
         return ["loss", "accuracy"]
 
+    @property
+    def auto_class(self) -> Any:
+        """Of the model, with the heads that are trained."""
+        raise NotImplementedError
+
     def model_config(self, vocab_size: int) -> PreTrainedConfig:
-        """The model's configuration."""
+        """A new model's configuration."""
         raise NotImplementedError
 
     @property
@@ -117,7 +159,9 @@ class PretrainingRun(BaseRun):
         return load_tokenizers(checkpoint)[0]
 
     def build_tokenizers(self, corpus: Corpus) -> PreTrainedTokenizerBase:
-        """A vocabulary learned from the texts of training, or that of all bytes."""
+        """A vocabulary learned from the texts of training, or that of all bytes; or that of the model."""
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
         data, model = self.config.data, self.config.model
         learned = model.position_embedding == "learned"
         options: dict[str, Any] = {
@@ -136,6 +180,20 @@ class PretrainingRun(BaseRun):
     def save_tokenizers(self, tokenizers: PreTrainedTokenizerBase, folder: Path) -> None:
         """Write it into a folder."""
         save_tokenizers(tokenizers, tokenizers, folder)
+
+    # ---------------------------------------------------------------------------------------------- the model
+
+    def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """A new model with the heads that are trained, or the one that the run goes on with."""
+        if self.pretrained is None:
+            return new_model(self.config, self.auto_class, self.model_config(len(tokenizers)))
+        seed_everything(self.config)
+        kernel = self.config.model.attn_implementation
+        options: dict[str, Any] = {"attn_implementation": kernel} if kernel else {}
+        model, new = load_with_head(self.pretrained, self.auto_class, {}, **options)
+        if new:
+            PartialState().print(f"new weights: {', '.join(new)}", flush=True)
+        return model
 
     # --------------------------------------------------------------------------------------- rows and trainer
 
@@ -189,7 +247,6 @@ class PretrainingRun(BaseRun):
 class MaskedLMRun(PretrainingRun):
     """Trains an encoder to find masked tokens, and perhaps to tell whether segments follow each other."""
 
-    config: MaskedLMConfig
     purpose = "masked"
 
     def check(self) -> None:
@@ -200,13 +257,32 @@ class MaskedLMRun(PretrainingRun):
             )
         super().check()
 
+    def _check_pretrained(self, pretrained: Pretrained) -> None:
+        super()._check_pretrained(pretrained)
+        frame_of(pretrained.tokenizer)
+        if pretrained.tokenizer.mask_token_id is None:
+            raise UserError(
+                f"the tokenizer in {pretrained.folder} has no mask; give a masked language model, or set "
+                "objective=causal for a decoder"
+            )
+        if self.config.task.next_sentence and not _tells_next_sentences(pretrained.config):
+            raise UserError(
+                f"next_sentence needs a model with token types and a head for it, and {pretrained.folder} "
+                "has none; leave it out"
+            )
+
     @property
     def scores(self) -> list[str]:
         """What an evaluation computes by which models can be ranked."""
         return [*super().scores, *(["next_sentence_accuracy"] if self.config.task.next_sentence else [])]
 
+    @property
+    def auto_class(self) -> Any:
+        """With a head for masked tokens, and one for next sentences where they are told."""
+        return AutoModelForPreTraining if self.config.task.next_sentence else AutoModelForMaskedLM
+
     def model_config(self, vocab_size: int) -> VaswaniEncoderConfig:
-        """The model's configuration; with token types where there are two segments."""
+        """A new model's configuration; with token types where there are two segments."""
         token_types = 2 if self.config.task.next_sentence else 0
         return config_from(
             VaswaniEncoderConfig,
@@ -214,11 +290,6 @@ class MaskedLMRun(PretrainingRun):
             vocab_size=vocab_size,
             token_type_vocab_size=token_types,
         )
-
-    def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """A new encoder, with the heads that are trained."""
-        auto_class = AutoModelForPreTraining if self.config.task.next_sentence else AutoModelForMaskedLM
-        return new_model(self.config, auto_class, self.model_config(len(tokenizers)))
 
     @property
     def recipe(self) -> Recipe:
@@ -237,29 +308,52 @@ class MaskedLMRun(PretrainingRun):
         }
 
 
+def _tells_next_sentences(config: PreTrainedConfig) -> bool:
+    """Whether the model has a head for next sentences, and can be told the segments apart."""
+    types = getattr(config, "token_type_vocab_size", getattr(config, "type_vocab_size", None)) or 0
+    model_class = AutoModelForPreTraining._model_mapping[type(config)]
+    return types > 1 and "next_sentence_label" in signature(model_class.forward).parameters
+
+
 class CausalLMRun(PretrainingRun):
     """Trains a decoder to tell each token from those before it."""
 
-    config: CausalLMConfig
     purpose = "causal"
+    auto_class: ClassVar[Any] = AutoModelForCausalLM
 
-    def check(self) -> None:
-        """Find what would fail only after the corpus was read, or at the first evaluation."""
-        super().check()
-        if self.config.task.pack and "sparse" in self.config.model.decoder_attention:
+    def _check_new(self) -> None:
+        super()._check_new()
+        self._check_packing(self.model_config(self.config.data.vocab_size))
+
+    def _check_pretrained(self, pretrained: Pretrained) -> None:
+        super()._check_pretrained(pretrained)
+        if not isinstance(pretrained.config, VaswaniDecoderConfig):
+            raise UserError(
+                f"{pretrained.folder} holds a model of type {pretrained.config.model_type!r}; expected "
+                f"{DECODERS} (vaswani convert makes one of 'gpt2' and 'openai-gpt')"
+            )
+        self._check_packing(pretrained.config)
+        begin, end = frame_of(pretrained.tokenizer)
+        if self.config.task.pack and begin == end:
+            raise UserError(
+                f"the tokenizer in {pretrained.folder} begins and ends documents with the same token, so "
+                "packed ones cannot be told apart; set pack=false"
+            )
+
+    def _check_packing(self, shape: PreTrainedConfig) -> None:
+        if self.config.task.pack and "sparse" in shape.decoder_attention:
             raise UserError(
                 "sparse attention does not tell packed documents apart; set pack=false, or "
                 "decoder_attention=full"
             )
 
     def model_config(self, vocab_size: int) -> VaswaniDecoderConfig:
-        """The model's configuration."""
+        """A new model's configuration."""
         return config_from(VaswaniDecoderConfig, self.config.model, vocab_size=vocab_size)
 
     def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """A new decoder."""
-        model = new_model(self.config, AutoModelForCausalLM, self.model_config(len(tokenizers)))
-        # Without it, plain calls of `generate` stop after 20 tokens.
+        """A decoder, whose plain calls of `generate` do not stop after the library's 20 tokens."""
+        model = super().build_model(tokenizers)
         model.generation_config.max_length = self.config.data.max_length
         return model
 

@@ -1,7 +1,8 @@
-"""Everything that a pre-training can be told: one kind of configuration for each objective.
+"""Everything that a pre-training can be told: a kind of configuration for each objective, and each beginning.
 
-The defaults of the models are BERT-base (Devlin et al., 2019, arXiv:1810.04805) and GPT-2 small (Radford et
-al., 2019).
+A pre-training begins with new weights, in a shape that is given, or goes on with the weights of a `model`,
+whose shape and tokenizer stay. The defaults of the shapes are BERT-base (Devlin et al., 2019,
+arXiv:1810.04805) and GPT-2 small (Radford et al., 2019).
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,8 +72,20 @@ class DecoderArguments(FamilyArguments):
 
 
 @dataclass
+class PretrainedModelArguments:
+    """The model that a pre-training goes on with."""
+
+    model: str | None = option(
+        None,
+        "Go on with a language model: its folder, or its name on the Hub. Its shape and its tokenizer stay, "
+        "whose fields are then left out.",
+    )
+    attn_implementation: str | None = _default("attn_implementation", None)
+
+
+@dataclass
 class TextArguments:
-    """The corpus of texts, its vocabulary and the length of its sequences.
+    """The corpus of texts and the length of its sequences.
 
     Raises:
         UserError: for a length that leaves no room for text.
@@ -98,11 +111,6 @@ class TextArguments:
     max_validation_rows: int | None = option(
         None, "Evaluate on this many validation sequences, evenly spread; default all."
     )
-    tokenizer: Literal["bpe", "bytes"] = option(
-        "bpe", "Learn a byte-pair vocabulary, or take each byte for a token (a model of characters)."
-    )
-    vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.")
-    tokenizer_rows: int | None = option(None, "Train the vocabulary on the first so many rows; default all.")
     max_length: int = option(512, "Most tokens of a sequence.")
 
     def __post_init__(self) -> None:
@@ -113,6 +121,17 @@ class TextArguments:
     def corpus(self) -> TextCorpusSpec:
         """Where the corpus lies."""
         return TextCorpusSpec(**{field.name: getattr(self, field.name) for field in fields(TextCorpusSpec)})
+
+
+@dataclass
+class TextAndVocabularyArguments(TextArguments):
+    """As `TextArguments`, with a vocabulary that is made of the texts."""
+
+    tokenizer: Literal["bpe", "bytes"] = option(
+        "bpe", "Learn a byte-pair vocabulary, or take each byte for a token (a model of characters)."
+    )
+    vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.")
+    tokenizer_rows: int | None = option(None, "Train the vocabulary on the first so many rows; default all.")
 
 
 @dataclass
@@ -144,7 +163,7 @@ class CausalObjective:
 
 
 class PretrainingConfig(BaseConfig):
-    """The resolved arguments of one pre-training; which fields there are, the objective says."""
+    """The resolved arguments of one pre-training; which fields there are, the objective and the model say."""
 
     command: ClassVar[str] = "pretrain"
     example: ClassVar[str] = "configs/mlm.yaml"
@@ -155,44 +174,94 @@ class PretrainingConfig(BaseConfig):
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The kind for the objective that was given."""
+        """The kind for the objective and the beginning that were given."""
         objective = given.get("objective", "masked")
-        if objective not in OBJECTIVES:
-            raise UserError(f"objective={objective} is unknown; choose one of {', '.join(OBJECTIVES)}")
-        return OBJECTIVES[objective]
+        if objective not in NEW:
+            raise UserError(f"objective={objective} is unknown; choose one of {', '.join(NEW)}")
+        return (NEW if given.get("model") is None else CONTINUED)[objective]
 
 
 @dataclass
 class MaskedLMConfig(PretrainingConfig):
-    """The resolved arguments of one training of a masked language model."""
+    """The resolved arguments of one training of a new masked language model."""
 
     model: EncoderArguments
-    data: TextArguments
+    data: TextAndVocabularyArguments
     task: MaskedObjective
     training: BaseTrainingArguments
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Train an encoder on texts to find masked words; with --objective causal, a decoder to tell the next."
+        "Train an encoder on texts to find masked words; with --objective causal, a decoder to tell the next. "
+        "With --model FOLDER, go on with a model on other texts or longer sequences."
     )
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy", "next_sentence_accuracy")
 
 
 @dataclass
 class CausalLMConfig(PretrainingConfig):
-    """The resolved arguments of one training of a causal language model."""
+    """The resolved arguments of one training of a new causal language model."""
 
     model: DecoderArguments
-    data: TextArguments
+    data: TextAndVocabularyArguments
     task: CausalObjective
     training: BaseTrainingArguments
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others."
+        "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others. "
+        "With --model FOLDER, go on with a model on other texts or longer sequences."
     )
     example: ClassVar[str] = "configs/causal_lm.yaml"
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
 
-OBJECTIVES: dict[str, type[PretrainingConfig]] = {"masked": MaskedLMConfig, "causal": CausalLMConfig}
+def _of_the_model(*kinds: type) -> dict[str, str]:
+    """The fields of new models and vocabularies, which are without effect where a model is given."""
+    given = {field.name for kind in (PretrainedModelArguments, TextArguments) for field in fields(kind)}
+    names = {field.name for kind in kinds for field in fields(kind)} - given
+    return dict.fromkeys(names, "it stays as it is in the model that training goes on with; leave it out")
+
+
+@dataclass
+class ContinuedMaskedLMConfig(PretrainingConfig):
+    """The resolved arguments of one training that goes on with a masked language model."""
+
+    model: PretrainedModelArguments
+    data: TextArguments
+    task: MaskedObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = "Go on training an encoder to find masked words, on other texts or longer sequences."
+    example: ClassVar[str] = "configs/mlm_long.yaml"
+    scores: ClassVar[Sequence[str]] = MaskedLMConfig.scores
+    without_effect: ClassVar[dict[str, str]] = {
+        **PretrainingConfig.without_effect,
+        **_of_the_model(EncoderArguments, TextAndVocabularyArguments),
+    }
+
+
+@dataclass
+class ContinuedCausalLMConfig(PretrainingConfig):
+    """The resolved arguments of one training that goes on with a causal language model."""
+
+    model: PretrainedModelArguments
+    data: TextArguments
+    task: CausalObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = "Go on training a decoder to tell the next word, on other texts or longer sequences."
+    scores: ClassVar[Sequence[str]] = CausalLMConfig.scores
+    without_effect: ClassVar[dict[str, str]] = {
+        **PretrainingConfig.without_effect,
+        **_of_the_model(DecoderArguments, TextAndVocabularyArguments),
+    }
+
+
+NEW: dict[str, type[PretrainingConfig]] = {"masked": MaskedLMConfig, "causal": CausalLMConfig}
+CONTINUED: dict[str, type[PretrainingConfig]] = {
+    "masked": ContinuedMaskedLMConfig,
+    "causal": ContinuedCausalLMConfig,
+}

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.sequences import frame_of
 from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens
 from vaswani.training.base_trainer import BaseTrainer
 
@@ -139,7 +140,7 @@ class PretrainingTrainer(BaseTrainer):
             kept: bool [B, S], which have one.
         """
         rows, found = kept.nonzero()[:, 0], labels[kept]
-        begins = tokens[kept] == self.processing_class.bos_token_id
+        begins = tokens[kept] == frame_of(self.processing_class)[0]
 
         def of_rows(values: torch.Tensor) -> torch.Tensor:
             zeros = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
