@@ -8,15 +8,15 @@ take the keys a tile at a time, as FlashAttention does (Dao et al., 2022, arXiv:
 is written by hand: it computes the weights anew instead of keeping them, so that no memory grows faster than
 the sequence.
 
-Sequences and heads are independent, so each thread takes whole heads, and what it gathers stays in the cache
-of its own core. The operators are those of PyTorch's library, so that `torch.compile` takes them whole.
+Every step is one operator for some query blocks of a head, which PyTorch's threads divide among them; each
+finds what it has gathered in the cache of its own core. The operators are those of PyTorch's library, so that
+`torch.compile` takes them whole.
 
 B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b tokens · C query blocks at a time
 L = g + w + r key blocks at most for each query block · G query blocks that see everything
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -30,9 +30,9 @@ from .dropout import LEVELS, draw_kept
 from .onednn import batched_products_by_onednn
 from .sparse_pattern import SparsePattern
 
-# What is computed at a time, and lies in several buffers, should fit into the second-level cache.
-CHUNK = 512  # queries that see few keys
-TILE = 1 << 18  # weights of queries that see everything
+# What is computed at a time, and lies in several buffers, should fit into the second-level cache of each core.
+CHUNK = 1 << 18  # weights, for each thread
+TILE = 512  # keys for one product, of queries that see everything
 
 
 # The operators take a pattern as numbers, so that a compiler traces neither it nor the hash.
@@ -69,10 +69,13 @@ class _Chunk:
 
 
 @lru_cache(maxsize=2048)
-def _chunks(pattern: SparsePattern, num_blocks: int, head: int, device: torch.device) -> list[_Chunk]:
-    """The query blocks of a head that do not see everything, `CHUNK` tokens at a time."""
+def _chunks(
+    pattern: SparsePattern, num_blocks: int, head: int, device: torch.device, num_threads: int
+) -> list[_Chunk]:
+    """The query blocks of a head that do not see everything, some at a time."""
     table = _key_blocks(pattern, num_blocks, device)[head]
-    size, num_global_rows = max(1, CHUNK // pattern.block_size), num_blocks - len(table)
+    size = max(1, num_threads * CHUNK // (table.shape[1] * pattern.block_size**2))
+    num_global_rows = num_blocks - len(table)
     chunks = []
     with torch.inference_mode(False):
         for start in range(0, len(table), size):
@@ -106,13 +109,20 @@ class _Workspace:
     def __init__(self, dtype: torch.dtype, device: torch.device):
         self.empty = torch.empty(0, dtype=dtype, device=device)
         self.buffers: dict[str, torch.Tensor] = {}
+        self.views: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> torch.Tensor:
         """A tensor of this shape whose values are anything; what was last taken under the name is lost."""
+        view = self.views.get((name, shape))
+        return self._new_view(name, shape) if view is None else view
+
+    def _new_view(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
             self.buffers[name] = self.empty.new_empty(size)
-        return self.buffers[name][:size].view(shape)
+            self.views = {key: view for key, view in self.views.items() if key[0] != name}
+        self.views[name, shape] = view = self.buffers[name][:size].view(shape)
+        return view
 
 
 class _Dropout:
@@ -168,53 +178,33 @@ class _Blocks:
 
     def gather(self, states: torch.Tensor, chunk: _Chunk, name: str) -> torch.Tensor:
         """The keys or values [C, L · b, D] that a chunk's query blocks see, in a buffer of this name."""
-        buffer = self.workspace(name, len(chunk.gathered), *states.shape[1:])
-        torch.index_select(states, 0, chunk.gathered, out=buffer)
-        return buffer.view(chunk.rows.stop - chunk.rows.start, -1, states.shape[2])
+        (_, size, width), num_blocks = states.shape, chunk.gathered.shape[0]
+        count = chunk.rows.stop - chunk.rows.start
+        out = self.workspace(name, num_blocks, size, width)
+        torch.index_select(states, 0, chunk.gathered, out=out)
+        return self.workspace(name, count, num_blocks // count * size, width)
 
-    def weights(self, chunk: _Chunk, keys: torch.Tensor) -> torch.Tensor:
-        """Attention weights of a chunk [C, b, L · b] for its gathered keys [C, L · b, D]."""
+    def scores(self, chunk: _Chunk, keys: torch.Tensor) -> torch.Tensor:
+        """What a chunk's queries score with its gathered keys [C, L · b, D]: [C, b, L · b]."""
         count, num_keys, _ = keys.shape
         queries = self.query[chunk.rows]
         scores = self.workspace("weights", count, queries.shape[1], num_keys)
         torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=self.scaling, out=scores)
-        hides = any(self.hides[chunk.rows])
-        bias = self.bias[chunk.key_blocks].view(count, -1, queries.shape[1]) if hides else None  # [C, L, b]
-        if bias is not None:
-            scores.add_(bias.view(count, 1, -1))
+        if any(self.hides[chunk.rows]):
+            scores.add_(self.bias[chunk.key_blocks].view(count, 1, num_keys))
         if self.causal:
             self._hide_future(scores, chunk)
-        weights = torch.softmax(scores, dim=-1, out=scores)
-        if bias is not None and self.may_see_nothing:
-            weights.masked_fill_(self._sees_nothing(chunk, bias), 0.0)
-        return weights
-
-    def _own_places(self, chunk: _Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices [C] of a chunk's query blocks, and where each lies among the L blocks that it sees."""
-        own = torch.arange(chunk.rows.start, chunk.rows.stop, device=self.query.device)
-        place = (chunk.key_blocks.view(len(own), -1) == own[:, None]).int().argmax(dim=1)
-        return own - chunk.rows.start, place
+        return scores
 
     def _hide_future(self, scores: torch.Tensor, chunk: _Chunk) -> None:
         """Make the diagonal block of each query block a triangle."""
         size = scores.shape[1]
-        row, place = self._own_places(chunk)
+        own = torch.arange(chunk.rows.start, chunk.rows.stop, device=scores.device)
+        row, place = own - chunk.rows.start, (chunk.key_blocks.view(len(own), -1) == own[:, None]).int().argmax(1)
         future = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
         by_block = scores.unflatten(-1, (-1, size))
         diagonal = by_block[row, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
         by_block[row, :, place] = diagonal
-
-    def _sees_nothing(self, chunk: _Chunk, bias: torch.Tensor) -> torch.Tensor:
-        """Of which queries of a chunk the bias [C, L, b] hides all keys: bool [C, b or 1, 1]."""
-        lowest = torch.finfo(bias.dtype).min
-        if self.causal:  # of its own block, a query sees the keys up to itself
-            row, place = self._own_places(chunk)
-            own = bias[row, place].cummax(dim=-1).values  # [C, b]
-            others = bias.index_put((row, place), bias.new_tensor(lowest)).amax(dim=(1, 2))
-            highest = torch.maximum(own, others[:, None])
-        else:
-            highest = bias.amax(dim=(1, 2))[:, None]
-        return highest[..., None] <= lowest / 2
 
     @property
     def global_rows(self) -> torch.Tensor:
@@ -222,19 +212,24 @@ class _Blocks:
         return self.query[: self.num_global_rows].flatten(0, 1)
 
     def tiles(self) -> Iterator[slice]:
-        """All keys, some at a time."""
-        num_blocks, size, _ = self.query.shape
-        length, step = num_blocks * size, max(1, TILE // (self.num_global_rows * size))
-        for start in range(0, length, step):
-            yield slice(start, min(start + step, length))
+        """All keys, some whole tiles at a time; the rest, which is shorter, comes last."""
+        num_keys = self.query.shape[0] * self.query.shape[1]
+        count = max(1, torch.get_num_threads() * CHUNK // (len(self.global_rows) * TILE))
+        last = num_keys - num_keys % TILE
+        for start in range(0, last, count * TILE):
+            yield slice(start, min(start + count * TILE, last))
+        if last < num_keys:
+            yield slice(last, num_keys)
 
-    def global_scores(self, tile: slice) -> torch.Tensor:
-        """What the rows that see everything score with a tile of the keys: [G · b, t]."""
-        rows, keys = self.global_rows, self.key.flatten(0, 1)[tile]
-        scores = self.workspace("weights", len(rows), len(keys))
-        torch.addmm(scores, rows, keys.T, beta=0, alpha=self.scaling, out=scores)
-        bias = self.bias.flatten()[tile]
-        return scores.add_(bias) if bias.any() else scores
+    def global_scores(self, tiles: slice) -> torch.Tensor:
+        """What the rows that see everything score with some tiles of the keys: [T, G · b, t]."""
+        keys = in_tiles(self.key, tiles)
+        count, width, _ = keys.shape
+        rows = self.global_rows.expand(count, -1, -1)
+        scores = self.workspace("weights", count, rows.shape[1], width)
+        torch.baddbmm(scores, rows, keys.transpose(1, 2), beta=0, alpha=self.scaling, out=scores)
+        bias = self.bias.flatten()[tiles]
+        return scores.add_(bias.view(count, 1, width)) if bias.any() else scores
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """The weights after dropout, in their place."""
@@ -320,41 +315,18 @@ class _Inputs:
             bias=self.bias[row],
             hides=self._query_blocks_that_hide(row, head),
             may_see_nothing=self.padding_mask is not None,
-            chunks=_chunks(self.pattern, num_blocks, head, self.query.device),
+            chunks=_chunks(self.pattern, num_blocks, head, self.query.device, torch.get_num_threads()),
             causal=self.pattern.causal,
             dropout=_Dropout(self.dropout, (seed + place) % 2**63, workspace) if self.dropout else None,
             workspace=workspace,
         )
 
     def for_each_head(self, work: Callable[[tuple[int, int], _Blocks], None]) -> None:
-        """Call `work` for each sequence and head, on as many threads as PyTorch has."""
-        batch, heads = self.query.shape[:2]
-        # What all heads need is made once, by one thread.
-        _key_blocks(self.pattern, self.num_blocks, self.query.device)
-        self.hides  # noqa: B018
-        places = list(product(range(batch), range(heads)))
-        num_threads = torch.get_num_threads()
-        num_shares = min(num_threads, len(places)) if self.query.device.type == "cpu" else 1
-
-        def take(share: list[tuple[int, int]]) -> None:
-            workspace = _Workspace(self.dtype, self.query.device)
-            for place in share:
-                work(place, self.blocks(*place, workspace))
-
-        def take_alone(share: list[tuple[int, int]]) -> None:
-            torch.set_num_threads(1)  # of this thread, and of all that begin until it is taken back below
-            with torch.no_grad():
-                take(share)
-
+        """Call `work` for each sequence and head."""
+        workspace = _Workspace(self.dtype, self.query.device)
         with batched_products_by_onednn():
-            if num_shares == 1:
-                take(places)
-                return
-            try:  # a pool for each call: one that lives on would be missing in a forked process
-                with ThreadPoolExecutor(num_shares) as pool:
-                    list(pool.map(take_alone, (places[first::num_shares] for first in range(num_shares))))
-            finally:
-                torch.set_num_threads(num_threads)
+            for place in product(*map(range, self.query.shape[:2])):
+                work(place, self.blocks(*place, workspace))
 
 
 def in_blocks(
@@ -367,6 +339,11 @@ def in_blocks(
     padded = workspace(name, num_blocks * size, width)
     padded[:length], padded[length:] = states, 0.0
     return padded.view(num_blocks, size, width)
+
+
+def in_tiles(blocks: torch.Tensor, tiles: slice) -> torch.Tensor:
+    """Some tiles [T, t, D] of states [N, b, D], in their memory."""
+    return blocks.flatten(0, 1)[tiles].unflatten(0, (-1, min(TILE, tiles.stop - tiles.start)))
 
 
 class _Result:
@@ -403,16 +380,16 @@ def sparse_attention_kernel(
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and for the backward pass the log-sum-exp [B, H, G · b] of the rows that see everything."""
+    """The output, and for the backward pass the logarithms [B, H, N · b] of the sums of exponential scores."""
     output, log_sums = _empty_results(query, pattern)
 
     def attend(place: tuple[int, int], blocks: _Blocks) -> None:
         result = blocks.result(output[place], "result")
-        if blocks.num_global_rows:
-            _attend_to_all(blocks, result.blocks[: blocks.num_global_rows].flatten(0, 1), log_sums[place])
+        of_head = _HeadOutput(blocks, result.blocks)
+        of_head.set_global_rows()
         for chunk in blocks.chunks:
-            weights = blocks.drop(blocks.weights(chunk, blocks.gather(blocks.key, chunk, "keys")))
-            torch.bmm(weights, blocks.gather(blocks.value, chunk, "keys"), out=result.blocks[chunk.rows])
+            of_head.set_chunk(chunk)
+        log_sums[place] = of_head.log_sums()
         result.finish()
 
     inputs = _Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
@@ -421,9 +398,9 @@ def sparse_attention_kernel(
 
 
 def _empty_results(query: torch.Tensor, pattern: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """An output like the query and log-sum-exps [B, H, G · b], in the dtype that is computed in."""
+    """An output like the query and log-sums [B, H, N · b] in the dtype that is computed in."""
     drawn = _pattern_of(pattern)
-    num_rows = drawn.num_global_rows(drawn.num_blocks(query.shape[-2])) * drawn.block_size
+    num_rows = drawn.num_blocks(query.shape[-2]) * drawn.block_size
     log_sums = query.new_empty(*query.shape[:2], num_rows, dtype=_compute_dtype(query))
     return torch.empty_like(query, memory_format=torch.contiguous_format), log_sums
 
@@ -432,27 +409,63 @@ def _compute_dtype(query: torch.Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
-def _attend_to_all(blocks: _Blocks, result: torch.Tensor, log_sums: torch.Tensor) -> None:
-    """The result [G · b, D] of the rows that see everything, and their log-sum-exps [G · b].
+class _HeadOutput:
+    """The output [N, b, D] of one sequence and head as it grows, in memory that is given.
 
-    The sums over the tiles so far are kept relative to the highest score so far. A row whose keys are all
-    hidden is zero, and its log-sum-exp infinite, so that its weights are zero in the backward pass.
+    Attributes:
+        highest, total: of each row [N, b, 1], the highest score, and the sum of the exponentials of how much
+            lower the scores are.
     """
-    lowest = torch.finfo(result.dtype).min
-    highest = result.new_full((len(result), 1), lowest)
-    total = torch.zeros_like(highest)
-    result.zero_()
-    for tile in blocks.tiles():
-        scores = blocks.global_scores(tile)
-        new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
-        weights = scores.sub_(new_highest).exp_()
-        fading = torch.exp(highest - new_highest)
-        total.mul_(fading).add_(weights.sum(dim=-1, keepdim=True))
-        result.mul_(fading).addmm_(blocks.drop(weights), blocks.value.flatten(0, 1)[tile])
-        highest = new_highest
-    is_empty = highest <= lowest / 2
-    result.div_(total).masked_fill_(is_empty, 0.0)
-    log_sums.copy_((highest + total.log()).masked_fill_(is_empty, torch.inf).squeeze(-1))
+
+    def __init__(self, blocks: _Blocks, result: torch.Tensor):
+        self.blocks, self.result = blocks, result
+        self.highest = blocks.workspace("highest", *result.shape[:2], 1)
+        self.total = blocks.workspace("total", *result.shape[:2], 1)
+
+    def set_global_rows(self) -> None:
+        """Of the rows that see everything: sums over the tiles so far are relative to the highest so far."""
+        blocks, count = self.blocks, self.blocks.num_global_rows
+        if not count:
+            return
+        result, highest, total = (
+            states[:count].flatten(0, 1) for states in (self.result, self.highest, self.total)
+        )
+        highest.fill_(torch.finfo(highest.dtype).min)
+        total.zero_()
+        result.zero_()
+        for tiles in blocks.tiles():
+            scores = blocks.global_scores(tiles)
+            new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True).amax(dim=0))
+            weights = scores.sub_(new_highest).exp_()
+            fading = highest.sub_(new_highest).exp_()
+            total.mul_(fading).add_(weights.sum(dim=-1, keepdim=True).sum(dim=0))
+            result.mul_(fading).add_(torch.bmm(blocks.drop(weights), in_tiles(blocks.value, tiles)).sum(dim=0))
+            highest.copy_(new_highest)
+        result.div_(total)
+
+    def set_chunk(self, chunk: _Chunk) -> None:
+        """Of a chunk's query blocks."""
+        blocks = self.blocks
+        result, highest, total = (states[chunk.rows] for states in (self.result, self.highest, self.total))
+        scores = blocks.scores(chunk, blocks.gather(blocks.key, chunk, "keys"))
+        torch.amax(scores, dim=-1, keepdim=True, out=highest)
+        weights = scores.sub_(highest).exp_()
+        torch.sum(weights, dim=-1, keepdim=True, out=total)
+        torch.bmm(blocks.drop(weights), blocks.gather(blocks.value, chunk, "keys"), out=result)
+        result.div_(total)
+
+    def log_sums(self) -> torch.Tensor:
+        """The logarithms of the sums of exponential scores [N · b].
+
+        A row whose keys are all hidden is made zero, and its sum infinite, so that its weights are zero in the
+        backward pass.
+        """
+        log_sums = self.total.log().add_(self.highest)
+        if self.blocks.may_see_nothing:
+            is_empty = self.highest <= torch.finfo(log_sums.dtype).min / 2
+            self.result.masked_fill_(is_empty, 0.0)
+            log_sums.masked_fill_(is_empty, torch.inf)
+        return log_sums.flatten()
 
 
 @torch.library.custom_op("vaswani::sparse_attention_backward", mutates_args=())
@@ -478,8 +491,9 @@ def _backward(
             blocks.result(states[place], name)
             for states, name in zip(gradients, ("grad_query", "grad_key", "grad_value"), strict=True)
         ]
-        of_head = _HeadGradients(blocks, grad[place], output[place], *(each.blocks for each in results))
-        of_head.set_by_global_rows(log_sums[place])
+        of_rows = grad[place], output[place], log_sums[place]
+        of_head = _HeadGradients(blocks, *of_rows, *(each.blocks for each in results))
+        of_head.set_by_global_rows()
         for chunk in blocks.chunks:
             of_head.add_chunk(chunk)
         for result in results:
@@ -498,6 +512,7 @@ class _HeadGradients:
         blocks: _Blocks,
         upstream: torch.Tensor,
         output: torch.Tensor,
+        log_sums: torch.Tensor,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -506,10 +521,11 @@ class _HeadGradients:
         workspace, (num_blocks, size, _) = blocks.workspace, blocks.query.shape
         self.upstream = in_blocks(upstream, num_blocks, size, workspace, "upstream")  # [N, b, D]
         self.output = in_blocks(output, num_blocks, size, workspace, "result")
+        self.log_sums = log_sums.view(num_blocks, size, 1)
         self.query, self.key, self.value = query, key, value
 
-    def set_by_global_rows(self, log_sums: torch.Tensor) -> None:
-        """Those of the rows that see everything, which come first, from their log-sum-exps [G · b].
+    def set_by_global_rows(self) -> None:
+        """Those of the rows that see everything, which come first.
 
         What was there is overwritten: all keys and values, and the queries that are these rows.
         """
@@ -521,24 +537,28 @@ class _HeadGradients:
         self.query[:count].zero_()
         # The sum of each row of weights times their gradients is that of its output times its gradient.
         row_sums = (self.output[:count] * self.upstream[:count]).flatten(0, 1).sum(-1, keepdim=True)
-        for tile in blocks.tiles():
-            self._set_tile(tile, blocks.global_scores(tile).sub_(log_sums[:, None]).exp_(), row_sums)
+        log_sums = self.log_sums[:count].flatten(0, 1)
+        for tiles in blocks.tiles():
+            self._set_tiles(tiles, blocks.global_scores(tiles).sub_(log_sums).exp_(), row_sums)
 
-    def _set_tile(self, tile: slice, weights: torch.Tensor, row_sums: torch.Tensor) -> None:
-        """The same of a tile of the keys, by its weights [G · b, t]."""
+    def _set_tiles(self, tiles: slice, weights: torch.Tensor, row_sums: torch.Tensor) -> None:
+        """The same of some tiles of the keys, by their weights [T, G · b, t]."""
         blocks, count = self.blocks, self.blocks.num_global_rows
         upstream, grad_query = (states[:count].flatten(0, 1) for states in (self.upstream, self.query))
         keys, values, grad_keys, grad_values = (
-            states.flatten(0, 1)[tile] for states in (blocks.key, blocks.value, self.key, self.value)
+            in_tiles(states, tiles) for states in (blocks.key, blocks.value, self.key, self.value)
         )
+        upstream, rows = (states.expand(len(keys), -1, -1) for states in (upstream, blocks.global_rows))
         gradient = blocks.drop_and_weight_gradient(
             weights,
-            lambda dropped: torch.mm(dropped.T, upstream, out=grad_values),
-            lambda out: torch.mm(upstream, values.T, out=out),
+            lambda dropped: torch.bmm(dropped.transpose(1, 2), upstream, out=grad_values),
+            lambda out: torch.bmm(upstream, values.transpose(1, 2), out=out),
         )
         scores = gradient.sub_(row_sums).mul_(weights)
-        grad_query.addmm_(scores, keys, alpha=blocks.scaling)
-        torch.addmm(grad_keys, scores.T, blocks.global_rows, beta=0, alpha=blocks.scaling, out=grad_keys)
+        grad_query.add_(torch.bmm(scores, keys).sum(dim=0), alpha=blocks.scaling)
+        torch.baddbmm(
+            grad_keys, scores.transpose(1, 2), rows, beta=0, alpha=blocks.scaling, out=grad_keys
+        )
 
     def add_chunk(self, chunk: _Chunk) -> None:
         """Those of a chunk's query blocks and of all key blocks that they see."""
@@ -554,7 +574,7 @@ class _HeadGradients:
             values = blocks.gather(blocks.value, chunk, "by_key")
             torch.bmm(upstream, values.transpose(1, 2), out=out)
 
-        weights = blocks.weights(chunk, keys)
+        weights = blocks.scores(chunk, keys).sub_(self.log_sums[rows]).exp_()
         gradient = blocks.drop_and_weight_gradient(weights, add_value_gradient, weight_gradient)
         scores = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, grad_input=gradient)
         of_queries, factors = self.query[rows], {"beta": 0, "alpha": blocks.scaling}
