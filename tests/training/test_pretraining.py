@@ -8,11 +8,18 @@ import pytest
 import torch
 from run_records import assert_same_weights, logged
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoTokenizer,
+    BertConfig,
+    BertForPreTraining,
+    BertTokenizer,
+    PreTrainedTokenizerFast,
     pipeline,
 )
 
@@ -266,6 +273,142 @@ def test_token_types_are_there_where_they_are_used(tiny):
         assert VaswaniEncoderConfig.from_pretrained(folder).token_type_vocab_size == token_types
         names = AutoTokenizer.from_pretrained(folder)("a", "b").keys()
         assert ("token_type_ids" in names) == bool(token_types)
+
+
+# ------------------------------------------------------------------------------------- going on with a model
+
+
+@pytest.fixture(scope="module")
+def models(texts, tmp_path_factory) -> dict[str, Path]:
+    """A folder that a run of each objective left."""
+    folders = {}
+    for kind, options in OBJECTIVES.items():
+        folders[kind] = tmp_path_factory.mktemp("models") / kind
+        run({**TINY, **texts, "output_dir": folders[kind]}, **options, position_embedding="sinusoidal")
+    return folders
+
+
+def going_on(tiny: dict, kind: str, model: Path, **more) -> dict:
+    """The options of a run that goes on with a model."""
+    of_objective = {
+        name: OBJECTIVES[kind][name] for name in ("objective", "next_sentence") if name in OBJECTIVES[kind]
+    }
+    kept = {name: value for name, value in tiny.items() if name not in ("d_model", "vocab_size")}
+    return {**kept, **of_objective, "model": str(model), **more}
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, capsys):
+    options = going_on(tiny, kind, models[kind], max_length=60, learning_rate=1e-9, warmup_steps=0)
+    run(options)
+    assert "new weights" not in capsys.readouterr().out
+    torch.testing.assert_close(weights(tiny["output_dir"]), weights(models[kind]), rtol=0, atol=1e-6)
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (models[kind], tiny["output_dir"]))
+    assert after.get_vocab() == before.get_vocab()
+    text = " ".join(["The dog sleeps."] * 30)
+    assert after(text).input_ids == before(text).input_ids
+    shutil.rmtree(tiny["output_dir"])
+    run(options, learning_rate=3e-3)
+    assert (weights(tiny["output_dir"]) - weights(models[kind])).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_going_on_is_repeated_by_its_configuration_and_resumed(tiny, models, tmp_path, kind):
+    run(going_on(tiny, kind, models[kind], seed=11))
+    first = Path(tiny["output_dir"])
+    saved = first / "training_config.yaml"
+    pretrain(load_config(saved, ["--output_dir", str(tmp_path / "again")], PretrainingConfig))
+    assert_same_weights(tmp_path / "again", first)
+    resumed = tmp_path / "resumed"
+    shutil.copytree(first / "checkpoint-3", resumed / "checkpoint-3")
+    flags = ["--output_dir", str(resumed), "--resume_from_checkpoint", "true"]
+    pretrain(load_config(saved, flags, PretrainingConfig))
+    assert_same_weights(resumed, first)
+
+
+def test_a_head_that_the_model_lacks_is_new(tiny, models, capsys):
+    run(going_on(tiny, "pairs", models["pairs"]) | {"next_sentence": False}, max_steps=1)
+    assert "new weights" not in capsys.readouterr().out
+    base = Path(tiny["output_dir"]) / "base"
+    AutoModel.from_pretrained(models["masked"]).save_pretrained(base)
+    AutoTokenizer.from_pretrained(models["masked"]).save_pretrained(base)
+    run(going_on(tiny, "masked", base, output_dir=base / "on"), max_steps=1)
+    assert "new weights: lm_head" in capsys.readouterr().out
+
+
+def test_bert_goes_on(tiny, models, tmp_path):
+    """With a tokenizer of its own kind, in which a text begins and ends with `[CLS]` and `[SEP]` alone."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "sleeps", "."]
+    tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForPreTraining(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=24, **shape))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "bert")
+    run(going_on(tiny, "pairs", tmp_path / "bert"))
+    trained = AutoModelForPreTraining.from_pretrained(tiny["output_dir"])
+    assert isinstance(trained, BertForPreTraining)
+    word, trained_word = (each.bert.embeddings.word_embeddings.weight for each in (model, trained))
+    assert not torch.equal(word, trained_word)
+    with pytest.raises(UserError, match=r"max_length=25, but .*bert has positions for 24 tokens; set"):
+        run(going_on(tiny, "pairs", tmp_path / "bert"), max_length=25)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "options", "message"),
+    [
+        ("masked", "masked", {"d_model": 16}, "d_model has no effect here: it stays as it is in the model"),
+        ("masked", "masked", {"vocab_size": 300}, "vocab_size has no effect here: it stays as it is"),
+        ("masked", "masked", {"tokenizer": "bytes"}, "tokenizer has no effect here"),
+        ("causal", "causal", {"decoder_layers": 2}, "decoder_layers has no effect here"),
+        (
+            "masked",
+            "causal",
+            {},
+            "type 'vaswani_decoder', which AutoModelForMaskedLM does not load; expected an enc",
+        ),
+        (
+            "causal",
+            "masked",
+            {},
+            "type 'vaswani_encoder', which AutoModelForCausalLM does not load; expected a dec",
+        ),
+        (
+            "pairs",
+            "masked",
+            {},
+            "next_sentence needs a model with token types and a head for it, and .* has none",
+        ),
+        ("masked", "nowhere/at/all", {}, "model folder nowhere/at/all does not exist"),
+        ("masked", "masked", {"max_length": 1000}, "max_tokens_per_batch=400 is too small for a sequence"),
+        ("causal", "causal", {"attn_implementation": "fast"}, "fast"),
+    ],
+)
+def test_what_a_model_cannot_go_on_with_is_refused(tiny, models, kind, model, options, message):
+    with pytest.raises(UserError, match=message):
+        run(going_on(tiny, kind, models.get(model, model), **options))
+    assert not (Path(tiny["output_dir"]) / "model.safetensors").exists()
+
+
+def test_a_decoder_with_one_token_for_begin_and_end_is_not_packed(tiny, models, tmp_path):
+    shutil.copytree(models["causal"], tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="packed ones cannot be told apart; set pack=false"):
+        run(going_on(tiny, "causal", tmp_path / "model"))
+    run(going_on(tiny, "causal", tmp_path / "model", pack=False))
+
+
+def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_refused(tiny, models, tmp_path):
+    shutil.copytree(models["causal"], tmp_path / "model")
+    vocabulary = {token: number for number, token in enumerate(["<s>", "</s>", "<pad>", "<unk>", "dog"])}
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")), **special
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="is not one of bytes, in which a causal language model is measured"):
+        run(going_on(tiny, "causal", tmp_path / "model"))
 
 
 # -------------------------------------------------------------------------------------------------- refusals

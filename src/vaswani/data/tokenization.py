@@ -133,6 +133,13 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]
     return lengths
 
 
+def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a character stands for each byte in the names of tokens, told by the bytes of a text."""
+    text = "aé 中"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    return int(bytes_of_tokens(tokenizer)[ids].sum()) - bytes_in_front(tokenizer) == len(text.encode())
+
+
 def bytes_in_front(tokenizer: PreTrainedTokenizerBase) -> int:
     """Bytes that a byte-level tokenizer puts in front of each text: 1 where it is a space, else 0."""
     return int(bytes_of_tokens(tokenizer)[tokenizer("a", add_special_tokens=False).input_ids].sum()) - 1

@@ -30,7 +30,7 @@ from .dropout import LEVELS, draw_kept
 from .onednn import batched_products_by_onednn
 from .sparse_pattern import SparsePattern
 
-# What is computed at a time, and lies in several buffers, should fit into the second-level cache of each core.
+# What is computed at a time lies in several buffers, and should fit into the second-level cache of each core.
 CHUNK = 1 << 18  # weights, for each thread
 TILE = 512  # keys for one product, of queries that see everything
 
@@ -200,7 +200,10 @@ class _Blocks:
         """Make the diagonal block of each query block a triangle."""
         size = scores.shape[1]
         own = torch.arange(chunk.rows.start, chunk.rows.stop, device=scores.device)
-        row, place = own - chunk.rows.start, (chunk.key_blocks.view(len(own), -1) == own[:, None]).int().argmax(1)
+        row, place = (
+            own - chunk.rows.start,
+            (chunk.key_blocks.view(len(own), -1) == own[:, None]).int().argmax(1),
+        )
         future = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
         by_block = scores.unflatten(-1, (-1, size))
         diagonal = by_block[row, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
@@ -324,8 +327,9 @@ class _Inputs:
     def for_each_head(self, work: Callable[[tuple[int, int], _Blocks], None]) -> None:
         """Call `work` for each sequence and head."""
         workspace = _Workspace(self.dtype, self.query.device)
+        batch, heads = self.query.shape[:2]
         with batched_products_by_onednn():
-            for place in product(*map(range, self.query.shape[:2])):
+            for place in product(range(batch), range(heads)):
                 work(place, self.blocks(*place, workspace))
 
 
@@ -380,7 +384,7 @@ def sparse_attention_kernel(
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and for the backward pass the logarithms [B, H, N · b] of the sums of exponential scores."""
+    """The output, and for the backward pass the log-sum-exp [B, H, N · b] of the scores of each row."""
     output, log_sums = _empty_results(query, pattern)
 
     def attend(place: tuple[int, int], blocks: _Blocks) -> None:
@@ -439,7 +443,9 @@ class _HeadOutput:
             weights = scores.sub_(new_highest).exp_()
             fading = highest.sub_(new_highest).exp_()
             total.mul_(fading).add_(weights.sum(dim=-1, keepdim=True).sum(dim=0))
-            result.mul_(fading).add_(torch.bmm(blocks.drop(weights), in_tiles(blocks.value, tiles)).sum(dim=0))
+            result.mul_(fading).add_(
+                torch.bmm(blocks.drop(weights), in_tiles(blocks.value, tiles)).sum(dim=0)
+            )
             highest.copy_(new_highest)
         result.div_(total)
 
@@ -455,10 +461,10 @@ class _HeadOutput:
         result.div_(total)
 
     def log_sums(self) -> torch.Tensor:
-        """The logarithms of the sums of exponential scores [N · b].
+        """The log-sum-exp [N · b] of the scores of each row.
 
-        A row whose keys are all hidden is made zero, and its sum infinite, so that its weights are zero in the
-        backward pass.
+        A row whose keys are all hidden is made zero, and its log-sum-exp infinite, so that its weights are
+        zero in the backward pass.
         """
         log_sums = self.total.log().add_(self.highest)
         if self.blocks.may_see_nothing:
@@ -556,9 +562,7 @@ class _HeadGradients:
         )
         scores = gradient.sub_(row_sums).mul_(weights)
         grad_query.add_(torch.bmm(scores, keys).sum(dim=0), alpha=blocks.scaling)
-        torch.baddbmm(
-            grad_keys, scores.transpose(1, 2), rows, beta=0, alpha=blocks.scaling, out=grad_keys
-        )
+        torch.baddbmm(grad_keys, scores.transpose(1, 2), rows, beta=0, alpha=blocks.scaling, out=grad_keys)
 
     def add_chunk(self, chunk: _Chunk) -> None:
         """Those of a chunk's query blocks and of all key blocks that they see."""

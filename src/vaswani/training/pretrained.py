@@ -135,7 +135,7 @@ def _config_with(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _is_of_base_model(name: str, model: PreTrainedModel) -> bool:
-    """Whether a weight is the base model's and not that of a head; pre-training may have no use for a pooler."""
+    """Whether a weight is the base model's and not of a head; pre-training may have no use for a pooler."""
     return name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
 
 

@@ -35,6 +35,7 @@ from vaswani.data.sequences import (
 from vaswani.data.tokenization import (
     Purpose,
     byte_tokenizer,
+    is_byte_level,
     load_tokenizers,
     save_tokenizers,
     train_tokenizer,
@@ -311,7 +312,7 @@ class MaskedLMRun(PretrainingRun):
 def _tells_next_sentences(config: PreTrainedConfig) -> bool:
     """Whether the model has a head for next sentences, and can be told the segments apart."""
     types = getattr(config, "token_type_vocab_size", getattr(config, "type_vocab_size", None)) or 0
-    model_class = AutoModelForPreTraining._model_mapping[type(config)]
+    model_class: Any = AutoModelForPreTraining._model_mapping[type(config)]
     return types > 1 and "next_sentence_label" in signature(model_class.forward).parameters
 
 
@@ -333,6 +334,11 @@ class CausalLMRun(PretrainingRun):
                 f"{DECODERS} (vaswani convert makes one of 'gpt2' and 'openai-gpt')"
             )
         self._check_packing(pretrained.config)
+        if not is_byte_level(pretrained.tokenizer):
+            raise UserError(
+                f"the tokenizer in {pretrained.folder} is not one of bytes, in which a causal language model "
+                "is measured; give a model with one, such as GPT-2's or that of vaswani pretrain"
+            )
         begin, end = frame_of(pretrained.tokenizer)
         if self.config.task.pack and begin == end:
             raise UserError(

@@ -165,6 +165,8 @@ class CausalObjective:
 class PretrainingConfig(BaseConfig):
     """The resolved arguments of one pre-training; which fields there are, the objective and the model say."""
 
+    task: Any
+
     command: ClassVar[str] = "pretrain"
     example: ClassVar[str] = "configs/mlm.yaml"
     without_effect: ClassVar[dict[str, str]] = {
@@ -192,8 +194,8 @@ class MaskedLMConfig(PretrainingConfig):
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Train an encoder on texts to find masked words; with --objective causal, a decoder to tell the next. "
-        "With --model FOLDER, go on with a model on other texts or longer sequences."
+        "Train an encoder on texts to find masked words; with --objective causal, a decoder to tell the next."
+        " With --model FOLDER, go on with a model on other texts or longer sequences."
     )
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy", "next_sentence_accuracy")
 
@@ -209,8 +211,8 @@ class CausalLMConfig(PretrainingConfig):
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others. "
-        "With --model FOLDER, go on with a model on other texts or longer sequences."
+        "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others."
+        " With --model FOLDER, go on with a model on other texts or longer sequences."
     )
     example: ClassVar[str] = "configs/causal_lm.yaml"
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
@@ -233,7 +235,9 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
     training: BaseTrainingArguments
     card: CardArguments
 
-    purpose: ClassVar[str] = "Go on training an encoder to find masked words, on other texts or longer sequences."
+    purpose: ClassVar[str] = (
+        "Go on training an encoder to find masked words, on other texts or longer sequences."
+    )
     example: ClassVar[str] = "configs/mlm_long.yaml"
     scores: ClassVar[Sequence[str]] = MaskedLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
@@ -252,7 +256,9 @@ class ContinuedCausalLMConfig(PretrainingConfig):
     training: BaseTrainingArguments
     card: CardArguments
 
-    purpose: ClassVar[str] = "Go on training a decoder to tell the next word, on other texts or longer sequences."
+    purpose: ClassVar[str] = (
+        "Go on training a decoder to tell the next word, on other texts or longer sequences."
+    )
     scores: ClassVar[Sequence[str]] = CausalLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,
