@@ -200,10 +200,8 @@ class _Blocks:
         """Make the diagonal block of each query block a triangle."""
         size = scores.shape[1]
         own = torch.arange(chunk.rows.start, chunk.rows.stop, device=scores.device)
-        row, place = (
-            own - chunk.rows.start,
-            (chunk.key_blocks.view(len(own), -1) == own[:, None]).int().argmax(1),
-        )
+        row = own - chunk.rows.start
+        place = (chunk.key_blocks.view(len(own), -1) == own[:, None]).int().argmax(dim=1)
         future = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
         by_block = scores.unflatten(-1, (-1, size))
         diagonal = by_block[row, :, place].masked_fill(future, torch.finfo(scores.dtype).min)
@@ -338,7 +336,7 @@ def in_blocks(
 ) -> torch.Tensor:
     """States [n, D] -> [N, b, D]: the same memory where it can be, else a copy, filled up with zeros."""
     length, width = states.shape
-    if length == num_blocks * size and states.dtype == workspace.empty.dtype and states.stride(1) == 1:
+    if length == num_blocks * size and states.dtype == workspace.empty.dtype and states.is_contiguous():
         return states.unflatten(0, (num_blocks, size))
     padded = workspace(name, num_blocks * size, width)
     padded[:length], padded[length:] = states, 0.0
