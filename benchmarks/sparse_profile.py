@@ -17,9 +17,9 @@ from sparse_attention import HEADS, OURS, Setting, flops, our_pattern, prepare
 from vaswani.model.sparse_attention import mostly_visible, visible_share
 
 PURPOSES = {
-    "matrix products": ("aten::mm", "aten::addmm_", "aten::bmm"),
-    "softmax": ("aten::_softmax", "aten::amax", "aten::exp_"),
-    "gradient of the scores": ("aten::sub_", "aten::mul_"),
+    "matrix products": ("aten::bmm", "aten::baddbmm"),
+    "softmax": ("aten::amax", "aten::sub_", "aten::exp_", "aten::sum", "aten::div_"),
+    "gradient of the scores": ("aten::_softmax_backward_data", "aten::mul_"),
     "gathering keys and values": ("aten::index_select", "aten::index"),
     "adding up the gradients of keys and values": ("aten::index_add_", "aten::scatter_add_"),
     "copies and zeros": ("aten::copy_", "aten::fill_", "aten::zero_"),
@@ -47,7 +47,7 @@ def main() -> None:
     side_by_side.quiet()
     torch.set_num_threads(1)
     setting = Setting(OURS, args.block_size, args.length)
-    if visible_share(our_pattern(args.block_size), args.length) >= mostly_visible():
+    if visible_share(our_pattern(args.block_size), args.length) >= mostly_visible(args.length):
         raise SystemExit(
             f"{args.length} tokens in blocks of {args.block_size} go to dense attention; raise --length."
         )

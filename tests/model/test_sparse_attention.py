@@ -237,6 +237,26 @@ def test_the_number_of_threads_changes_nothing_and_stays() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+def test_dropout_is_the_same_in_the_backward_pass_on_other_threads(monkeypatch) -> None:
+    """Of chunks with an odd number of weights, for each number that is drawn decides over four."""
+    pattern = SparsePattern(num_heads=1, block_size=5, window_blocks=1, global_blocks=0, random_blocks=2)
+    monkeypatch.setattr(sparse_kernel, "CHUNK", 7 * 5 * 3 * 5)  # seven query blocks for each thread
+    inputs = states(1, 1, 211, 4)
+    before = torch.get_num_threads()
+    gradients = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(1)
+            torch.manual_seed(3)
+            output = sparse_attention(*inputs, pattern, dropout=0.3)
+            torch.set_num_threads(threads)
+            gradients.append(torch.autograd.grad(output.sum(), inputs))
+    finally:
+        torch.set_num_threads(before)
+    for actual, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
 def effective_weights(pattern: SparsePattern, query, key, dropout: float) -> torch.Tensor:
     """The weights after dropout [B, H, n, n], read off by attending to unit vectors; n is the head width."""
     length = query.shape[-2]

@@ -19,7 +19,10 @@ from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_block
 from .sparse_pattern import SparsePattern
 
 STEP = 64  # rows that continue a cache at a time, each with keys of its own
-MOSTLY_VISIBLE = 0.75  # with so large a share of the pairs, dense attention is faster on the CPU
+MOSTLY_VISIBLE = (
+    0.75  # with so large a share of the pairs, dense attention under a mask is faster on the CPU,
+)
+LONGEST_MASK = 1024  # up to this length
 
 
 def sparse_attention(
@@ -51,7 +54,7 @@ def sparse_attention(
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
     share = 0.0 if dropout or is_tracing(query) else visible_share(pattern, query.shape[-2])
-    if share and share >= mostly_visible():
+    if share and share >= mostly_visible(query.shape[-2]):
         shown = None if padding_mask is None or padding_mask.all() else padding_mask
         if share == 1.0 or shown is None:
             return _dense_attention(query, key, value, pattern, share, shown, scaling)
@@ -77,13 +80,13 @@ def sparse_attention(
     return output
 
 
-def mostly_visible() -> float:
+def mostly_visible(length: int) -> float:
     """From which share of the pairs on dense attention is faster on the CPU.
 
-    PyTorch's fused kernel takes its products from MKL; where ours are oneDNN's, it is faster only if it needs
-    no mask.
+    PyTorch's fused kernel takes its products from MKL; where ours are oneDNN's, or a mask is large, it is
+    faster only if it needs none.
     """
-    return max(MOSTLY_VISIBLE, 1.0) if batches_by_onednn() else MOSTLY_VISIBLE
+    return 1.0 if length > LONGEST_MASK or batches_by_onednn() else MOSTLY_VISIBLE
 
 
 @lru_cache(maxsize=4096)

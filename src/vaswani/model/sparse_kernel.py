@@ -308,6 +308,8 @@ class _Inputs:
         size, num_blocks = self.pattern.block_size, self.num_blocks
         seed = 0 if self.seed is None else int(self.seed)
         place = row * self.query.shape[1] + head
+        # What dropout draws for a row hangs on the chunks, and the backward pass must draw the same.
+        num_threads = 1 if self.dropout else torch.get_num_threads()
         return _Blocks(
             query=in_blocks(self.query[row, head], num_blocks, size, workspace, "query"),
             key=in_blocks(self.key[row, head], num_blocks, size, workspace, "key"),
@@ -316,7 +318,7 @@ class _Inputs:
             bias=self.bias[row],
             hides=self._query_blocks_that_hide(row, head),
             may_see_nothing=self.padding_mask is not None,
-            chunks=_chunks(self.pattern, num_blocks, head, self.query.device, torch.get_num_threads()),
+            chunks=_chunks(self.pattern, num_blocks, head, self.query.device, num_threads),
             causal=self.pattern.causal,
             dropout=_Dropout(self.dropout, (seed + place) % 2**63, workspace) if self.dropout else None,
             workspace=workspace,
