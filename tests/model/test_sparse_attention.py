@@ -13,7 +13,7 @@ from vaswani.model import sparse_attention as module
 from vaswani.model import sparse_kernel
 from vaswani.model.attention import eager_attention_forward
 from vaswani.model.onednn import batches_by_onednn
-from vaswani.model.sparse_attention import sparse_attention
+from vaswani.model.sparse_attention import dense_mask, sparse_attention
 from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern
 
@@ -110,11 +110,11 @@ def test_equal_to_dense_for_any_pattern(pattern: SparsePattern, length: int, pad
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "empty"])
-@pytest.mark.parametrize(("chunk", "tile"), [(16, 1), (48, 3000), (10**6, 10**9)])
+@pytest.mark.parametrize(("chunk", "tile"), [(1, 7), (5000, 40), (10**6, 10**9)])
 def test_how_much_is_computed_at_a_time_changes_nothing(
     chunk: int, tile: int, padding: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles that end within a block, and tiles whose keys are all padding, among them."""
+    """One query block or two, tiles that end within a block, tiles whose keys are all padding, and so on."""
     monkeypatch.setattr(sparse_kernel, "CHUNK", chunk)
     monkeypatch.setattr(sparse_kernel, "TILE", tile)
     sparse_kernel._chunks.cache_clear()
@@ -141,6 +141,18 @@ def test_short_sequences_are_left_to_dense_attention(
     takes_mask = not batches_by_onednn()
     is_dense = visible == "all" or (visible == "most" and padding == "none" and takes_mask)
     assert bool(calls) != is_dense
+
+
+def test_long_sequences_are_spared_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 0.75)
+    calls = []
+    monkeypatch.setattr(module, "dense_mask", lambda *a, **b: calls.append(a) or dense_mask(*a, **b))
+    pattern = SparsePattern(num_heads=2, block_size=16)
+    for longest, takes_mask in ((150, not batches_by_onednn()), (149, False)):
+        monkeypatch.setattr(module, "LONGEST_MASK", longest)
+        assert_equal_to_dense(pattern, 150, "none")
+        assert bool(calls) == takes_mask
+        calls.clear()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -241,6 +253,7 @@ def test_dropout_is_the_same_in_the_backward_pass_on_other_threads(monkeypatch) 
     """Of chunks with an odd number of weights, for each number that is drawn decides over four."""
     pattern = SparsePattern(num_heads=1, block_size=5, window_blocks=1, global_blocks=0, random_blocks=2)
     monkeypatch.setattr(sparse_kernel, "CHUNK", 7 * 5 * 3 * 5)  # seven query blocks for each thread
+    sparse_kernel._chunks.cache_clear()
     inputs = states(1, 1, 211, 4)
     before = torch.get_num_threads()
     gradients = []
@@ -253,6 +266,7 @@ def test_dropout_is_the_same_in_the_backward_pass_on_other_threads(monkeypatch) 
             gradients.append(torch.autograd.grad(output.sum(), inputs))
     finally:
         torch.set_num_threads(before)
+    sparse_kernel._chunks.cache_clear()
     for actual, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
