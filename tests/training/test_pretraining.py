@@ -336,7 +336,7 @@ def test_a_head_that_the_model_lacks_is_new(tiny, models, capsys):
     assert "new weights: lm_head" in capsys.readouterr().out
 
 
-def test_bert_goes_on(tiny, models, tmp_path):
+def test_bert_goes_on(tiny, tmp_path):
     """With a tokenizer of its own kind, in which a text begins and ends with `[CLS]` and `[SEP]` alone."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "sleeps", "."]
     tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})

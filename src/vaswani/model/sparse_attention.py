@@ -19,10 +19,9 @@ from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_block
 from .sparse_pattern import SparsePattern
 
 STEP = 64  # rows that continue a cache at a time, each with keys of its own
-MOSTLY_VISIBLE = (
-    0.75  # with so large a share of the pairs, dense attention under a mask is faster on the CPU,
-)
-LONGEST_MASK = 1024  # up to this length
+# On the CPU dense attention under a mask is the faster one where both hold.
+MOSTLY_VISIBLE = 0.75  # share of the pairs, at least
+LONGEST_MASK = 1024  # tokens, at most
 
 
 def sparse_attention(

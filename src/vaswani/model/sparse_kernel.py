@@ -526,7 +526,7 @@ class _HeadGradients:
         self.blocks = blocks
         workspace, (num_blocks, size, _) = blocks.workspace, blocks.query.shape
         self.upstream = in_blocks(upstream, num_blocks, size, workspace, "upstream")  # [N, b, D]
-        self.output = in_blocks(output, num_blocks, size, workspace, "result")
+        self.output = output
         self.log_sums = log_sums.view(num_blocks, size, 1)
         self.query, self.key, self.value = query, key, value
 
@@ -542,7 +542,9 @@ class _HeadGradients:
             return
         self.query[:count].zero_()
         # The sum of each row of weights times their gradients is that of its output times its gradient.
-        row_sums = (self.output[:count] * self.upstream[:count]).flatten(0, 1).sum(-1, keepdim=True)
+        size = self.query.shape[1]
+        output = in_blocks(self.output[: count * size], count, size, blocks.workspace, "result")
+        row_sums = (output * self.upstream[:count]).flatten(0, 1).sum(-1, keepdim=True)
         log_sums = self.log_sums[:count].flatten(0, 1)
         for tiles in blocks.tiles():
             self._set_tiles(tiles, blocks.global_scores(tiles).sub_(log_sums).exp_(), row_sums)

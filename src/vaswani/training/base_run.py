@@ -32,6 +32,7 @@ from vaswani.training.arguments import BaseTrainingArguments, FamilyArguments
 from vaswani.training.base_trainer import BaseTrainer
 from vaswani.training.checkpoints import check_continues, check_writable, checkpoint_to_resume
 from vaswani.training.config_file import BaseConfig
+from vaswani.training.pretrained import Pretrained, load_with_head
 from vaswani.training.processes import check_processes
 from vaswani.training.publishing import push_options
 from vaswani.training.sharding import check_sizes, held_parameters, is_sharded
@@ -249,11 +250,37 @@ def new_model(config: BaseConfig, auto_class: Any, shape: PreTrainedConfig) -> P
         UserError: there is no such attention kernel.
     """
     seed_everything(config)
-    kernel = config.model.attn_implementation
     try:
-        return auto_class.from_config(shape, **({"attn_implementation": kernel} if kernel else {}))
+        return auto_class.from_config(shape, **kernel_options(config))
     except (ValueError, ImportError) as error:
         raise UserError(one_line(error)) from error
+
+
+def pretrained_model(
+    config: BaseConfig, pretrained: Pretrained, auto_class: Any, fields: dict[str, Any]
+) -> PreTrainedModel:
+    """A pre-trained model with the heads that a run trains; says which of its weights are new.
+
+    Args:
+        config: of the run, whose seed draws those.
+        pretrained: the model.
+        auto_class: with those heads.
+        fields: of its configuration, that tell of the task.
+
+    Raises:
+        UserError: its weights are missing, damaged or not its own, or there is no such attention kernel.
+    """
+    seed_everything(config)
+    model, new = load_with_head(pretrained, auto_class, fields, **kernel_options(config))
+    if new:
+        PartialState().print(f"new weights: {', '.join(new)}", flush=True)
+    return model
+
+
+def kernel_options(config: BaseConfig) -> dict[str, Any]:
+    """The attention kernel of a run, as the library's Auto classes take it; nothing for their own choice."""
+    kernel = config.model.attn_implementation
+    return {"attn_implementation": kernel} if kernel else {}
 
 
 def publish(config: BaseConfig) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from accelerate import PartialState
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -15,12 +13,20 @@ from vaswani.data.labelled import load_labelled
 from vaswani.data.labelled_tokens import LabelCollator, tokenize_labelled
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
-from vaswani.training.base_run import BaseRun, check_devices, check_metric, publish, seed_everything
+from vaswani.training.base_run import (
+    BaseRun,
+    check_devices,
+    check_metric,
+    kernel_options,
+    pretrained_model,
+    publish,
+    seed_everything,
+)
 from vaswani.training.finetuning_arguments import FinetuningConfig
 from vaswani.training.finetuning_trainer import FinetuningTrainer
 from vaswani.training.label_evaluation import LabelScores, evaluate_labels
 from vaswani.training.labels import TASKS, LabelTask, Tagging
-from vaswani.training.pretrained import Pretrained, load_with_head, new_with_head, open_pretrained
+from vaswani.training.pretrained import Pretrained, new_with_head, open_pretrained
 from vaswani.training.spans import mark_spans
 
 
@@ -62,12 +68,7 @@ class FinetuningRun(BaseRun):
         check_metric(args.metric_for_best_model, ["loss", *task.metric.names])
         if args.label_smoothing_factor and not task.smooths:
             raise UserError(f"label_smoothing_factor has no meaning for task={data.task}; leave it out")
-        longest = self.pretrained.longest
-        if longest is not None and data.max_length > longest:
-            raise UserError(
-                f"max_length={data.max_length}, but {self.pretrained.folder} has positions for {longest} "
-                f"tokens; set max_length to {longest} or less"
-            )
+        self.pretrained.check_length(data.max_length)
 
     # ---------------------------------------------------------------------------------- rows and their labels
 
@@ -126,17 +127,11 @@ class FinetuningRun(BaseRun):
 
     def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
         """The pre-trained model with a head for the task, or one of its shape with new weights."""
-        seed_everything(self.config)
-        arguments = self.config.model
-        kernel = arguments.attn_implementation
-        options: dict[str, Any] = {"attn_implementation": kernel} if kernel else {}
         parts = self.pretrained, self.task.auto_class, self.task.config_fields()
-        if arguments.from_scratch:
-            return new_with_head(*parts, **options)
-        model, new = load_with_head(*parts, **options)
-        if new:
-            PartialState().print(f"new weights: {', '.join(new)}", flush=True)
-        return model
+        if not self.config.model.from_scratch:
+            return pretrained_model(self.config, *parts)
+        seed_everything(self.config)
+        return new_with_head(*parts, **kernel_options(self.config))
 
     def build_trainer(
         self, splits: dict[str, Dataset], tokenizers: PreTrainedTokenizerBase, model: PreTrainedModel

@@ -44,6 +44,18 @@ class Pretrained:
     tokenizer: PreTrainedTokenizerBase
     longest: int | None
 
+    def check_length(self, max_length: int) -> None:
+        """Find sequences that are longer than the model's positions.
+
+        Raises:
+            UserError: they are.
+        """
+        if self.longest is not None and max_length > self.longest:
+            raise UserError(
+                f"max_length={max_length}, but {self.folder} has positions for {self.longest} tokens; set "
+                f"max_length to {self.longest} or less"
+            )
+
 
 def open_pretrained(name: str, auto_class: Any) -> Pretrained:
     """Open a folder, or a model on the Hub, without loading its weights.

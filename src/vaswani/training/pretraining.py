@@ -7,7 +7,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from transformers import (
     AutoModelForCausalLM,
@@ -49,13 +48,13 @@ from vaswani.training.base_run import (
     check_stream,
     config_from,
     new_model,
+    pretrained_model,
     publish,
-    seed_everything,
 )
-from vaswani.training.pretrained import DECODERS, Pretrained, load_with_head, open_pretrained
+from vaswani.training.pretrained import DECODERS, Pretrained, open_pretrained
 from vaswani.training.pretraining_arguments import (
+    ContinuedModelArguments,
     MaskedObjective,
-    PretrainedModelArguments,
     PretrainingConfig,
 )
 from vaswani.training.pretraining_evaluation import evaluate_language_model
@@ -87,7 +86,7 @@ class PretrainingRun(BaseRun):
     def pretrained(self) -> Pretrained | None:
         """What the run goes on with; None where it begins with new weights."""
         arguments = self.config.model
-        if not isinstance(arguments, PretrainedModelArguments):
+        if not isinstance(arguments, ContinuedModelArguments):
             return None
         return open_pretrained(str(arguments.model), self.auto_class)
 
@@ -120,13 +119,8 @@ class PretrainingRun(BaseRun):
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         """Whether the model has what the objective needs, and positions for the sequences."""
-        max_length = self.config.data.max_length
         self.config.training.resolve_learning_rate(pretrained.config.hidden_size)
-        if pretrained.longest is not None and max_length > pretrained.longest:
-            raise UserError(
-                f"max_length={max_length}, but {pretrained.folder} has positions for {pretrained.longest} "
-                f"tokens; set max_length to {pretrained.longest} or less"
-            )
+        pretrained.check_length(self.config.data.max_length)
 
     # ----------------------------------------------------------------------------- what the objective decides
 
@@ -188,13 +182,7 @@ class PretrainingRun(BaseRun):
         """A new model with the heads that are trained, or the one that the run goes on with."""
         if self.pretrained is None:
             return new_model(self.config, self.auto_class, self.model_config(len(tokenizers)))
-        seed_everything(self.config)
-        kernel = self.config.model.attn_implementation
-        options: dict[str, Any] = {"attn_implementation": kernel} if kernel else {}
-        model, new = load_with_head(self.pretrained, self.auto_class, {}, **options)
-        if new:
-            PartialState().print(f"new weights: {', '.join(new)}", flush=True)
-        return model
+        return pretrained_model(self.config, self.pretrained, self.auto_class, {})
 
     # --------------------------------------------------------------------------------------- rows and trainer
 

@@ -72,7 +72,7 @@ class DecoderArguments(FamilyArguments):
 
 
 @dataclass
-class PretrainedModelArguments:
+class ContinuedModelArguments:
     """The model that a pre-training goes on with."""
 
     model: str | None = option(
@@ -220,7 +220,7 @@ class CausalLMConfig(PretrainingConfig):
 
 def _of_the_model(*kinds: type) -> dict[str, str]:
     """The fields of new models and vocabularies, which are without effect where a model is given."""
-    given = {field.name for kind in (PretrainedModelArguments, TextArguments) for field in fields(kind)}
+    given = {field.name for kind in (ContinuedModelArguments, TextArguments) for field in fields(kind)}
     names = {field.name for kind in kinds for field in fields(kind)} - given
     return dict.fromkeys(names, "it stays as it is in the model that training goes on with; leave it out")
 
@@ -229,7 +229,7 @@ def _of_the_model(*kinds: type) -> dict[str, str]:
 class ContinuedMaskedLMConfig(PretrainingConfig):
     """The resolved arguments of one training that goes on with a masked language model."""
 
-    model: PretrainedModelArguments
+    model: ContinuedModelArguments
     data: TextArguments
     task: MaskedObjective
     training: BaseTrainingArguments
@@ -250,7 +250,7 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
 class ContinuedCausalLMConfig(PretrainingConfig):
     """The resolved arguments of one training that goes on with a causal language model."""
 
-    model: PretrainedModelArguments
+    model: ContinuedModelArguments
     data: TextArguments
     task: CausalObjective
     training: BaseTrainingArguments

@@ -70,6 +70,7 @@ class PretrainingTrainer(BaseTrainer):
         self._options = {"use_cache": False} if "use_cache" in fields else {}
         self._bytes = torch.from_numpy(bytes_of_tokens(self.processing_class)).to(self.args.device)
         self._bytes_in_front = bytes_in_front(self.processing_class)
+        self._begin, _ = frame_of(self.processing_class)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in transformers, without keys and values that only decoding needs, or logits of other tokens."""
@@ -140,7 +141,7 @@ class PretrainingTrainer(BaseTrainer):
             kept: bool [B, S], which have one.
         """
         rows, found = kept.nonzero()[:, 0], labels[kept]
-        begins = tokens[kept] == frame_of(self.processing_class)[0]
+        begins = tokens[kept] == self._begin
 
         def of_rows(values: torch.Tensor) -> torch.Tensor:
             zeros = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
