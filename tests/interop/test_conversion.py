@@ -30,7 +30,12 @@ from transformers import (
 )
 from transformers.models.fsmt import modeling_fsmt
 
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani import (
+    VaswaniConfig,
+    VaswaniEncoderConfig,
+    VaswaniForConditionalGeneration,
+    VaswaniForSequenceClassification,
+)
 from vaswani.errors import UserError
 from vaswani.interop.conversion import FORMATS, convert, export, format_of
 from vaswani.interop.torch_transformer import to_torch
@@ -414,3 +419,14 @@ def test_every_format_is_tested() -> None:
     assert {case[0].__name__ for case in ALL} == {
         name for found in FORMATS.values() for name in found.classes
     }
+
+
+def test_bert_has_no_mean_of_all_tokens() -> None:
+    shape = {"vocab_size": 9, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+    first, mean = (
+        VaswaniForSequenceClassification(VaswaniEncoderConfig(**shape, classifier_pooling=pooling))
+        for pooling in ("cls", "mean")
+    )
+    assert type(export(first, "bert")).__name__ == "BertForSequenceClassification"
+    with pytest.raises(UserError, match="classifier_pooling='mean' stands in the way: bert models have"):
+        export(mean, "bert")

@@ -252,6 +252,40 @@ def test_a_classifier_with_a_layer_of_its_own() -> None:
     torch.testing.assert_close(plain(ids).logits, plain.classifier(plain.base_model(ids).pooler_output))
 
 
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_text_is_classified_by_the_mean_of_its_tokens(activation: str | None) -> None:
+    mean, first = (
+        encoder(
+            VaswaniForSequenceClassification, classifier_activation=activation, classifier_pooling=pooling
+        )
+        for pooling in ("mean", "cls")
+    )
+    ids = tokens()
+    state = mean.base_model(ids).last_hidden_state.mean(1)
+    if activation is None:
+        pooled = mean.base_model.pooler.dense(state).tanh()
+    else:
+        pooled = mean.pre_classifier(state).relu()
+    torch.testing.assert_close(mean(ids).logits, mean.classifier(pooled))
+    assert not torch.allclose(first(ids).logits, mean(ids).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_mean_of_a_text_leaves_padding_out(side: str) -> None:
+    model = encoder(VaswaniForSequenceClassification, classifier_pooling="mean", position_embedding="none")
+    ids = tokens()
+    padding, places = torch.zeros_like(ids[:, :3]), [1, 0] if side == "left" else [0, 1]
+    padded, mask = (
+        torch.cat([pair[place] for place in places], dim=1)
+        for pair in ((ids, padding), (torch.ones_like(ids), padding))
+    )
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits)
+    assert torch.isfinite(model(padded, attention_mask=torch.zeros_like(mask)).logits).all()
+    of_pairs = mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1)
+    with pytest.raises(ValueError, match=r"shape \(3, 1, .*give one of \(batch_size, sequence_length\)"):
+        model(padded, attention_mask=of_pairs)
+
+
 def test_new_weights_are_as_large_as_asked() -> None:
     for std in (0.02, 0.5):
         model = encoder(initializer_range=std)
@@ -295,6 +329,7 @@ def test_segments_have_embeddings() -> None:
             {"classifier_dropout": 1.0},
             "classifier_dropout=1.0 must be at least 0 and below 1",
         ),
+        (VaswaniEncoderConfig, {"classifier_pooling": "max"}, "'cls', 'mean'"),
         (VaswaniEncoderConfig, {"token_type_vocab_size": -1}, "token_type_vocab_size=-1 must be at least 0"),
         (VaswaniDecoderConfig, {"layer_norm_eps": 0}, "layer_norm_eps=0 must be above 0"),
         (VaswaniDecoderConfig, {"initializer_range": 0.0}, "initializer_range=0.0 must be above 0, or None"),

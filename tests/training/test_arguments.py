@@ -17,7 +17,7 @@ DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size", "token_type_vocab_s
 OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "decoder_start_token_id"}
 OF_THE_LIBRARY |= {"pad_token_id", "bos_token_id", "eos_token_id"}
 OF_IMPORTED_MODELS = {"final_norm", "sinusoidal_offset", "position_from_mask", "attention_output_bias"}
-OF_FINE_TUNING = {"classifier_activation", "classifier_dropout"}
+OF_FINE_TUNING = {"classifier_activation", "classifier_dropout", "classifier_pooling"}
 
 
 def defaults(section) -> dict:

@@ -205,6 +205,7 @@ def plain_run(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         {"seed": 7},
         {"from_scratch": True},
+        {"classifier_pooling": "mean"},
         {"max_length": 7},
         {"learning_rate": 1e-3},
         {"lr_scheduler_type": "inverse_sqrt"},
@@ -366,6 +367,11 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
         ({"task": "tagging"}, "every word needs a tag, but row 1 of .* has .* words and 1 tags"),
         ({"task": "tagging", "text_pair_field": "b"}, "text_pair_field has no meaning for task=tagging"),
         ({"task": "rating"}, "task: invalid choice"),
+        (
+            {"task": "tagging", "classifier_pooling": "mean"},
+            "classifier_pooling has no meaning for task=tagging",
+        ),
+        ({"classifier_pooling": "max"}, "classifier_pooling: invalid choice"),
         ({"label_separator": ""}, "label_separator is empty"),
         ({"metric_for_best_model": "f1"}, "f1 is not computed; choose one of loss, accuracy, macro_f1"),
         (
@@ -386,6 +392,13 @@ def test_what_cannot_work_is_refused_before_anything_is_written(options, capsys,
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.search(message, told), told
     assert not Path(options["output_dir"]).exists()
+
+
+def test_a_model_that_pools_in_its_own_way_is_told_of(toys, options, capsys):
+    options["model"] = toys / "library"
+    assert run_command(["finetune", *as_flags({**options, "classifier_pooling": "mean"})]) == 2
+    told = capsys.readouterr().err
+    assert "classifier_pooling=mean cannot be had from a model of type 'bert'" in told
 
 
 def test_the_help_tells_of_the_fields_and_the_scores(capsys):

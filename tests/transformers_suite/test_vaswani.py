@@ -106,6 +106,7 @@ class VaswaniEncoderVariantTest(VaswaniEncoderTest):
         "lm_head_bias": False,
         "pooler": False,
         "classifier_activation": "relu",
+        "classifier_pooling": "mean",
     }
 
 

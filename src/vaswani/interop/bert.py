@@ -22,6 +22,7 @@ OURS: dict[str, Any] = {
     "lm_head_bias": True,
     "activation_dropout": 0.0,
     "mlm_transform": True,
+    "classifier_pooling": "cls",
 }
 CLASSES = {
     "Model": "VaswaniEncoderModel",

@@ -322,11 +322,13 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
         encoder_ffn_dim: inner width of the feed-forward layers.
         encoder_attention: `"full"`, `"sparse"` (see `SparsePattern`) or a list with one of these per layer.
         token_type_vocab_size: kinds of segments that have an embedding; 0 for none.
-        pooler: tanh(W h + b) of the first token's state h. `None` has it where it is used, and in the base
-            model alone; `True` everywhere, as BigBird does; `False` only where it is used.
+        pooler: tanh(W h + b) of a text's state h. `None` has it where it is used, and in the base model
+            alone; `True` everywhere, as BigBird does; `False` only where it is used.
         mlm_transform: LayerNorm(activation(W h + b)) before the output projection of masked tokens.
         classifier_activation: `None` classifies the pooled state, as BERT does; a name of `ACT2FN`
-            classifies activation(W h + b) of the first token's state h, as DistilBERT (`"relu"`) does.
+            classifies activation(W h + b) of a text's state h, as DistilBERT (`"relu"`) does.
+        classifier_pooling: a text's state, for the pooler and the classifier: that of its first token
+            (`"cls"`), or the mean of all its tokens' (`"mean"`), padding left out.
         classifier_dropout: before the classifiers; `None` means `dropout`.
 
     All other arguments are those of `VaswaniFamilyConfig`.
@@ -373,6 +375,7 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
     pooler: bool | None = None
     mlm_transform: bool = True
     classifier_activation: str | None = None
+    classifier_pooling: Literal["cls", "mean"] = "cls"
     classifier_dropout: float | int | None = None
 
     def validate_token_types(self):

@@ -35,16 +35,44 @@ class VaswaniEncoderPreTrainedModel(VaswaniPreTrainedModel):
     config: VaswaniEncoderConfig
 
 
+def text_state(
+    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str
+) -> torch.Tensor:
+    """The state of a text: [B, S, d_model] -> [B, d_model].
+
+    Args:
+        hidden_states: of its tokens.
+        attention_mask: [B, S], 0 for padding; `None` means that there is none.
+        pooling: as `VaswaniEncoderConfig.classifier_pooling`.
+
+    Raises:
+        ValueError: a mask that does not tell which tokens are padding, where that matters.
+    """
+    if pooling == "cls":
+        return hidden_states[:, 0]
+    if attention_mask is None:
+        return hidden_states.mean(dim=1)
+    if attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(attention_mask.shape)}, which does not say which tokens "
+            'are padding, and classifier_pooling="mean" leaves those out; give one of (batch_size, '
+            "sequence_length)."
+        )
+    kept = attention_mask.to(hidden_states.dtype).unsqueeze(-1)
+    return (hidden_states * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
+
+
 class VaswaniPooler(nn.Module):
-    """tanh(W h + b) of the first token's state h (section 3.1, [CLS])."""
+    """tanh(W h + b) of a text's state h, which in BERT is that of [CLS] (section 3.1)."""
 
     def __init__(self, config: VaswaniEncoderConfig):
         super().__init__()
+        self.pooling = config.classifier_pooling
         self.dense = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[B, S, d_model] -> [B, d_model]."""
-        return self.dense(hidden_states[:, 0]).tanh()
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """[B, S, d_model] and its padding, [B, S], -> [B, d_model]."""
+        return self.dense(text_state(hidden_states, attention_mask, self.pooling)).tanh()
 
 
 @auto_docstring
@@ -86,7 +114,7 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         hidden_states = outputs.last_hidden_state
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,
-            pooler_output=None if self.pooler is None else self.pooler(hidden_states),
+            pooler_output=None if self.pooler is None else self.pooler(hidden_states, attention_mask),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -308,7 +336,8 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
         if self.pre_classifier is None:
             pooled = outputs.pooler_output
         else:
-            pooled = self.classifier_activation(self.pre_classifier(outputs.last_hidden_state[:, 0]))
+            state = text_state(outputs.last_hidden_state, attention_mask, self.config.classifier_pooling)
+            pooled = self.classifier_activation(self.pre_classifier(state))
         logits = self.classifier(self.dropout(pooled))
         loss = None
         if labels is not None:

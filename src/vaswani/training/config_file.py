@@ -284,7 +284,7 @@ class _Parser(HfArgumentParser):
     def _convert(self, name: str, value: Any) -> Any:
         """One YAML value as the type of its field, by way of the flag that would set it."""
         hint = str(self._hints[name])
-        if value is None and "None" not in hint:
+        if value is None and type(None) not in typing.get_args(self._hints[name]):
             self.error(f"argument --{name}: null is not possible; leave the key out for the default")
         if value is None or (isinstance(value, dict) and "dict" in hint) or (value == [] and "list" in hint):
             return value

@@ -69,6 +69,19 @@ class FinetuningRun(BaseRun):
         if args.label_smoothing_factor and not task.smooths:
             raise UserError(f"label_smoothing_factor has no meaning for task={data.task}; leave it out")
         self.pretrained.check_length(data.max_length)
+        self._check_pooling()
+
+    def _check_pooling(self) -> None:
+        pooling, config = self.config.model.classifier_pooling, self.pretrained.config
+        if pooling is None:
+            return
+        if self.config.data.task == "tagging":
+            raise UserError("classifier_pooling has no meaning for task=tagging; leave it out")
+        if not hasattr(config, "classifier_pooling"):
+            raise UserError(
+                f"classifier_pooling={pooling} cannot be had from a model of type {config.model_type!r}, "
+                "whose classifier has a pooling of its own; leave it out"
+            )
 
     # ---------------------------------------------------------------------------------- rows and their labels
 
@@ -127,7 +140,10 @@ class FinetuningRun(BaseRun):
 
     def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
         """The pre-trained model with a head for the task, or one of its shape with new weights."""
-        parts = self.pretrained, self.task.auto_class, self.task.config_fields()
+        fields = self.task.config_fields()
+        if pooling := self.config.model.classifier_pooling:
+            fields["classifier_pooling"] = pooling
+        parts = self.pretrained, self.task.auto_class, fields
         if not self.config.model.from_scratch:
             return pretrained_model(self.config, *parts)
         seed_everything(self.config)

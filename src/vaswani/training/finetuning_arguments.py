@@ -27,6 +27,11 @@ class PretrainedModelArguments:
     from_scratch: bool = option(
         False, "Take its configuration and its tokenizer alone, and begin with new weights: to compare."
     )
+    classifier_pooling: Literal["cls", "mean"] | None = option(
+        None,
+        "A text is told by the state of its first token (cls), or by the mean of all (mean); as the model "
+        "has it if not given.",
+    )
     attn_implementation: str | None = option(
         None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
     )
