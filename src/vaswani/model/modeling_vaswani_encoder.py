@@ -34,32 +34,28 @@ from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_p
 class VaswaniEncoderPreTrainedModel(VaswaniPreTrainedModel):
     config: VaswaniEncoderConfig
 
+    def text_state(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """The state of a text, as `classifier_pooling` has it: [B, S, d_model] -> [B, d_model].
 
-def text_state(
-    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str
-) -> torch.Tensor:
-    """The state of a text: [B, S, d_model] -> [B, d_model].
+        Args:
+            hidden_states: of its tokens.
+            attention_mask: [B, S], 0 for padding; `None` means that there is none.
 
-    Args:
-        hidden_states: of its tokens.
-        attention_mask: [B, S], 0 for padding; `None` means that there is none.
-        pooling: as `VaswaniEncoderConfig.classifier_pooling`.
-
-    Raises:
-        ValueError: a mask that does not tell which tokens are padding, where that matters.
-    """
-    if pooling == "cls":
-        return hidden_states[:, 0]
-    if attention_mask is None:
-        return hidden_states.mean(dim=1)
-    if attention_mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask has the shape {tuple(attention_mask.shape)}, which does not say which tokens "
-            'are padding, and classifier_pooling="mean" leaves those out; give one of (batch_size, '
-            "sequence_length)."
-        )
-    kept = attention_mask.to(hidden_states.dtype).unsqueeze(-1)
-    return (hidden_states * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
+        Raises:
+            ValueError: a mask that does not tell which tokens are padding, where that matters.
+        """
+        if self.config.classifier_pooling == "cls":
+            return hidden_states[:, 0]
+        if attention_mask is None:
+            return hidden_states.mean(dim=1)
+        if attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask has the shape {tuple(attention_mask.shape)}, which does not say which "
+                'tokens are padding, and classifier_pooling="mean" leaves those out; give one of '
+                "(batch_size, sequence_length)."
+            )
+        kept = attention_mask.to(hidden_states.dtype).unsqueeze(-1)
+        return (hidden_states * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
 
 
 class VaswaniPooler(nn.Module):
@@ -67,12 +63,11 @@ class VaswaniPooler(nn.Module):
 
     def __init__(self, config: VaswaniEncoderConfig):
         super().__init__()
-        self.pooling = config.classifier_pooling
         self.dense = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """[B, S, d_model] and its padding, [B, S], -> [B, d_model]."""
-        return self.dense(text_state(hidden_states, attention_mask, self.pooling)).tanh()
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """[B, d_model] -> [B, d_model]."""
+        return self.dense(state).tanh()
 
 
 @auto_docstring
@@ -111,10 +106,12 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         outputs = self.encoder(
             attention_mask=attention_mask, inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs
         )
-        hidden_states = outputs.last_hidden_state
+        pooled = None
+        if self.pooler is not None:
+            pooled = self.pooler(self.text_state(outputs.last_hidden_state, attention_mask))
         return BaseModelOutputWithPooling(
-            last_hidden_state=hidden_states,
-            pooler_output=None if self.pooler is None else self.pooler(hidden_states, attention_mask),
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=pooled,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -336,7 +333,7 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
         if self.pre_classifier is None:
             pooled = outputs.pooler_output
         else:
-            state = text_state(outputs.last_hidden_state, attention_mask, self.config.classifier_pooling)
+            state = self.text_state(outputs.last_hidden_state, attention_mask)
             pooled = self.classifier_activation(self.pre_classifier(state))
         logits = self.classifier(self.dropout(pooled))
         loss = None
