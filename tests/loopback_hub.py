@@ -74,6 +74,13 @@ class LoopbackHub:
     def card(self, repo_id: str) -> str:
         return self.files(repo_id)["README.md"].decode()
 
+    def forget(self) -> None:
+        """What was pushed, asked and cut; the users stay."""
+        self.repositories.clear()
+        self.objects.clear()
+        self.requests.clear()
+        self.cut = lambda method, path: False
+
     def environment(self, cache: str, token: str | None) -> dict[str, str]:
         """Variables for a process that shall use this Hub."""
         variables = {"HF_ENDPOINT": self.url, "HF_HOME": cache, "HF_HUB_DISABLE_XET": "1"}

@@ -1,5 +1,6 @@
 """A Hub on loopback, and processes that use it: of this environment, or of one without the plugin."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,10 +19,21 @@ __all__ = ["dates", "tiny_run"]  # fixtures
 TOKEN = "hf_ada"  # of the user ada
 
 
-@pytest.fixture
-def hub() -> Iterator[LoopbackHub]:
+@pytest.fixture(scope="session")
+def served_hub() -> Iterator[LoopbackHub]:
     with loopback_hub(ada=TOKEN, eve="hf_eve") as served:
         yield served
+
+
+@pytest.fixture
+def hub(served_hub: LoopbackHub) -> LoopbackHub:
+    served_hub.forget()
+    return served_hub
+
+
+def outside_variables() -> dict[str, str]:
+    """The environment without what concerns the Hub and this interpreter."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +50,36 @@ def python_without_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.fixture(scope="session")
+def forking(
+    served_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[str]]:
+    """The process of forking.py, whose copies run commands against the Hub; they share a cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    command = [sys.executable, str(Path(__file__).with_name("forking.py"))]
+    environment = outside_variables() | served_hub.environment(str(cache), token=None)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
+def run_in_a_copy(
+    forking: subprocess.Popen[str], arguments: list[str], folder: Path, token: str | None
+) -> subprocess.CompletedProcess[str]:
+    """A command of `vaswani`, in a folder."""
+    assert forking.stdin is not None
+    assert forking.stdout is not None
+    printed = {name: folder / f"{name}.txt" for name in ("stdout", "stderr")}
+    places = {name: str(path) for name, path in {"folder": folder, **printed}.items()}
+    variables = {} if token is None else {"HF_TOKEN": token}
+    forking.stdin.write(json.dumps({"arguments": arguments, "variables": variables, **places}) + "\n")
+    forking.stdin.flush()
+    status = int(forking.stdout.readline())
+    return subprocess.CompletedProcess(arguments, status, *(path.read_text() for path in printed.values()))
+
+
 @pytest.fixture
-def run(hub: LoopbackHub, tmp_path: Path) -> Run:
+def run(hub: LoopbackHub, tmp_path: Path, forking: subprocess.Popen[str]) -> Run:
     """Run Python code, or a command of `vaswani`, against the Hub; give back what it printed."""
 
     def run_process(
@@ -47,24 +87,24 @@ def run(hub: LoopbackHub, tmp_path: Path) -> Run:
         *,
         python: Path | str = sys.executable,
         token: str | None = TOKEN,
-        cache: str = "cache",
+        cache: str | None = None,
         expected: int = 0,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))
-        }
-        environment = inherited | hub.environment(str(tmp_path / cache), token) | variables
-        command = ["-c", code] if isinstance(code, str) else ["-m", "vaswani.cli", *code]
-        result = subprocess.run(
-            [str(python), *command],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=300,
-        )
+        if isinstance(code, list) and cache is None and not variables:
+            result = run_in_a_copy(forking, code, tmp_path, token)
+        else:
+            environment = hub.environment(str(tmp_path / (cache or "cache")), token) | variables
+            command = ["-c", code] if isinstance(code, str) else ["-m", "vaswani.cli", *code]
+            result = subprocess.run(
+                [str(python), *command],
+                env=outside_variables() | environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=300,
+            )
         assert result.returncode == expected, result.stderr + result.stdout
         return result
 

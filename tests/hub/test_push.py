@@ -25,29 +25,36 @@ if {plugin}:
 import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-options = {options}
-tokenizer = AutoTokenizer.from_pretrained("ada/toy", **options)
-model = AutoModelForSeq2SeqLM.from_pretrained("ada/toy", **options).eval()
-base = AutoModel.from_pretrained("ada/toy", **options).eval()
-inputs = tokenizer({sources}, padding=True, return_tensors="pt")
-with torch.no_grad():
-    states = base(**inputs, decoder_input_ids=inputs["input_ids"][:, :2]).last_hidden_state
-print(json.dumps({{
-    "greedy": model.generate(**inputs, max_length=20).tolist(),
-    "beam": model.generate(**inputs, max_length=20, num_beams=3).tolist(),
-    "states": states.tolist(),
-    "plugin": importlib.util.find_spec("vaswani") is not None,
-    "remote code": any(name.startswith("transformers_modules.") for name in sys.modules),
-}}))
+def outputs(repo, options):
+    tokenizer = AutoTokenizer.from_pretrained(repo, **options)
+    model = AutoModelForSeq2SeqLM.from_pretrained(repo, **options).eval()
+    base = AutoModel.from_pretrained(repo, **options).eval()
+    inputs = tokenizer({sources}, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = base(**inputs, decoder_input_ids=inputs["input_ids"][:, :2]).last_hidden_state
+    return {{
+        "greedy": model.generate(**inputs, max_length=20).tolist(),
+        "beam": model.generate(**inputs, max_length=20, num_beams=3).tolist(),
+        "states": states.tolist(),
+    }}
+
+all_outputs = [outputs(repo, options) for repo, options in {models}]
+has_plugin = importlib.util.find_spec("vaswani") is not None
+ran_remote_code = any(name.startswith("transformers_modules.") for name in sys.modules)
+print(json.dumps([all_outputs, has_plugin, ran_remote_code]))
 """
+TRUSTED = {"trust_remote_code": True}
 
 
-def load(run: Run, *, plugin: bool, **options: Any) -> dict[str, Any]:
-    """What a process makes of the model: outputs, and whose code it ran."""
-    environment = {name: options.pop(name) for name in ("python", "token", "cache") if name in options}
-    variables = {name: options.pop(name) for name in list(options) if name.isupper()}
-    code = LOAD.format(plugin=plugin, options=options, sources=SOURCES)
-    return json.loads(run(code, **environment, **variables).stdout.splitlines()[-1])
+def load(
+    run: Run, *models: tuple[str, dict[str, Any]], plugin: bool, **environment: Any
+) -> list[dict[str, Any]]:
+    """What a process makes of models, each with its options; only without the plugin it runs their code."""
+    code = LOAD.format(plugin=plugin, models=models, sources=SOURCES)
+    outputs, has_plugin, ran_remote_code = json.loads(run(code, **environment).stdout.splitlines()[-1])
+    assert has_plugin == plugin
+    assert ran_remote_code != plugin
+    return outputs
 
 
 def outputs_here(folder: Path) -> dict[str, Any]:
@@ -69,26 +76,26 @@ def outputs_here(folder: Path) -> dict[str, Any]:
 SPARSE = {"encoder_attention": "sparse", "sparse_block_size": 4, "sparse_random_blocks": 1}
 
 
-@pytest.mark.parametrize("fields", [{}, SPARSE], ids=["dense", "sparse"])
 def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
-    hub: LoopbackHub, run: Run, tmp_path: Path, python_without_plugin: Path, fields: dict[str, Any]
+    hub: LoopbackHub, run: Run, tmp_path: Path, python_without_plugin: Path
 ) -> None:
-    folder = save_toy_checkpoint(tmp_path / "toy", **fields)
-    assert "published" in run(["push", "--model", str(folder), "--repo", "toy"]).stdout
+    expected = []
+    for name, fields in (("dense", {}), ("sparse", SPARSE)):
+        folder = save_toy_checkpoint(tmp_path / name, **fields)
+        assert "published" in run(["push", "--model", str(folder), "--repo", name]).stdout
+        expected.append(outputs_here(folder))
     assert any(path.startswith("/objects/") for _, path in hub.requests)  # large files went their own way
 
-    expected = outputs_here(folder)
-    without = load(run, plugin=False, python=python_without_plugin, cache="other", trust_remote_code=True)
-    assert without == {**expected, "plugin": False, "remote code": True}
-    with_plugin = load(run, plugin=True)
-    assert with_plugin == {**expected, "plugin": True, "remote code": False}
-    trusting = load(run, plugin=True, trust_remote_code=True)
-    assert trusting == with_plugin  # local code wins, whatever is trusted
+    models = [("ada/dense", {}), ("ada/sparse", {})]
+    trusting = [(name, TRUSTED) for name, _ in models]
+    bare = {"python": python_without_plugin, "cache": "other"}
+    assert load(run, *trusting, plugin=False, **bare) == expected
+    # Local code wins, whatever is trusted.
+    assert load(run, *models, *trusting, plugin=True) == 2 * expected
 
     hub.cut = lambda method, path: True  # from here on there is no network
-    offline = {"python": python_without_plugin, "cache": "other", "HF_HUB_OFFLINE": "1"}
-    assert load(run, plugin=False, trust_remote_code=True, **offline) == without
-    assert load(run, plugin=True, HF_HUB_OFFLINE="1") == with_plugin
+    assert load(run, *trusting, plugin=False, **bare, HF_HUB_OFFLINE="1") == expected
+    assert load(run, *models, plugin=True, HF_HUB_OFFLINE="1") == expected
 
 
 def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
@@ -124,13 +131,15 @@ def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, tmp_path: Path
     )
     after = outputs_here(folder)
     run(["push", "--model", str(folder), "--repo", "toy", "--revision", "negative"])
-    states = {name: load(run, plugin=True, revision=name)["states"] for name in ("main", "negative", first)}
-    assert states == {"main": before["states"], "negative": after["states"], first: before["states"]}
+    revisions = ("main", "negative", first)
+    assert load(run, *(("ada/toy", {"revision": name}) for name in revisions), plugin=True) == [
+        *(before, after, before)
+    ]
     assert before["states"] != after["states"]
 
     (tmp_path / "in.txt").write_text("one two\n")
     translate = ["translate", "--model", "ada/toy", "--input", "in.txt", "--revision"]
-    texts = [run([*translate, name]).stdout for name in ("main", "negative", first)]
+    texts = [run([*translate, name]).stdout for name in revisions]
     assert texts[0] == texts[2] != texts[1]
     failed = run([*translate, "nowhere"], expected=2).stderr
     assert "ada/toy has no revision 'nowhere'" in failed
@@ -145,7 +154,7 @@ def test_weights_of_an_earlier_push_do_not_stay(hub: LoopbackHub, run: Run, tmp_
     run(["push", "--model", str(folder), "--repo", "toy"])
     shards = {name for name in hub.files("ada/toy") if name.startswith("model-0")}
     assert len(shards) > 1
-    assert load(run, plugin=True)["greedy"] == outputs_here(folder)["greedy"]
+    assert load(run, ("ada/toy", {}), plugin=True) == [outputs_here(folder)]
     save_toy_checkpoint(folder)
     (folder / "model.safetensors.index.json").unlink()
     run(["push", "--model", str(folder), "--repo", "toy"])
@@ -168,8 +177,8 @@ AutoTokenizer.from_pretrained({str(folder)!r}).push_to_hub("toy")
 AutoModel.from_pretrained({str(folder)!r}).save_pretrained("base", push_to_hub=True, repo_id="ada/base")
 """
     )
-    without = load(run, plugin=False, python=python_without_plugin, cache="other", trust_remote_code=True)
-    assert without["beam"] == outputs_here(folder)["beam"]
+    without = {"python": python_without_plugin, "cache": "other"}
+    assert load(run, ("ada/toy", TRUSTED), plugin=False, **without) == [outputs_here(folder)]
     for name, line in (
         ("toy", "AutoModelForSeq2SeqLM.from_pretrained("),
         ("base", "AutoModel.from_pretrained("),
@@ -268,15 +277,15 @@ def test_a_connection_cut_in_the_middle_publishes_nothing_and_a_second_push_comp
 
 
 def test_a_private_model_is_for_those_who_may_see_it(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
-    run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy")), "--repo", "toy", "--private"])
-    assert hub.repositories["ada/toy"].private
+    run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy")), "--repo", "secret", "--private"])
+    assert hub.repositories["ada/secret"].private
     (tmp_path / "in.txt").write_text("one two\n")
-    translate = ["translate", "--model", "ada/toy", "--input", "in.txt"]
-    assert run(translate).stdout == run(["translate", "--model", "toy", "--input", "in.txt"]).stdout != ""
+    translate = ["translate", "--model", "ada/secret", "--input", "in.txt"]
     for token, words in ((None, "needs a token"), ("hf_wrong", "(401)"), ("hf_eve", "may not see it (404)")):
-        failed = run(translate, token=token, cache=f"of {token}", expected=2)
+        failed = run(translate, token=token, expected=2)
         assert words in failed.stderr
         assert failed.stderr.count("\n") == 1
+    assert run(translate).stdout == run(["translate", "--model", "toy", "--input", "in.txt"]).stdout != ""
 
 
 def test_a_full_disk_while_downloading_is_one_clear_line(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:

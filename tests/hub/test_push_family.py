@@ -28,57 +28,52 @@ LOAD = """
 import json, sys
 if {plugin}:
     import vaswani
-import torch
-from transformers import {auto_class}, AutoTokenizer
+import torch, transformers
 
-AutoTokenizer.from_pretrained("ada/toy", **{options})
-model = {auto_class}.from_pretrained("ada/toy", **{options}).eval()
-with torch.no_grad():
-    print(json.dumps([model(torch.tensor({ids})).logits.tolist(),
-        any(name.startswith("transformers_modules.") for name in sys.modules)]))
+logits = []
+for name in {auto_classes}:
+    transformers.AutoTokenizer.from_pretrained("ada/" + name, **{options})
+    model = getattr(transformers, name).from_pretrained("ada/" + name, **{options}).eval()
+    with torch.no_grad():
+        logits.append(model(torch.tensor({ids})).logits.tolist())
+print(json.dumps([logits, any(name.startswith("transformers_modules.") for name in sys.modules)]))
 """
+SPARSE = {"encoder_attention": "sparse", "sparse_block_size": 2}
 
 
-@pytest.mark.parametrize(
-    ("model_class", "config_class", "fields", "auto_class"),
-    [
-        (VaswaniForMaskedLM, VaswaniEncoderConfig, ENCODER, "AutoModelForMaskedLM"),
-        (
-            VaswaniForSequenceClassification,
-            VaswaniEncoderConfig,
-            {**ENCODER, "encoder_attention": "sparse", "sparse_block_size": 2, "num_labels": 3},
-            "AutoModelForSequenceClassification",
-        ),
-        (VaswaniForCausalLM, VaswaniDecoderConfig, DECODER, "AutoModelForCausalLM"),
-    ],
-    ids=["masked", "classification", "causal"],
-)
-def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
-    hub: LoopbackHub,
-    run: Run,
-    tmp_path: Path,
-    python_without_plugin: Path,
-    model_class: Any,
-    config_class: Any,
-    fields: dict[str, Any],
-    auto_class: str,
-) -> None:
-    tokenizer, folder = toy_tokenizer(), tmp_path / "toy"
+def models() -> dict[str, Any]:
+    """One of each kind, by the class that loads it."""
+    vocab_size = len(toy_tokenizer())
     torch.manual_seed(0)
-    model = model_class(config_class(vocab_size=len(tokenizer), **fields)).eval()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    run(["push", "--model", str(folder), "--repo", "toy"])
-    card = hub.files("ada/toy")["README.md"].decode()
-    assert f"{auto_class}.from_pretrained(" in card
-    assert "A Transformer encoder (" in card or "A Transformer decoder (" in card
-    expected = model(torch.tensor(IDS)).logits.tolist()
+    return {
+        "AutoModelForMaskedLM": VaswaniForMaskedLM(VaswaniEncoderConfig(vocab_size=vocab_size, **ENCODER)),
+        "AutoModelForSequenceClassification": VaswaniForSequenceClassification(
+            VaswaniEncoderConfig(vocab_size=vocab_size, **ENCODER, **SPARSE, num_labels=3)
+        ),
+        "AutoModelForCausalLM": VaswaniForCausalLM(VaswaniDecoderConfig(vocab_size=vocab_size, **DECODER)),
+    }
+
+
+def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
+    hub: LoopbackHub, run: Run, tmp_path: Path, python_without_plugin: Path
+) -> None:
+    expected = []
+    for auto_class, model in models().items():
+        folder = tmp_path / auto_class
+        model.save_pretrained(folder)
+        toy_tokenizer().save_pretrained(folder)
+        run(["push", "--model", str(folder), "--repo", auto_class])
+        card = hub.card(f"ada/{auto_class}")
+        assert f"{auto_class}.from_pretrained(" in card
+        assert "A Transformer encoder (" in card or "A Transformer decoder (" in card
+        expected.append(model.eval()(torch.tensor(IDS)).logits)
     for plugin, environment in (
         (False, {"python": python_without_plugin, "cache": "other"}),
         (True, {}),
     ):
         options = {} if plugin else {"trust_remote_code": True}
-        code = LOAD.format(plugin=plugin, auto_class=auto_class, options=options, ids=IDS)
-        logits, ran_remote_code = json.loads(run(code, **environment).stdout.splitlines()[-1])
+        code = LOAD.format(plugin=plugin, auto_classes=list(models()), options=options, ids=IDS)
+        all_logits, ran_remote_code = json.loads(run(code, **environment).stdout.splitlines()[-1])
         assert ran_remote_code == (not plugin)
-        torch.testing.assert_close(torch.tensor(logits), torch.tensor(expected), rtol=0, atol=1e-6)
+        for logits, of_the_model in zip(all_logits, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(logits), of_the_model, rtol=0, atol=1e-6)
