@@ -1,4 +1,4 @@
-"""What all tests share: no network, Ctrl-C as users know it, the same numbers in every run."""
+"""What all tests share: no network, Ctrl-C as users know it, the same numbers in every run, no drawing."""
 
 import os
 import signal
@@ -18,3 +18,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing them takes longer than most trainings of the tests."""
+    monkeypatch.setattr("vaswani.training.base_run.save_curves", lambda run: None)

@@ -1,27 +1,15 @@
 """Two real processes and one: the same updates, the same scores, and each goes on where the other was."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from run_records import assert_same_weights, logged, weights
 
-from tiny_runs import as_flags
+from rank_processes import train_in_processes
 
 TOLERANCE = 1e-4  # of a loss, relative, after a few updates: sums in another order
-
-
-def run(options: dict, cache: Path, num_processes: int = 2) -> None:
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vaswani.cli", "train", *as_flags(options)]
-    command += ["--num_processes", str(num_processes)]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count("'train_runtime'") == 1  # one process tells
 
 
 def scores(folder: Path) -> dict:
@@ -40,24 +28,22 @@ def options(tiny_run: dict, tmp_path: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_resuming_in_two_processes_is_exact(options, tmp_path, cache_of_its_own):
+def test_resuming_in_two_processes_is_exact(options, tmp_path):
     options |= {"dropout": 0.3}
-    run(options, cache_of_its_own)
+    train_in_processes(options, 2)
     whole = Path(options["output_dir"])
     resumed = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": whole / "checkpoint-6"}
-    run(options | resumed, cache_of_its_own)
+    train_in_processes(options | resumed, 2)
     assert_same_weights(whole, tmp_path / "resumed")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["", "streaming"])
-def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(
-    options, tmp_path, cache_of_its_own, streaming
-):
+def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(options, tmp_path, streaming):
     options |= {"dropout": 0.0, "streaming": streaming}  # what is dropped differs from process to process
     alone = {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "alone"}
-    run(options, cache_of_its_own)
-    run(options | alone, cache_of_its_own, num_processes=1)
+    train_in_processes(options, 2)
+    train_in_processes(options | alone, 1)
     together = Path(options["output_dir"])
     for what in ("loss", "grad_norm"):
         assert logged(together, what) == pytest.approx(logged(tmp_path / "alone", what), rel=TOLERANCE)
@@ -68,7 +54,7 @@ def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(
         goes_on = options | ({} if processes == 2 else alone)
         goes_on |= {"output_dir": tmp_path / f"by {processes}"}
         goes_on |= {"resume_from_checkpoint": begun_by[3 - processes] / "checkpoint-6"}
-        run(goes_on, cache_of_its_own, num_processes=processes)
+        train_in_processes(goes_on, processes)
         found = logged(tmp_path / f"by {processes}", "loss")
         assert found == pytest.approx(logged(begun, "loss"), rel=TOLERANCE)
         for name, weight in weights(begun).items():
@@ -76,12 +62,12 @@ def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(
 
 
 @pytest.mark.slow
-def test_two_processes_score_as_one_does(options, tmp_path, cache_of_its_own):
-    run(options, cache_of_its_own)
+def test_two_processes_score_as_one_does(options, tmp_path):
+    train_in_processes(options, 2)
     evaluated = {"resume_from_checkpoint": Path(options["output_dir"]) / "checkpoint-8", "dropout": 0.1}
     for processes in (1, 2):  # nothing is left to train
         more = {"output_dir": tmp_path / str(processes), "gradient_accumulation_steps": 3 - processes}
-        run(options | evaluated | more, cache_of_its_own, num_processes=processes)
+        train_in_processes(options | evaluated | more, processes)
     assert scores(tmp_path / "1")["rows"] == 37
     assert scores(tmp_path / "1") == scores(tmp_path / "2")
     losses = [json.loads((tmp_path / name / "test_results.json").read_text())["test_loss"] for name in "12"]

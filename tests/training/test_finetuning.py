@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_processes import train_in_processes
 from run_records import assert_same_weights, logged, weights
 from transformers import pipeline
 
+from rank_processes import train_in_processes
 from tiny_runs import as_flags
 from toy_labels import POSITIONS, TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from vaswani.cli import run as run_command

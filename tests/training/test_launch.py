@@ -125,8 +125,9 @@ def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own
     }
     for name, arguments in runs.items():
         process = start(arguments, cache_of_its_own)
-        _, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, f"{name}: {errors}"
+        assert output.count("'train_runtime'") == 1  # one process tells
         assert len(list((tmp_path / name / "checkpoint-12").glob("rng_state_*.pth"))) == 2
     assert_same_weights(*(tmp_path / name for name in runs))
 

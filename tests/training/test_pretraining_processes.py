@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_processes import train_in_processes
 from run_records import logged, weights
 
+from rank_processes import train_in_processes
 from toy_texts import write_texts
 
 OPTIONS = {

@@ -13,6 +13,8 @@ from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from vaswani import VaswaniConfig
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
+from vaswani.insight.curves import save_curves
+from vaswani.training import base_run
 from vaswani.training.config_file import load_config
 from vaswani.training.run import build_model, model_config, train
 
@@ -46,6 +48,12 @@ def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
     assert "test (40 rows): loss " in printed
     assert "nrefs:1|case:mixed" in printed
     assert printed.count("  →  ") == 8
+
+
+def test_a_run_leaves_its_curves(tiny_run, monkeypatch):
+    monkeypatch.setattr(base_run, "save_curves", save_curves)  # which the other tests leave out
+    run(tiny_run)
+    assert (Path(tiny_run["output_dir"]) / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_processes import train_in_processes
 from run_records import assert_same_weights, logged, weights
 
+from rank_processes import train_in_processes
 from tiny_runs import as_flags
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.cli import run

@@ -8,10 +8,11 @@ downloads the one of the installed version with pip and unpacks its tests into `
 
 - `upstream.py` imports the fetched mixins and stands in for what the distribution leaves out.
 - `generation_checks.py` checks `generate`: transformers' own checks of it are not in the distribution.
-- `harness.py` describes a small encoder-decoder to the mixins, and turns a skip into a failure unless
-  MarianMT and BART, put through the same test with the same settings, skip it as well.
-- `test_vaswani.py` runs the suite on this project's model.
-- `test_peers.py` (slow) runs it on MarianMT and BART: they pass, so the harness asks nothing unheard of.
+- `harness.py` describes small models to the mixins, and turns a skip into a failure unless the peers, put
+  through the same test with the same settings, skip it as well.
+- `peers.py` puts MarianMT, BART, BERT and GPT-2 through the same harness.
+- `test_vaswani.py` runs the suite on this project's models.
+- `test_peers.py` runs on the peers what was written here: they pass, so it asks nothing unheard of.
 
 Without the sources the tests skip and say so; where the environment variable `CI` is set, they fail.
 """

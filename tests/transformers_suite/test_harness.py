@@ -5,7 +5,8 @@ from dataclasses import fields
 
 from transformers import PreTrainedConfig
 
-from . import test_peers, test_vaswani, upstream
+from . import peers as library
+from . import test_vaswani, upstream
 
 
 def run(case: type[unittest.TestCase], test: str) -> unittest.TestResult:
@@ -21,8 +22,8 @@ def switched_off(case: type[unittest.TestCase]) -> set[str]:
 
 
 def test_a_skip_that_the_peers_share_is_a_skip():
-    class WithoutRotaryPositions(test_peers.MarianTest):
-        peers = (test_peers.BartTest,)
+    class WithoutRotaryPositions(library.MarianTest):
+        peers = (library.BartTest,)
 
     result = run(WithoutRotaryPositions, "test_model_rope_with_partial_rotation")
     assert result.skipped
@@ -30,8 +31,8 @@ def test_a_skip_that_the_peers_share_is_a_skip():
 
 
 def test_a_skip_that_a_peer_does_not_share_is_a_failure():
-    class WithoutAttentions(test_peers.MarianTest):
-        peers = (test_peers.BartTest,)
+    class WithoutAttentions(library.MarianTest):
+        peers = (library.BartTest,)
         has_attentions = False
 
     result = run(WithoutAttentions, "test_attention_outputs")
@@ -43,11 +44,11 @@ def test_a_skip_that_a_peer_does_not_share_is_a_failure():
 def test_ours_run_every_test_that_the_peers_run():
     peers = {
         (test_vaswani.VaswaniTest, test_vaswani.VaswaniVariantTest): (
-            test_peers.MarianTest,
-            test_peers.BartTest,
+            library.MarianTest,
+            library.BartTest,
         ),
-        (test_vaswani.VaswaniEncoderTest, test_vaswani.VaswaniEncoderVariantTest): (test_peers.BertTest,),
-        (test_vaswani.VaswaniDecoderTest, test_vaswani.VaswaniDecoderVariantTest): (test_peers.GPT2Test,),
+        (test_vaswani.VaswaniEncoderTest, test_vaswani.VaswaniEncoderVariantTest): (library.BertTest,),
+        (test_vaswani.VaswaniDecoderTest, test_vaswani.VaswaniDecoderVariantTest): (library.GPT2Test,),
     }
     for ours, peer in (
         (ours, peer) for suites, theirs in peers.items() for ours in suites for peer in theirs

@@ -24,7 +24,7 @@ from vaswani import (
     VaswaniModel,
 )
 
-from . import harness, test_peers
+from . import harness, peers
 
 LISTS = {
     "MODEL_MAPPING_NAMES": (VaswaniModel, VaswaniEncoderModel, VaswaniDecoderModel),
@@ -53,7 +53,7 @@ class VaswaniTest(harness.Seq2SeqSuite):
 
     config_class = VaswaniConfig
     all_model_classes = (VaswaniModel, VaswaniForConditionalGeneration)
-    peers = (test_peers.MarianTest, test_peers.BartTest)
+    peers = (peers.MarianTest, peers.BartTest)
 
 
 class VaswaniVariantTest(VaswaniTest):
@@ -78,7 +78,7 @@ class VaswaniEncoderTest(harness.EncoderSuite):
         *(VaswaniEncoderModel, VaswaniForPreTraining, VaswaniForMaskedLM, VaswaniForSequenceClassification),
         *(VaswaniForTokenClassification, VaswaniForQuestionAnswering),
     )
-    peers = (test_peers.BertTest,)
+    peers = (peers.BertTest,)
     settings: ClassVar[dict[str, object]] = {
         "d_model": 32,
         "encoder_layers": 2,
@@ -115,7 +115,7 @@ class VaswaniDecoderTest(harness.DecoderSuite):
 
     config_class = VaswaniDecoderConfig
     all_model_classes = (VaswaniDecoderModel, VaswaniForCausalLM)
-    peers = (test_peers.GPT2Test,)
+    peers = (peers.GPT2Test,)
     settings: ClassVar[dict[str, object]] = {
         "d_model": 32,
         "decoder_layers": 2,

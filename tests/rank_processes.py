@@ -5,8 +5,10 @@ import multiprocessing
 import os
 import socket
 import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import datasets
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -16,8 +18,23 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["vaswani.distillation.run", "vaswani.training.run", "vaswani.cli"])
 
 
-def train_in_processes(options: dict, num_processes: int, command: str = "train") -> None:
-    """`vaswani train` in so many processes; each writes what it held into `rank-N.json` of `output_dir`."""
+def train_in_processes(options: dict, num_processes: int, command: str = "train") -> str:
+    """`vaswani train` in so many processes; each writes what it held into `rank-N.json` of `output_dir`.
+
+    Returns:
+        What all of them printed.
+    """
+    logs = []
+    for rank, process in enumerate(start_processes(options, num_processes, command)):
+        process.join(120)
+        log = _log(options["output_dir"], rank)
+        logs.append(log.read_text() if log.exists() else "")
+        assert process.exitcode == 0, logs[-1] or process.exitcode
+    return "".join(logs)
+
+
+def start_processes(options: dict, num_processes: int, command: str = "train") -> list[ForkServerProcess]:
+    """The same, by rank, while they are at work."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -28,23 +45,28 @@ def train_in_processes(options: dict, num_processes: int, command: str = "train"
     ]
     for process in processes:
         process.start()
-    for rank, process in enumerate(processes):
-        process.join(120)
-        log = Path(f"{options['output_dir']}-{rank}.log")
-        assert process.exitcode == 0, log.read_text() if log.exists() else process.exitcode
+    return processes
+
+
+def _log(output_dir: str | Path, rank: int) -> Path:
+    """What a process prints, beside its run."""
+    return Path(f"{output_dir}-{rank}.log")
 
 
 def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_dir: str) -> None:
     from vaswani.cli import run
+    from vaswani.training import base_run
     from vaswani.training.trainer import Trainer
 
-    log = os.open(f"{output_dir}-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(_log(output_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     if num_processes > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_processes)}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_processes)}
     torch.set_num_threads(1)
+    datasets.config.HF_DATASETS_CACHE = Path(output_dir).parent / "datasets"
+    base_run.save_curves = lambda run: None  # drawing them takes longer than the training
     save_model = Trainer.save_model
 
     def record_and_save(trainer: Trainer, *args: object, **kwargs: object) -> None:
