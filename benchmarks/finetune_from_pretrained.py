@@ -2,8 +2,8 @@
 
 Trains the classifier of configs/finetune_reviews.yaml from the weights of a pre-trained folder, and one of
 the same shape, with the same tokenizer and options, from new weights; the two take turns, seed by seed. The
-accuracies are of the test split, or else of the validation split, by which nothing was chosen. There is no
-peer.
+accuracies are of the test split, or else of the validation split, by which nothing was chosen; those on the
+way, after each epoch, are of the validation split. There is no peer.
 
     python benchmarks/finetune_from_pretrained.py --model runs/mlm --data path/to/movie_reviews
 
@@ -23,6 +23,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 import side_by_side
 from vaswani.hub.run_facts import EVALUATION_FILE
+from vaswani.insight.curves import read_history
 from vaswani.training.config_file import load_config
 from vaswani.training.finetuning import finetune
 from vaswani.training.finetuning_arguments import FinetuningConfig
@@ -71,7 +72,6 @@ def train(args: argparse.Namespace, folder: Path, from_scratch: bool, seed: int,
         "dataset": args.data,
         "output_dir": folder,
         "seed": seed,
-        "eval_strategy": "no",
         "save_strategy": "no",
         **({"max_steps": 2} if args.quick else {}),
     }
@@ -90,24 +90,41 @@ def report(args: argparse.Namespace) -> None:
     for name in BEGINNINGS:
         folders = [folder_of(args, name, seed) for seed in range(args.seeds)]
         records = [json.loads((folder / EVALUATION_FILE).read_text()) for folder in folders]
-        seconds = [json.loads((folder / SECONDS_FILE).read_text()) for folder in folders]
         accuracies[name] = [record["metrics"]["accuracy"]["value"] for record in records]
-        table.append((name, *summary(accuracies[name], seconds)))
+        seconds = mean(json.loads((folder / SECONDS_FILE).read_text()) for folder in folders)
+        table.append((name, *summary(accuracies[name]), on_the_way(folders), f"{seconds:.0f}"))
     setting = side_by_side.describe_setting(Path(args.data).name, [torch.get_num_threads()])
     print(f"{setting} · {records[0]['rows']:,} rows of {records[0]['split']}\n")
     side_by_side.print_table(
-        ("begins", "accuracy of each seed, %", "mean", "deviation", "seconds of a run"), table
+        (
+            "begins",
+            "accuracy of each seed, %",
+            "mean",
+            "deviation",
+            "means after each epoch",
+            "seconds of a run",
+        ),
+        table,
     )
     if args.json:
         gain = mean(accuracies["pre-trained"]) - mean(accuracies["from scratch"])
         print(json.dumps({"gain": gain, "accuracies": accuracies}))
 
 
-def summary(accuracies: list[float], seconds: list[float]) -> tuple[str, ...]:
-    """The cells of a row behind its name."""
+def summary(accuracies: list[float]) -> tuple[str, str, str]:
+    """Each accuracy, their mean and their deviation."""
     deviation = stdev(accuracies) if len(accuracies) > 1 else 0.0
     each = ", ".join(f"{accuracy:.1f}" for accuracy in accuracies)
-    return each, f"{mean(accuracies):.2f}", f"{deviation:.2f}", f"{mean(seconds):.0f}"
+    return each, f"{mean(accuracies):.2f}", f"{deviation:.2f}"
+
+
+def on_the_way(folders: list[Path]) -> str:
+    """The mean accuracy of some runs after each epoch, on the validation split."""
+    runs = [
+        [entry["eval_accuracy"] for entry in read_history(folder) if "eval_accuracy" in entry]
+        for folder in folders
+    ]
+    return ", ".join(f"{mean(after):.1f}" for after in zip(*runs, strict=True))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,16 @@ def test_both_begin_with_the_same_shape_and_are_scored_on_the_same_rows(tmp_path
         folders = [tmp_path / "runs" / f"{name.replace(' ', '_')}-{seed}" for seed in range(2)]
         records = [json.loads((folder / "evaluation.json").read_text()) for folder in folders]
         assert [record["metrics"]["accuracy"]["value"] for record in records] == values
+        states = [json.loads((folder / "trainer_state.json").read_text()) for folder in folders]
+        (cell,) = (row[4] for row in rows if row[0] == name)
+        for epoch, after in enumerate(cell.split(", "), start=1):
+            on_the_way = [
+                entry["eval_accuracy"]
+                for state in states
+                for entry in state["log_history"]
+                if "eval_accuracy" in entry and entry["epoch"] == epoch
+            ]
+            assert after == f"{sum(on_the_way) / 2:.1f}"
         assert {record["split"] for record in records} == {"test"}
         settings = [(folder / "training_config.yaml").read_text() for folder in folders]
         assert all(f"from_scratch: {str(name == 'from scratch').lower()}" in text for text in settings)

@@ -1,4 +1,4 @@
-"""The library's own models pass what is asked here beyond the mixins, which the library runs on them itself."""
+"""The peers pass what is asked here beyond the mixins, which the library runs on them itself."""
 
 import unittest
 
