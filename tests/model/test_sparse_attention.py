@@ -1,6 +1,5 @@
 """Sparse attention equals dense attention under the pattern's mask, outputs and gradients."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,19 +11,15 @@ from torch import nn
 from vaswani.model import sparse_attention as module
 from vaswani.model import sparse_kernel
 from vaswani.model.attention import eager_attention_forward
-from vaswani.model.onednn import batches_by_onednn
-from vaswani.model.sparse_attention import dense_mask, sparse_attention
+from vaswani.model.sparse_attention import sparse_attention
 from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern
 
 
 @pytest.fixture(autouse=True)
-def only_the_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Short sequences, which most tests have, would be left to dense attention."""
-    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 2.0)
-    module.visible_share.cache_clear()
-    yield
-    module.visible_share.cache_clear()
+def only_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences, which most tests have, would be left to fused attention."""
+    monkeypatch.setattr(module, "fused_sparse_attention", lambda *arguments: None)
 
 
 def states(batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float64):
@@ -120,39 +115,6 @@ def test_how_much_is_computed_at_a_time_changes_nothing(
     sparse_kernel._chunks.cache_clear()
     assert_equal_to_dense(SparsePattern(num_heads=2, block_size=16, causal=causal), 150, padding)
     sparse_kernel._chunks.cache_clear()
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "empty"])
-@pytest.mark.parametrize(
-    ("length", "visible"), [(1, "all"), (15, "all"), (33, "all"), (90, "all"), (150, "most"), (400, "few")]
-)
-def test_short_sequences_are_left_to_dense_attention(
-    length: int, visible: str, padding: str, causal: bool, maker: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 0.75)
-    calls = []
-    kernel = module.sparse_attention_kernel
-    monkeypatch.setattr(module, "sparse_attention_kernel", lambda *a: (calls.append(a), kernel(*a))[1])
-    pattern = SparsePattern(num_heads=2, block_size=16, causal=causal)
-    assert_equal_to_dense(pattern, length, padding)
-    share = module.visible_share(pattern, length)
-    assert visible == ("all" if share == 1 else "most" if share >= 0.75 else "few")
-    takes_mask = not batches_by_onednn()
-    is_dense = visible == "all" or (visible == "most" and padding == "none" and takes_mask)
-    assert bool(calls) != is_dense
-
-
-def test_long_sequences_are_spared_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 0.75)
-    calls = []
-    monkeypatch.setattr(module, "dense_mask", lambda *a, **b: calls.append(a) or dense_mask(*a, **b))
-    pattern = SparsePattern(num_heads=2, block_size=16)
-    for longest, takes_mask in ((150, not batches_by_onednn()), (149, False)):
-        monkeypatch.setattr(module, "LONGEST_MASK", longest)
-        assert_equal_to_dense(pattern, 150, "none")
-        assert bool(calls) == takes_mask
-        calls.clear()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -335,17 +297,3 @@ def test_shapes_that_do_not_fit(change: dict, message: str) -> None:
     mask = torch.ones(change["mask"]) if "mask" in change else None
     with pytest.raises(ValueError, match=message):
         sparse_attention(query, key, query, pattern, mask)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("global_tokens", [0, 5])
-@pytest.mark.parametrize("length", [1, 3, 20, 29, 40])
-def test_the_visible_share_counts_pairs(
-    length: int, global_tokens: int, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOSTLY_VISIBLE", 0.5)
-    pattern = SparsePattern(2, 4, 1, 0, 2, global_tokens=global_tokens, causal=causal)
-    most = torch.ones(length, length).tril() if causal else torch.ones(length, length)
-    expected = pattern.to_dense(length).sum() / (2 * most.sum())
-    assert module.visible_share(pattern, length) == pytest.approx(expected.item())
-    assert module.visible_share(pattern, 10_000) == 0.0

@@ -7,21 +7,16 @@ The truth is plain softmax attention under the pattern's dense mask; every kerne
 B batch · H heads · n tokens · D head width
 """
 
-from functools import lru_cache
-
 import torch
 from torch import nn
 from transformers.utils import is_tracing
 
-from .onednn import batches_by_onednn
 from .sparse_flex import flex_sparse_attention
+from .sparse_fused import fused_sparse_attention
 from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_blocks
 from .sparse_pattern import SparsePattern
 
 STEP = 64  # rows that continue a cache at a time, each with keys of its own
-# On the CPU dense attention under a mask is the faster one where both hold.
-MOSTLY_VISIBLE = 0.75  # share of the pairs, at least
-LONGEST_MASK = 1024  # tokens, at most
 
 
 def sparse_attention(
@@ -52,11 +47,10 @@ def sparse_attention(
     _check_shapes(query, key, value, pattern, padding_mask)
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
-    share = 0.0 if dropout or is_tracing(query) else visible_share(pattern, query.shape[-2])
-    if share and share >= mostly_visible(query.shape[-2]):
-        shown = None if padding_mask is None or padding_mask.all() else padding_mask
-        if share == 1.0 or shown is None:
-            return _dense_attention(query, key, value, pattern, share, shown, scaling)
+    if not dropout and not is_tracing(query):
+        output = fused_sparse_attention(query, key, value, pattern, padding_mask, scaling)
+        if output is not None:
+            return output
     has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
     if has_gap:  # fill it with tokens that nobody sees
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
@@ -77,53 +71,6 @@ def sparse_attention(
         end = pattern.global_tokens + pattern.gap
         output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
     return output
-
-
-def mostly_visible(length: int) -> float:
-    """From which share of the pairs on dense attention is faster on the CPU.
-
-    PyTorch's fused kernel takes its products from MKL; where ours are oneDNN's, or a mask is large, it is
-    faster only if it needs none.
-    """
-    return 1.0 if length > LONGEST_MASK or batches_by_onednn() else MOSTLY_VISIBLE
-
-
-@lru_cache(maxsize=4096)
-def visible_share(pattern: SparsePattern, length: int) -> float:
-    """How many of the pairs that dense attention computes the pattern shows; 0 where it is clearly little."""
-    most = pattern.window_blocks + pattern.random_blocks + 2 * pattern.in_blocks().global_blocks
-    if length * MOSTLY_VISIBLE > 2 * most * pattern.block_size:
-        return 0.0
-    num_blocks = pattern.num_blocks(length)
-    sizes = (pattern.places(torch.arange(length)) // pattern.block_size).bincount(minlength=num_blocks)
-    pairs, all_pairs = sizes[:, None] * sizes, length**2
-    if pattern.causal:
-        pairs.diagonal().copy_(sizes * (sizes + 1) // 2)
-        all_pairs = length * (length + 1) // 2
-    return (pattern.block_mask(num_blocks) * pairs).sum().item() / (all_pairs * pattern.num_heads)
-
-
-def _dense_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    share: float,
-    padding_mask: torch.Tensor | None,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Fused attention, under a mask of what the padding or the pattern, which shows this share, hides."""
-    length = query.shape[-2]
-    mask = None
-    if share < 1.0:
-        mask = dense_mask(pattern, length, length, device=query.device)
-    elif padding_mask is not None:
-        mask = padding_mask.bool()[:, None, None]
-        if pattern.causal:
-            mask = mask & mask.new_ones(length, length).tril()
-    return nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=pattern.causal and mask is None, scale=scaling
-    )
 
 
 def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:

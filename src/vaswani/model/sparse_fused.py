@@ -1,0 +1,146 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Sparse attention of short sequences on the CPU, by PyTorch's fused attention.
+
+A pattern shows most pairs of a short sequence, or all of them, and fused attention computes a pair sooner
+than our kernel does. But a mask costs it a fifth to a half of its time. So, where blocks are large and whole,
+query blocks that see everything attend to the keys as they are, and others to those that they see, gathered.
+
+B batch · H heads · n tokens · D head width · N blocks of b tokens
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from .sparse_pattern import SparsePattern
+
+# Measured in `benchmarks/sparse_attention.py`'s setting: from here on fused attention is the faster one.
+LEAST_SHARE_GATHERED = 0.6  # of the pairs that are visible
+LEAST_SHARE_MASKED = 0.75
+LEAST_BLOCK_GATHERED = 128  # tokens; of smaller ones the fused kernel has too few queries at a time
+LONGEST_MASK = 1024  # tokens
+
+
+def fused_sparse_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor | None:
+    """What `sparse_attention` returns, without dropout; None where our kernel is the faster one."""
+    length = query.shape[-2]
+    share = visible_share(pattern, length)
+    shown = None if padding_mask is None or padding_mask.all() else padding_mask
+    if share == 1.0:
+        return _dense_attention(query, key, value, pattern.causal, shown, scaling)
+    if shown is not None:
+        return None
+    if share >= LEAST_SHARE_GATHERED and _has_large_blocks(pattern, length):
+        return _gathered_attention(query, key, value, pattern, scaling)
+    if share >= LEAST_SHARE_MASKED and length <= LONGEST_MASK:
+        mask = pattern.to_dense(length, query.device)[None]
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return None
+
+
+@lru_cache(maxsize=4096)
+def visible_share(pattern: SparsePattern, length: int) -> float:
+    """How many of the pairs that dense attention computes the pattern shows; 0 where it is clearly little."""
+    most = pattern.window_blocks + pattern.random_blocks + 2 * pattern.in_blocks().global_blocks
+    if length * LEAST_SHARE_GATHERED > 2 * most * pattern.block_size:
+        return 0.0
+    num_blocks = pattern.num_blocks(length)
+    sizes = (pattern.places(torch.arange(length)) // pattern.block_size).bincount(minlength=num_blocks)
+    pairs, all_pairs = sizes[:, None] * sizes, length**2
+    if pattern.causal:
+        pairs.diagonal().copy_(sizes * (sizes + 1) // 2)
+        all_pairs = length * (length + 1) // 2
+    return (pattern.block_mask(num_blocks) * pairs).sum().item() / (all_pairs * pattern.num_heads)
+
+
+def _dense_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    padding_mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Of a pattern that shows all pairs."""
+    mask = None
+    if padding_mask is not None:
+        length = query.shape[-2]
+        mask = padding_mask.bool()[:, None, None]
+        if causal:
+            mask = mask & mask.new_ones(length, length).tril()
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal and mask is None, scale=scaling
+    )
+
+
+def _has_large_blocks(pattern: SparsePattern, length: int) -> bool:
+    """Whether blocks are large, and each is seen as a whole or not at all."""
+    size = pattern.block_size
+    return size >= LEAST_BLOCK_GATHERED and length % size == pattern.gap == 0 and not pattern.causal
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Query blocks, one behind the other, that see as many key blocks each, whatever the head.
+
+    Attributes:
+        num_rows: how many query blocks.
+        num_seen: how many key blocks each of them sees.
+        key_blocks: int64 [H · num_rows · num_seen], which of the H · N of a sequence; None for all.
+    """
+
+    num_rows: int
+    num_seen: int
+    key_blocks: torch.Tensor | None
+
+
+@lru_cache(maxsize=256)
+def _runs(pattern: SparsePattern, num_blocks: int) -> list[_Run]:
+    """All query blocks of a sequence, in order."""
+    with torch.inference_mode(False):
+        visible = pattern.block_mask(num_blocks)
+        seen, sizes = visible[0].sum(dim=-1).unique_consecutive(return_counts=True)
+        of_head = num_blocks * torch.arange(pattern.num_heads)[:, None, None]
+        runs, parts = [], visible.split(sizes.tolist(), dim=1)
+        for part, num_seen in zip(parts, seen.tolist(), strict=True):
+            key_blocks = None
+            if num_seen < num_blocks:
+                blocks = part.nonzero()[:, -1].view(*part.shape[:2], num_seen)
+                key_blocks = (of_head + blocks).flatten()
+            runs.append(_Run(part.shape[1], num_seen, key_blocks))
+        return runs
+
+
+def _gathered_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Without a mask: to the fused kernel each query block that does not see everything is a head."""
+    attend = nn.functional.scaled_dot_product_attention
+    (batch, heads, length, width), size = query.shape, pattern.block_size
+    runs = _runs(pattern, length // size)
+    blocks = [states.reshape(batch, heads * length // size, size * width) for states in (key, value)]
+    outputs = []
+    for run, queries in zip(runs, query.split([run.num_rows * size for run in runs], dim=2), strict=True):
+        if run.key_blocks is None:
+            outputs.append(attend(queries, key, value, scale=scaling))
+            continue
+        chosen = run.key_blocks.to(query.device)
+        shape = (batch, heads * run.num_rows, run.num_seen * size, width)
+        keys, values = (states.index_select(1, chosen).view(shape) for states in blocks)
+        by_block = queries.reshape(batch, heads * run.num_rows, size, width)
+        outputs.append(attend(by_block, keys, values, scale=scaling).reshape(queries.shape))
+    return torch.cat(outputs, dim=2)
