@@ -117,7 +117,7 @@ def test_gathered_blocks_equal_dense_attention_for_any_pattern(
 
 def test_what_is_made_in_inference_serves_training(ways: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_BLOCK_GATHERED", SIZE)
-    module._runs.cache_clear()
+    module._groups.cache_clear()
     pattern, inputs = SparsePattern(2, SIZE, seed=5), states(1, 2, 8 * SIZE, 8)
     with torch.inference_mode():
         sparse_attention(*(each.detach() for each in inputs), pattern)

@@ -20,7 +20,7 @@ from .sparse_pattern import SparsePattern
 # Measured in `benchmarks/sparse_attention.py`'s setting: from here on fused attention is the faster one.
 LEAST_SHARE_GATHERED = 0.6  # of the pairs that are visible
 LEAST_SHARE_MASKED = 0.75
-LEAST_BLOCK_GATHERED = 128  # tokens; of smaller ones the fused kernel has too few queries at a time
+LEAST_BLOCK_GATHERED = 64  # tokens; of smaller ones the fused kernel has too few queries at a time
 LONGEST_MASK = 1024  # tokens
 
 
@@ -90,35 +90,37 @@ def _has_large_blocks(pattern: SparsePattern, length: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Query blocks, one behind the other, that see as many key blocks each, whatever the head.
+class _Group:
+    """Query blocks that see as many key blocks each, which is the same number in every head.
 
     Attributes:
-        num_rows: how many query blocks.
+        num_rows: how many query blocks of a head.
         num_seen: how many key blocks each of them sees.
-        key_blocks: int64 [H · num_rows · num_seen], which of the H · N of a sequence; None for all.
+        query_blocks: int64 [H · num_rows], which of the H · N of a sequence.
+        key_blocks: int64 [H · num_rows · num_seen], what they see; None for all of their head.
     """
 
     num_rows: int
     num_seen: int
+    query_blocks: torch.Tensor
     key_blocks: torch.Tensor | None
 
 
 @lru_cache(maxsize=256)
-def _runs(pattern: SparsePattern, num_blocks: int) -> list[_Run]:
-    """All query blocks of a sequence, in order."""
+def _groups(pattern: SparsePattern, num_blocks: int) -> tuple[list[_Group], torch.Tensor]:
+    """All query blocks of a sequence, and where in the groups each of them stands: int64 [H · N]."""
     with torch.inference_mode(False):
         visible = pattern.block_mask(num_blocks)
-        seen, sizes = visible[0].sum(dim=-1).unique_consecutive(return_counts=True)
-        of_head = num_blocks * torch.arange(pattern.num_heads)[:, None, None]
-        runs, parts = [], visible.split(sizes.tolist(), dim=1)
-        for part, num_seen in zip(parts, seen.tolist(), strict=True):
+        of_head = num_blocks * torch.arange(pattern.num_heads)[:, None]
+        counts, groups = visible[0].sum(dim=-1), []
+        for num_seen in counts.unique().tolist():
+            rows = (counts == num_seen).nonzero()[:, 0]
             key_blocks = None
             if num_seen < num_blocks:
-                blocks = part.nonzero()[:, -1].view(*part.shape[:2], num_seen)
-                key_blocks = (of_head + blocks).flatten()
-            runs.append(_Run(part.shape[1], num_seen, key_blocks))
-        return runs
+                seen = visible[:, rows].nonzero()[:, -1].view(pattern.num_heads, -1)
+                key_blocks = (of_head + seen).flatten()
+            groups.append(_Group(len(rows), num_seen, (of_head + rows).flatten(), key_blocks))
+        return groups, torch.cat([group.query_blocks for group in groups]).argsort()
 
 
 def _gathered_attention(
@@ -128,19 +130,26 @@ def _gathered_attention(
     pattern: SparsePattern,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Without a mask: to the fused kernel each query block that does not see everything is a head."""
-    attend = nn.functional.scaled_dot_product_attention
+    """Without a mask: to the fused kernel each query block that does not see everything is a head.
+
+    It is faster the more queries a head has, so that all that see everything are called together.
+    """
     (batch, heads, length, width), size = query.shape, pattern.block_size
-    runs = _runs(pattern, length // size)
-    blocks = [states.reshape(batch, heads * length // size, size * width) for states in (key, value)]
+    groups, order = _groups(pattern, length // size)
+    queries, keys, values = (
+        states.reshape(batch, heads * length // size, size * width) for states in (query, key, value)
+    )
     outputs = []
-    for run, queries in zip(runs, query.split([run.num_rows * size for run in runs], dim=2), strict=True):
-        if run.key_blocks is None:
-            outputs.append(attend(queries, key, value, scale=scaling))
-            continue
-        chosen = run.key_blocks.to(query.device)
-        shape = (batch, heads * run.num_rows, run.num_seen * size, width)
-        keys, values = (states.index_select(1, chosen).view(shape) for states in blocks)
-        by_block = queries.reshape(batch, heads * run.num_rows, size, width)
-        outputs.append(attend(by_block, keys, values, scale=scaling).reshape(queries.shape))
-    return torch.cat(outputs, dim=2)
+    for group in groups:
+        rows = queries.index_select(1, group.query_blocks.to(query.device))
+        by_head = rows.view(batch, heads, group.num_rows * size, width)
+        seen_keys, seen_values = key, value
+        if group.key_blocks is not None:
+            seen = group.key_blocks.to(query.device)
+            shape = (batch, heads * group.num_rows, group.num_seen * size, width)
+            by_head = rows.view(batch, heads * group.num_rows, size, width)
+            seen_keys, seen_values = (states.index_select(1, seen).view(shape) for states in (keys, values))
+        output = nn.functional.scaled_dot_product_attention(by_head, seen_keys, seen_values, scale=scaling)
+        outputs.append(output.reshape(rows.shape))
+    output = torch.cat(outputs, dim=1).index_select(1, order.to(query.device))
+    return output.view(batch, heads, length, width)
