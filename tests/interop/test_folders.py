@@ -172,13 +172,26 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path: Path, capsys)
     trace = tmp_path / "was_run"
     torch.save({**state, "payload": Harmless(trace)}, folder / "pytorch_model.bin")
     assert run(["convert", str(folder), str(tmp_path / "ours")]) == 2
-    assert "cannot be loaded" in capsys.readouterr().err
+    assert "cannot be loaded: they are pickled, and " in capsys.readouterr().err
     assert not trace.exists()
     assert not (tmp_path / "ours").exists()
     with (tmp_path / "control").open("wb") as file:
         pickle.dump(Harmless(trace), file)
     pickle.loads((tmp_path / "control").read_bytes())
     assert trace.exists(), "it would have been noticed"
+
+
+def test_a_small_model_has_room_for_the_positions_that_are_not_saved(tmp_path: Path) -> None:
+    stacks = {
+        f"{stack}_{name}": 2 for stack in ("encoder", "decoder") for name in ("layers", "attention_heads")
+    }
+    tokens = {"vocab_size": 50, "pad_token_id": 0, "decoder_start_token_id": 0}
+    model = MarianMTModel(MarianConfig(**tokens, **stacks, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8))
+    randomize(model).save_pretrained(tmp_path / "marian")
+    saved = sum(weight.numel() for weight in load_file(tmp_path / "marian" / "model.safetensors").values())
+    assert sum(weight.numel() for weight in model.parameters()) > 2 * saved
+    made = convert_folder(str(tmp_path / "marian"), tmp_path / "ours")
+    assert made.after == "VaswaniForConditionalGeneration"
 
 
 def test_pickled_tensors_are_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ _PICKLED_WEIGHTS = (
     "pytorch_model*.bin"  # as PyTorch pickles them: many older checkpoints on the Hub have no others
 )
 _ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
+_SMALL = 1 << 20  # parameters; so few may be made of a few weights and a table of positions that is not saved
 
 
 # What a model of an Auto class does, and some that do, for those who gave one that does not.
@@ -171,7 +173,7 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
         needed = count_parameters(config)
     except Exception as error:  # sizes that do not even fit a number of 64 bits
         raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
-    if files and needed > 2 * held:
+    if files and needed > max(2 * held, _SMALL):
         raise UserError(
             f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
             f"it hold {held:,}; they do not belong together: use another checkpoint"
@@ -239,6 +241,11 @@ def load_weights(
             trust_remote_code=False,
             **options,
         )
+    except UnpicklingError as error:
+        raise UserError(
+            f"the weights in {directory} cannot be loaded: they are pickled, and are cut short or hold more "
+            "than tensors, which could be code, so nothing of them was run; ask who made them for safetensors"
+        ) from error
     except Exception as error:  # of many kinds: torch's, safetensors' and the library's
         reason = one_line(error.__cause__ or error)
         raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
