@@ -6,11 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
+from sparse_reference import PADDINGS, any_pattern, assert_equal, dense_reference, paddings, states
 from vaswani.model import sparse_attention as module
 from vaswani.model import sparse_kernel
-from vaswani.model.attention import eager_attention_forward
 from vaswani.model.sparse_attention import sparse_attention
 from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern
@@ -22,63 +21,19 @@ def only_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fused_sparse_attention", lambda *arguments: None)
 
 
-def states(batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float64):
-    """Query, key, value [B, H, n, D] as a projection leaves them (the heads behind the tokens in memory)."""
-    return tuple(
-        torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in "qkv"
-    )
-
-
-def dense_reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    padding_mask: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The model's reference for every kernel, under the pattern's dense mask."""
-    visible = pattern.to_dense(query.shape[-2])[None]
-    if padding_mask is not None:
-        visible = visible & padding_mask[:, None, None].bool()
-    output, _ = eager_attention_forward(nn.Module(), query, key, value, visible, query.shape[-1] ** -0.5)
-    return output.transpose(1, 2)
-
-
-def paddings(length: int, kind: str) -> torch.Tensor | None:
-    """[3, n]: sequences of different lengths, padded where `kind` says."""
-    if kind == "none":
-        return None
-    mask = torch.ones(3, length, dtype=torch.long)
-    for row in range(3):
-        hidden = row * length // 4
-        if kind == "right":
-            mask[row, length - hidden :] = 0
-        elif kind == "left":
-            mask[row, :hidden] = 0
-        elif kind == "holes":
-            mask[row, torch.randperm(length)[:hidden]] = 0
-        elif row == 1:  # "empty"
-            mask[row] = 0
-    return mask
-
-
 def assert_equal_to_dense(
     pattern: SparsePattern, length: int, padding: str = "none", tolerance: float = 1e-12
 ) -> None:
     inputs = states(3, pattern.num_heads, length, 8)
     mask = paddings(length, padding)
-    upstream = torch.randn_like(inputs[0])
     expected, actual = (
         attention(*inputs, pattern, mask) for attention in (dense_reference, sparse_attention)
     )
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
-    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (actual, expected)]
-    for of_ours, of_reference in zip(*gradients, strict=True):
-        torch.testing.assert_close(of_ours, of_reference, rtol=0, atol=tolerance)
+    assert_equal(actual, expected, inputs, tolerance)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "empty"])
+@pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33, 100, 703, 704, 705])
 def test_equal_to_dense_at_any_length_and_padding(length: int, padding: str, causal: bool) -> None:
     assert_equal_to_dense(SparsePattern(num_heads=2, block_size=16, causal=causal), length, padding)
@@ -86,25 +41,16 @@ def test_equal_to_dense_at_any_length_and_padding(length: int, padding: str, cau
 
 @settings(deadline=None, max_examples=60)
 @given(
-    pattern=st.builds(
-        SparsePattern,
-        num_heads=st.integers(1, 3),
-        block_size=st.integers(1, 9),
-        window_blocks=st.sampled_from([1, 3, 5]),
-        global_blocks=st.integers(0, 3),
-        random_blocks=st.integers(0, 3),
-        seed=st.integers(0, 99),
-        causal=st.booleans(),
-    ),
+    pattern=any_pattern,
     length=st.integers(1, 90),
-    padding=st.sampled_from(["none", "left", "right", "holes", "empty"]),
+    padding=st.sampled_from(PADDINGS),
 )
 def test_equal_to_dense_for_any_pattern(pattern: SparsePattern, length: int, padding: str) -> None:
     assert_equal_to_dense(pattern, length, padding)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "empty"])
+@pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize(("chunk", "tile"), [(1, 7), (5000, 40), (10**6, 10**9)])
 def test_how_much_is_computed_at_a_time_changes_nothing(
     chunk: int, tile: int, padding: str, causal: bool, monkeypatch: pytest.MonkeyPatch

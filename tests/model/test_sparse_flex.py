@@ -7,33 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from test_sparse_attention import dense_reference, paddings, states
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparse_reference import PADDINGS, assert_equal, dense_reference, paddings, states
 from vaswani.model import sparse_flex
 from vaswani.model.sparse_flex import DROPOUT_LEVELS, TILE, flex_sparse_attention, keep_mask
 from vaswani.model.sparse_pattern import SparsePattern
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-PADDINGS = ["none", "left", "right", "holes", "empty"]
 
 
 @pytest.fixture(autouse=True)
 def gradients_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention refuses gradients on the CPU, though uncompiled it can compute them: let it."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda query, key, value: None)
-
-
-def assert_equal(
-    actual: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...], tolerance: float = 1e-12
-) -> None:
-    """Outputs, and gradients of the inputs."""
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
-    upstream = torch.randn_like(expected)
-    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (actual, expected)]
-    for of_ours, of_reference in zip(*gradients, strict=True):
-        torch.testing.assert_close(of_ours, of_reference, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("causal", [False, True])

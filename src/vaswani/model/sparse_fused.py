@@ -10,6 +10,7 @@ B batch · H heads · n tokens · D head width · N blocks of b tokens
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 
 import torch
@@ -24,6 +25,14 @@ LEAST_BLOCK_GATHERED = 64  # tokens; of smaller ones the fused kernel has too fe
 LONGEST_MASK = 1024  # tokens
 
 
+class Way(Enum):
+    """In which fused attention computes a sequence."""
+
+    DENSE = "all pairs are visible"
+    GATHERED = "each query block attends to the keys that it sees"
+    MASKED = "all keys, and a mask"
+
+
 def fused_sparse_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -34,17 +43,30 @@ def fused_sparse_attention(
 ) -> torch.Tensor | None:
     """What `sparse_attention` returns, without dropout; None where our kernel is the faster one."""
     length = query.shape[-2]
-    share = visible_share(pattern, length)
-    shown = None if padding_mask is None or padding_mask.all() else padding_mask
-    if share == 1.0:
-        return _dense_attention(query, key, value, pattern.causal, shown, scaling)
-    if shown is not None:
+    way = fastest_way(pattern, length)
+    if way is None:
         return None
-    if share >= LEAST_SHARE_GATHERED and _has_large_blocks(pattern, length):
+    if padding_mask is not None and padding_mask.all():
+        padding_mask = None
+    if way is Way.DENSE:
+        return _dense_attention(query, key, value, pattern.causal, padding_mask, scaling)
+    if padding_mask is not None:
+        return None
+    if way is Way.GATHERED:
         return _gathered_attention(query, key, value, pattern, scaling)
+    mask = pattern.to_dense(length, query.device)[None]
+    return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+
+
+def fastest_way(pattern: SparsePattern, length: int) -> Way | None:
+    """Of fused attention without padding; None where our kernel is faster."""
+    share = visible_share(pattern, length)
+    if share == 1.0:
+        return Way.DENSE
+    if share >= LEAST_SHARE_GATHERED and _has_large_blocks(pattern, length):
+        return Way.GATHERED
     if share >= LEAST_SHARE_MASKED and length <= LONGEST_MASK:
-        mask = pattern.to_dense(length, query.device)[None]
-        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+        return Way.MASKED
     return None
 
 
@@ -94,14 +116,10 @@ class _Group:
     """Query blocks that see as many key blocks each, which is the same number in every head.
 
     Attributes:
-        num_rows: how many query blocks of a head.
-        num_seen: how many key blocks each of them sees.
-        query_blocks: int64 [H · num_rows], which of the H · N of a sequence.
-        key_blocks: int64 [H · num_rows · num_seen], what they see; None for all of their head.
+        query_blocks: int64 [T], which of the H · N of a sequence.
+        key_blocks: int64 [T, L], what each of them sees; None for all blocks of its head.
     """
 
-    num_rows: int
-    num_seen: int
     query_blocks: torch.Tensor
     key_blocks: torch.Tensor | None
 
@@ -118,8 +136,8 @@ def _groups(pattern: SparsePattern, num_blocks: int) -> tuple[list[_Group], torc
             key_blocks = None
             if num_seen < num_blocks:
                 seen = visible[:, rows].nonzero()[:, -1].view(pattern.num_heads, -1)
-                key_blocks = (of_head + seen).flatten()
-            groups.append(_Group(len(rows), num_seen, (of_head + rows).flatten(), key_blocks))
+                key_blocks = (of_head + seen).view(-1, num_seen)
+            groups.append(_Group((of_head + rows).flatten(), key_blocks))
         return groups, torch.cat([group.query_blocks for group in groups]).argsort()
 
 
@@ -142,14 +160,18 @@ def _gathered_attention(
     outputs = []
     for group in groups:
         rows = queries.index_select(1, group.query_blocks.to(query.device))
-        by_head = rows.view(batch, heads, group.num_rows * size, width)
-        seen_keys, seen_values = key, value
-        if group.key_blocks is not None:
-            seen = group.key_blocks.to(query.device)
-            shape = (batch, heads * group.num_rows, group.num_seen * size, width)
-            by_head = rows.view(batch, heads * group.num_rows, size, width)
-            seen_keys, seen_values = (states.index_select(1, seen).view(shape) for states in (keys, values))
-        output = nn.functional.scaled_dot_product_attention(by_head, seen_keys, seen_values, scale=scaling)
+        if group.key_blocks is None:
+            heads_of_group = (batch, heads, -1, width)
+            seen_keys, seen_values = key, value
+        else:
+            heads_of_group = (batch, len(group.query_blocks), -1, width)
+            seen = group.key_blocks.flatten().to(query.device)
+            seen_keys, seen_values = (
+                states.index_select(1, seen).view(heads_of_group) for states in (keys, values)
+            )
+        output = nn.functional.scaled_dot_product_attention(
+            rows.view(heads_of_group), seen_keys, seen_values, scale=scaling
+        )
         outputs.append(output.reshape(rows.shape))
     output = torch.cat(outputs, dim=1).index_select(1, order.to(query.device))
     return output.view(batch, heads, length, width)

@@ -1,0 +1,74 @@
+"""What tests of sparse attention share: any pattern, inputs, paddings, and the dense reference."""
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from vaswani.model.attention import eager_attention_forward
+from vaswani.model.sparse_pattern import SparsePattern
+
+any_pattern = st.builds(
+    SparsePattern,
+    num_heads=st.integers(1, 3),
+    block_size=st.integers(1, 9),
+    window_blocks=st.sampled_from([1, 3, 5]),
+    global_blocks=st.integers(0, 3),
+    random_blocks=st.integers(0, 4),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    layer=st.integers(0, 100),
+    causal=st.booleans(),
+)
+
+
+def states(batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float64):
+    """Query, key, value [B, H, n, D] as a projection leaves them (the heads behind the tokens in memory)."""
+    return tuple(
+        torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in "qkv"
+    )
+
+
+def dense_reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The model's reference for every kernel, under the pattern's dense mask."""
+    visible = pattern.to_dense(query.shape[-2])[None]
+    if padding_mask is not None:
+        visible = visible & padding_mask[:, None, None].bool()
+    output, _ = eager_attention_forward(nn.Module(), query, key, value, visible, query.shape[-1] ** -0.5)
+    return output.transpose(1, 2)
+
+
+PADDINGS = ["none", "left", "right", "holes", "empty"]
+
+
+def paddings(length: int, kind: str) -> torch.Tensor | None:
+    """[3, n]: sequences of different lengths, padded where `kind` says."""
+    if kind == "none":
+        return None
+    mask = torch.ones(3, length, dtype=torch.long)
+    for row in range(3):
+        hidden = row * length // 4
+        if kind == "right":
+            mask[row, length - hidden :] = 0
+        elif kind == "left":
+            mask[row, :hidden] = 0
+        elif kind == "holes":
+            mask[row, torch.randperm(length)[:hidden]] = 0
+        elif row == 1:  # "empty"
+            mask[row] = 0
+    return mask
+
+
+def assert_equal(
+    actual: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...], tolerance: float = 1e-12
+) -> None:
+    """Outputs, and gradients of the inputs."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+    upstream = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (actual, expected)]
+    for of_ours, of_reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(of_ours, of_reference, rtol=0, atol=tolerance)
