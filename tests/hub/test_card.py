@@ -9,14 +9,14 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import MarianConfig
+from transformers import GPT2LMHeadModel, MarianConfig, MarianModel, MarianMTModel, PreTrainedModel
 
 from toy_translation import save_toy_checkpoint
-from vaswani import VaswaniConfig
+from vaswani import VaswaniConfig, VaswaniEncoderModel, VaswaniForMaskedLM
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.hub.card import model_card, name_of_data, write_card
-from vaswani.hub.run_facts import RunFacts, count_parameters, read_run_facts
+from vaswani.hub.run_facts import RunFacts, count_parameters, model_without_room, read_run_facts
 from vaswani.model.model_card import MARK, plain_model_card
 
 EXAMPLE = {"source": "ein Hund", "translation": "a dog", "reference": "a dog"}
@@ -244,6 +244,14 @@ def test_facts_come_from_the_folder(tmp_path: Path) -> None:
     assert 'subfolder="target_tokenizer"' in str(model_card(facts, "toy"))
     assert facts.num_parameters == count_parameters(facts.config) > 0
     assert read_run_facts(folder, VaswaniConfig()).num_parameters == count_parameters(VaswaniConfig())
+
+
+@pytest.mark.parametrize(
+    "model_class", [MarianModel, MarianMTModel, GPT2LMHeadModel, VaswaniEncoderModel, VaswaniForMaskedLM]
+)
+def test_parameters_are_counted_of_the_class_that_was_saved(model_class: type[PreTrainedModel]) -> None:
+    config = model_class.config_class(architectures=[model_class.__name__], pad_token_id=0)
+    assert type(model_without_room(config)) is model_class
 
 
 @pytest.mark.parametrize("name", ["training_config.yaml", "corpus.json", "evaluation.json", "config.json"])

@@ -181,17 +181,34 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path: Path, capsys)
     assert trace.exists(), "it would have been noticed"
 
 
-def test_a_small_model_has_room_for_the_positions_that_are_not_saved(tmp_path: Path) -> None:
+def save_tiny_marian(folder: Path, **fields: Any) -> MarianMTModel:
     stacks = {
         f"{stack}_{name}": 2 for stack in ("encoder", "decoder") for name in ("layers", "attention_heads")
     }
     tokens = {"vocab_size": 50, "pad_token_id": 0, "decoder_start_token_id": 0}
-    model = MarianMTModel(MarianConfig(**tokens, **stacks, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8))
-    randomize(model).save_pretrained(tmp_path / "marian")
+    config = MarianConfig(**tokens, **stacks, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **fields)
+    model = randomize(MarianMTModel(config))
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_small_model_has_room_for_the_positions_that_are_not_saved(tmp_path: Path) -> None:
+    model = save_tiny_marian(tmp_path / "marian")
     saved = sum(weight.numel() for weight in load_file(tmp_path / "marian" / "model.safetensors").values())
     assert sum(weight.numel() for weight in model.parameters()) > 2 * saved
     made = convert_folder(str(tmp_path / "marian"), tmp_path / "ours")
     assert made.after == "VaswaniForConditionalGeneration"
+
+
+@pytest.mark.parametrize("fields", [{"max_position_embeddings": 2**20}, {"encoder_layers": 20}], ids=str)
+def test_no_room_is_made_for_more_positions_or_layers_than_belong_to_the_weights(
+    fields: dict[str, int], tmp_path: Path
+) -> None:
+    save_tiny_marian(tmp_path / "marian")
+    file = tmp_path / "marian" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    with pytest.raises(UserError, match=r"describes a model of [\d,]+ parameters, and the weights .* hold"):
+        convert_folder(str(tmp_path / "marian"), tmp_path / "ours")
 
 
 def test_pickled_tensors_are_read(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
@@ -110,7 +111,12 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 
 def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:
-    """How many a model of this shape has, without making room for them.
+    """How many a model of this shape has, without making room for them (see `model_without_room`)."""
+    return model_without_room(config, auto_class).num_parameters()
+
+
+def model_without_room(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedModel:
+    """A model on the meta device, whose parameters have shapes and no values.
 
     Args:
         config: of the model.
@@ -119,19 +125,17 @@ def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:
             output projection.
     """
     with torch.device("meta"):
-        model = (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)
-    return model.num_parameters()
+        return (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)
 
 
 def auto_class_of(config: PreTrainedConfig) -> Any:
-    """The Auto class that makes a model of the class that a configuration names (see `count_parameters`)."""
+    """The Auto class of the class that a configuration names (see `model_without_room`)."""
     names = config.architectures or ()
-    if not any(name.endswith("Model") for name in names):
-        for auto_class in _AUTO_CLASSES:
-            known = auto_class._model_mapping.get(type(config), None)
-            classes = known if isinstance(known, tuple) else (known,)
-            if known is not None and (not names or {kind.__name__ for kind in classes} & set(names)):
-                return auto_class
+    for auto_class in _AUTO_CLASSES:
+        known = auto_class._model_mapping.get(type(config), None)
+        classes = known if isinstance(known, tuple) else (known,)
+        if known is not None and (not names or {kind.__name__ for kind in classes} & set(names)):
+            return auto_class
     return AutoModel
 
 
