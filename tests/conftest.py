@@ -10,17 +10,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+from tiny_runs import leave_out_curves
+
 # A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+leave_out_curves()  # a test that is about them brings them back
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing them takes longer than most trainings of the tests."""
-    monkeypatch.setattr("vaswani.training.base_run.save_curves", lambda run: None)

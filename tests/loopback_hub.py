@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
-Run = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `run` of tests/hub
+Run = Callable[..., subprocess.CompletedProcess[str]]  # the fixtures `run` and `run_python` of tests/hub
 LARGE = 20_000  # bytes; files from this size on take the large-file route
 LICENSES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "other"}  # some of those that the Hub knows
 

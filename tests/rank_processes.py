@@ -12,8 +12,9 @@ import datasets
 import torch
 from torch.distributed.tensor import DTensor
 
-from tiny_runs import as_flags
+from tiny_runs import as_flags, leave_out_curves
 
+# New processes in which the imports are done: what dies costs no ten seconds each.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["vaswani.distillation.run", "vaswani.training.run", "vaswani.cli"])
 
@@ -27,7 +28,7 @@ def train_in_processes(options: dict, num_processes: int, command: str = "train"
     logs = []
     for rank, process in enumerate(start_processes(options, num_processes, command)):
         process.join(120)
-        log = _log(options["output_dir"], rank)
+        log = log_of(options["output_dir"], rank)
         logs.append(log.read_text() if log.exists() else "")
         assert process.exitcode == 0, logs[-1] or process.exitcode
     return "".join(logs)
@@ -48,17 +49,16 @@ def start_processes(options: dict, num_processes: int, command: str = "train") -
     return processes
 
 
-def _log(output_dir: str | Path, rank: int) -> Path:
+def log_of(output_dir: str | Path, rank: int) -> Path:
     """What a process prints, beside its run."""
     return Path(f"{output_dir}-{rank}.log")
 
 
 def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_dir: str) -> None:
     from vaswani.cli import run
-    from vaswani.training import base_run
     from vaswani.training.trainer import Trainer
 
-    log = os.open(_log(output_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(log_of(output_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     if num_processes > 1:
@@ -66,7 +66,7 @@ def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_processes)}
     torch.set_num_threads(1)
     datasets.config.HF_DATASETS_CACHE = Path(output_dir).parent / "datasets"
-    base_run.save_curves = lambda run: None  # drawing them takes longer than the training
+    leave_out_curves()
     save_model = Trainer.save_model
 
     def record_and_save(trainer: Trainer, *args: object, **kwargs: object) -> None:

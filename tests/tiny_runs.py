@@ -6,6 +6,7 @@ import datasets
 import pytest
 
 from vaswani.data.dates import generate_dates
+from vaswani.training import base_run
 
 TINY_MODEL = {
     "d_model": 16,
@@ -36,6 +37,11 @@ def as_flags(options: dict) -> list[str]:
     for name, value in options.items():
         flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return flags
+
+
+def leave_out_curves() -> None:
+    """In this process; drawing them takes longer than such a run."""
+    base_run.save_curves = lambda run: None
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,13 @@
 """Real processes: killed while the teacher or the student is at work, and two that share the work."""
 
 import time
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rank_processes import start_processes, train_in_processes
+from rank_processes import log_of, start_processes, train_in_processes
 
 
 @pytest.fixture
@@ -18,10 +17,11 @@ def options(tiny_run, teacher) -> dict:
     return {**options, "dropout": 0.3, "save_steps": 4, "cosine_weight": 0}
 
 
-def kill_when(process: ForkServerProcess, sign: Path) -> None:
-    """Kill a process as soon as a file or folder is there."""
+def kill_when(sign: Path, options: dict) -> None:
+    """Begin a distillation and kill it as soon as a file or folder is there."""
+    (process,) = start_processes(options, 1, "distill")
     while not sign.exists():
-        assert process.exitcode is None, "it ended by itself"
+        assert process.exitcode is None, log_of(options["output_dir"], 0).read_text()
         time.sleep(0.001)
     process.kill()
     process.join()
@@ -38,7 +38,7 @@ def test_killed_in_every_phase_a_distillation_ends_as_if_it_never_was(options, t
     caches = ["teacher_cache/targets/manifest.json", "teacher_cache/logits/manifest.json"]
     begun = {**options, "output_dir": killed}
     for sign in [*caches, "checkpoint-8", "baseline/checkpoint-4"]:
-        kill_when(*start_processes(begun, 1, "distill"), killed / sign)
+        kill_when(killed / sign, begun)
         begun["resume_from_checkpoint"] = "true"
     train_in_processes(begun, 1, "distill")
     for pattern in ("teacher_cache/*/shard-*", "model.safetensors", "baseline/model.safetensors"):

@@ -56,55 +56,56 @@ def forking(
 ) -> Iterator[subprocess.Popen[str]]:
     """The process of forking.py, whose copies run commands against the Hub; they share a cache."""
     cache = tmp_path_factory.mktemp("cache")
-    command = [sys.executable, str(Path(__file__).with_name("forking.py"))]
+    command = [sys.executable, str(Path(__file__).parents[1] / "forking.py")]
     environment = outside_variables() | served_hub.environment(str(cache), token=None)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
         yield process
 
 
-def run_in_a_copy(
-    forking: subprocess.Popen[str], arguments: list[str], folder: Path, token: str | None
-) -> subprocess.CompletedProcess[str]:
-    """A command of `vaswani`, in a folder."""
-    assert forking.stdin is not None
-    assert forking.stdout is not None
-    printed = {name: folder / f"{name}.txt" for name in ("stdout", "stderr")}
-    places = {name: str(path) for name, path in {"folder": folder, **printed}.items()}
-    variables = {} if token is None else {"HF_TOKEN": token}
-    forking.stdin.write(json.dumps({"arguments": arguments, "variables": variables, **places}) + "\n")
-    forking.stdin.flush()
-    status = int(forking.stdout.readline())
-    return subprocess.CompletedProcess(arguments, status, *(path.read_text() for path in printed.values()))
+@pytest.fixture
+def run(hub: LoopbackHub, tmp_path: Path, forking: subprocess.Popen[str]) -> Run:
+    """Run a command of `vaswani` against the Hub, in a copy of the forking process."""
+
+    def run_copy(
+        arguments: list[str], *, token: str | None = TOKEN, expected: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        printed = {name: tmp_path / f"{name}.txt" for name in ("stdout", "stderr")}
+        places = {name: str(path) for name, path in {"folder": tmp_path, **printed}.items()}
+        variables = {} if token is None else {"HF_TOKEN": token}
+        forking.stdin.write(json.dumps({"arguments": arguments, "variables": variables, **places}) + "\n")
+        forking.stdin.flush()
+        status = int(forking.stdout.readline())
+        stdout, stderr = (path.read_text() for path in printed.values())
+        assert status == expected, stderr + stdout
+        return subprocess.CompletedProcess(arguments, status, stdout, stderr)
+
+    return run_copy
 
 
 @pytest.fixture
-def run(hub: LoopbackHub, tmp_path: Path, forking: subprocess.Popen[str]) -> Run:
-    """Run Python code, or a command of `vaswani`, against the Hub; give back what it printed."""
+def run_python(hub: LoopbackHub, tmp_path: Path) -> Run:
+    """Run `python ARGUMENTS` against the Hub, in a process with variables and a cache of its own."""
 
     def run_process(
-        code: str | list[str],
-        *,
+        *arguments: str,
         python: Path | str = sys.executable,
-        token: str | None = TOKEN,
-        cache: str | None = None,
+        cache: str = "cache",
         expected: int = 0,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        if isinstance(code, list) and cache is None and not variables:
-            result = run_in_a_copy(forking, code, tmp_path, token)
-        else:
-            environment = hub.environment(str(tmp_path / (cache or "cache")), token) | variables
-            command = ["-c", code] if isinstance(code, str) else ["-m", "vaswani.cli", *code]
-            result = subprocess.run(
-                [str(python), *command],
-                env=outside_variables() | environment,
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=300,
-            )
+        environment = hub.environment(str(tmp_path / cache), TOKEN) | variables
+        result = subprocess.run(
+            [str(python), *arguments],
+            env=outside_variables() | environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        )
         assert result.returncode == expected, result.stderr + result.stdout
         return result
 

@@ -4,7 +4,6 @@ Where it goes on, it ends with the weights of a run that nothing happened to, bi
 """
 
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ import pytest
 import torch
 from run_records import assert_same_weights
 
+from rank_processes import CONTEXT
 from tiny_runs import as_flags
 from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 
@@ -50,14 +50,6 @@ def train(flags: list[str], output: str, last_sync: int | None) -> None:
     sys.exit(run(["train", *flags]))
 
 
-@pytest.fixture(scope="module")
-def processes() -> multiprocessing.context.BaseContext:
-    """New processes in which the imports are done: what dies costs no ten seconds each."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vaswani.training.run", "vaswani.cli"])
-    return context
-
-
 @pytest.fixture
 def options(tiny_run: dict) -> dict:
     del tiny_run["test_file"]
@@ -66,9 +58,9 @@ def options(tiny_run: dict) -> dict:
     return tiny_run | {"generation_max_length": 5, "generation_num_beams": 1}
 
 
-def start(processes, options: dict, last_sync: int | None = None, **more: object) -> BaseProcess:
+def start(options: dict, last_sync: int | None = None, **more: object) -> BaseProcess:
     log = f"{options['output_dir']}.log"
-    process = processes.Process(target=train, args=(as_flags({**options, **more}), log, last_sync))
+    process = CONTEXT.Process(target=train, args=(as_flags({**options, **more}), log, last_sync))
     process.start()
     return process
 
@@ -78,10 +70,10 @@ def output_of(options: dict) -> str:
 
 
 @pytest.fixture
-def whole(processes, options: dict, tmp_path: Path) -> Path:
+def whole(options: dict, tmp_path: Path) -> Path:
     """The run that nothing happens to."""
     folder = tmp_path / "whole"
-    process = start(processes, {**options, "output_dir": str(folder)})
+    process = start({**options, "output_dir": str(folder)})
     process.join()
     assert process.exitcode == 0, output_of({"output_dir": folder})
     return folder
@@ -119,13 +111,13 @@ def remove_what_cannot_go_on(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_any_time_change_nothing(processes, options, whole):
+def test_twenty_kills_at_any_time_change_nothing(options, whole):
     chance = random.Random(f"{os.getpid()} {time.time_ns()}")
     folder = Path(options["output_dir"])
 
     def start_again(last_sync: int | None = None) -> BaseProcess:
         remove_what_cannot_go_on(folder)
-        return start(processes, options, last_sync, resume_from_checkpoint=str(folder.exists()).lower())
+        return start(options, last_sync, resume_from_checkpoint=str(folder.exists()).lower())
 
     kinds = itertools.cycle([kill_within_a_save, kill_at_any_time, kill_around_a_save])
     for kill in itertools.islice(kinds, KILLS):
@@ -194,14 +186,14 @@ def test_a_disk_that_cannot_be_written_to_is_told_before_any_work(options, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_corpus_that_was_edited_is_not_trained_on(processes, options, tmp_path, split):
+def test_a_corpus_that_was_edited_is_not_trained_on(options, tmp_path, split):
     corpus = tmp_path / "corpus.jsonl"
     shutil.copy(options[f"{split}_file"], corpus)
     options |= {f"{split}_file": str(corpus), "max_steps": 6}
-    start(processes, options).join()
+    start(options).join()
     lines = corpus.read_text().splitlines()
     corpus.write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]) + "\n")
-    process = start(processes, options, max_steps=12, resume_from_checkpoint="true")
+    process = start(options, max_steps=12, resume_from_checkpoint="true")
     process.join()
     assert process.exitcode == 2
     line = output_of(options).strip().splitlines()[-1]
@@ -211,17 +203,17 @@ def test_a_corpus_that_was_edited_is_not_trained_on(processes, options, tmp_path
     corpus.write_text("\n".join(lines) + "\n")
     moved = corpus.rename(tmp_path / "moved.jsonl")  # the same rows elsewhere are the same
     options |= {f"{split}_file": str(moved), "max_steps": 12}
-    process = start(processes, options, resume_from_checkpoint="true")
+    process = start(options, resume_from_checkpoint="true")
     process.join()
     assert process.exitcode == 0, output_of(options)
 
 
 @pytest.mark.slow
-def test_sigterm_in_an_evaluation_saves_too(processes, options, tmp_path):
+def test_sigterm_in_an_evaluation_saves_too(options, tmp_path):
     options |= {"eval_steps": 5, "max_validation_rows": 30, "generation_max_length": 400, "save_steps": 1000}
     whole = {**options, "output_dir": str(tmp_path / "whole")}
-    start(processes, whole).join()
-    process = start(processes, options)
+    start(whole).join()
+    process = start(options)
     log = Path(f"{options['output_dir']}.log")
     while not log.exists() or log.read_text().count("'grad_norm'") < 5:
         time.sleep(0.01)
@@ -231,7 +223,7 @@ def test_sigterm_in_an_evaluation_saves_too(processes, options, tmp_path):
     assert process.exitcode == 128 + signal.SIGTERM
     assert "vaswani: stopped by SIGTERM after update 5; " in output_of(options)
     assert [path.name for path in checkpoints(Path(options["output_dir"]))] == ["checkpoint-5"]
-    process = start(processes, options, resume_from_checkpoint="true")
+    process = start(options, resume_from_checkpoint="true")
     process.join()
     assert process.exitcode == 0, output_of(options)
     assert_same_weights(tmp_path / "whole", Path(options["output_dir"]))
