@@ -18,8 +18,9 @@ from vaswani.model.sparse_fused import fastest_way
 
 PURPOSES = {
     "matrix products": ("aten::bmm", "aten::baddbmm"),
-    "softmax": ("aten::amax", "aten::sub_", "aten::exp_", "aten::sum", "aten::div_"),
-    "gradient of the scores": ("aten::_softmax_backward_data", "aten::mul_"),
+    "softmax and its gradient": tuple(
+        f"aten::{name}" for name in ("amax", "sub_", "exp2_", "sum", "div_", "mul", "mul_")
+    ),
     "gathering keys and values": ("aten::index_select", "aten::index"),
     "adding up the gradients of keys and values": ("aten::index_add_", "aten::scatter_add_"),
     "copies and zeros": ("aten::copy_", "aten::fill_", "aten::zero_"),

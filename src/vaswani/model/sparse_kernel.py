@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from math import prod
+from math import e, log2, prod
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from .sparse_pattern import SparsePattern
 # What is computed at a time lies in several buffers, and should fit into the second-level cache of each core.
 CHUNK = 1 << 18  # weights, for each thread
 TILE = 512  # keys for one product, of queries that see everything
+LOG2_E = log2(e)  # scores are in powers of two, as 2^x takes half the time of e^x on some processors
 
 
 # The operators take a pattern as numbers, so that a compiler traces neither it nor the hash.
@@ -184,16 +185,27 @@ class _Blocks:
         torch.index_select(states, 0, chunk.gathered, out=out)
         return self.workspace(name, count, num_blocks // count * size, width)
 
-    def scores(self, chunk: _Chunk, keys: torch.Tensor) -> torch.Tensor:
-        """What a chunk's queries score with its gathered keys [C, L · b, D]: [C, b, L · b]."""
-        count, num_keys, _ = keys.shape
-        queries = self.query[chunk.rows]
-        scores = self.workspace("weights", count, queries.shape[1], num_keys)
-        torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=self.scaling, out=scores)
-        if any(self.hides[chunk.rows]):
-            scores.add_(self.bias[chunk.key_blocks].view(count, 1, num_keys))
+    def scores(self, chunk: _Chunk, keys: torch.Tensor, by_key: bool = False) -> torch.Tensor:
+        """What a chunk's queries score with its gathered keys [C, L · b, D]: [C, b, L · b], in powers of two.
+
+        By key they are transposed: [C, L · b, b].
+        """
+        bias = self.bias[chunk.key_blocks].view(len(keys), -1) if any(self.hides[chunk.rows]) else None
+        scores = self._scores(self.query[chunk.rows], keys, bias, by_key)
         if self.causal:
-            self._hide_future(scores, chunk)
+            self._hide_future(scores.transpose(1, 2) if by_key else scores, chunk)
+        return scores
+
+    def _scores(
+        self, queries: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None, by_key: bool
+    ) -> torch.Tensor:
+        """Of queries [C, q, D] and keys [C, k, D] with a bias [C, k]: [C, q, k], or by key [C, k, q]."""
+        left, right = (keys, queries) if by_key else (queries, keys)
+        scores = self.workspace("weights", len(keys), left.shape[1], right.shape[1])
+        scaling = LOG2_E * self.scaling
+        torch.baddbmm(scores, left, right.transpose(1, 2), beta=0, alpha=scaling, out=scores)
+        if bias is not None:
+            scores.add_(bias.unsqueeze(2 if by_key else 1))
         return scores
 
     def _hide_future(self, scores: torch.Tensor, chunk: _Chunk) -> None:
@@ -222,15 +234,12 @@ class _Blocks:
         if last < num_keys:
             yield slice(last, num_keys)
 
-    def global_scores(self, tiles: slice) -> torch.Tensor:
-        """What the rows that see everything score with some tiles of the keys: [T, G · b, t]."""
+    def global_scores(self, tiles: slice, by_key: bool = False) -> torch.Tensor:
+        """The same of the rows that see everything and some tiles of the keys: [T, G · b, t]."""
         keys = in_tiles(self.key, tiles)
-        count, width, _ = keys.shape
-        rows = self.global_rows.expand(count, -1, -1)
-        scores = self.workspace("weights", count, rows.shape[1], width)
-        torch.baddbmm(scores, rows, keys.transpose(1, 2), beta=0, alpha=self.scaling, out=scores)
-        bias = self.bias.flatten()[tiles]
-        return scores.add_(bias.view(count, 1, width)) if bias.any() else scores
+        bias = self.bias.flatten()[tiles].view(keys.shape[:2])
+        rows = self.global_rows.expand(len(keys), -1, -1)
+        return self._scores(rows, keys, bias if bias.any() else None, by_key)
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """The weights after dropout, in their place."""
@@ -242,7 +251,7 @@ class _Blocks:
         value_gradient: Callable[[torch.Tensor], Any],
         weight_gradient: Callable[[torch.Tensor], Any],
     ) -> torch.Tensor:
-        """The gradient M ∘ dPM of the weights P, in a buffer of its own; M are dropout's factors.
+        """The gradient M ∘ dPM of the weights P [C, k, q], in a buffer of its own; M are dropout's factors.
 
         Calls `value_gradient(P ∘ M)`, which may use the weights while they are there, and
         `weight_gradient(out)`, which computes dPM, the gradient of P ∘ M.
@@ -252,7 +261,7 @@ class _Blocks:
             value_gradient(weights)
             weight_gradient(gradient)
             return gradient
-        keep = self.dropout.keep(weights.shape)
+        keep = self.dropout.keep(weights.transpose(1, 2).shape).transpose(1, 2)  # drawn as for `drop`
         value_gradient(torch.mul(weights, keep, out=gradient))
         weight_gradient(gradient)
         return gradient.mul_(keep)
@@ -384,7 +393,7 @@ def sparse_attention_kernel(
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and for the backward pass the log-sum-exp [B, H, N · b] of the scores of each row."""
+    """The output, and for the backward pass log2 Σ 2^score [B, H, N · b] of the scores of each row."""
     output, log_sums = _empty_results(query, pattern)
 
     def attend(place: tuple[int, int], blocks: _Blocks) -> None:
@@ -417,7 +426,7 @@ class _HeadOutput:
     """The output [N, b, D] of one sequence and head as it grows, in memory that is given.
 
     Attributes:
-        highest, total: of each row [N, b, 1], the highest score, and the sum of the exponentials of how much
+        highest, total: of each row [N, b, 1], the highest score, and the sum of two to the power of how much
             lower the scores are.
     """
 
@@ -440,8 +449,8 @@ class _HeadOutput:
         for tiles in blocks.tiles():
             scores = blocks.global_scores(tiles)
             new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True).amax(dim=0))
-            weights = scores.sub_(new_highest).exp_()
-            fading = highest.sub_(new_highest).exp_()
+            weights = scores.sub_(new_highest).exp2_()
+            fading = highest.sub_(new_highest).exp2_()
             total.mul_(fading).add_(weights.sum(dim=-1, keepdim=True).sum(dim=0))
             result.mul_(fading).add_(
                 torch.bmm(blocks.drop(weights), in_tiles(blocks.value, tiles)).sum(dim=0)
@@ -455,18 +464,18 @@ class _HeadOutput:
         result, highest, total = (states[chunk.rows] for states in (self.result, self.highest, self.total))
         scores = blocks.scores(chunk, blocks.gather(blocks.key, chunk, "keys"))
         torch.amax(scores, dim=-1, keepdim=True, out=highest)
-        weights = scores.sub_(highest).exp_()
+        weights = scores.sub_(highest).exp2_()
         torch.sum(weights, dim=-1, keepdim=True, out=total)
         torch.bmm(blocks.drop(weights), blocks.gather(blocks.value, chunk, "keys"), out=result)
         result.div_(total)
 
     def log_sums(self) -> torch.Tensor:
-        """The log-sum-exp [N · b] of the scores of each row.
+        """log2 Σ 2^score [N · b] of the scores of each row.
 
-        A row whose keys are all hidden is made zero, and its log-sum-exp infinite, so that its weights are
-        zero in the backward pass.
+        A row whose keys are all hidden is made zero, and this sum infinite, so that its weights are zero in
+        the backward pass.
         """
-        log_sums = self.total.log().add_(self.highest)
+        log_sums = self.total.log2().add_(self.highest)
         if self.blocks.may_see_nothing:
             is_empty = self.highest <= torch.finfo(log_sums.dtype).min / 2
             self.result.masked_fill_(is_empty, 0.0)
@@ -511,7 +520,11 @@ def _backward(
 
 
 class _HeadGradients:
-    """Gradients [N, b, D] of one sequence and head as they grow, in memory that is given."""
+    """Gradients [N, b, D] of one sequence and head as they grow, in memory that is given.
+
+    The weights are transposed, by key: two of the three products that read them or their gradient then read
+    row by row, not one, and row by row they are a quarter faster.
+    """
 
     def __init__(
         self,
@@ -526,9 +539,18 @@ class _HeadGradients:
         self.blocks = blocks
         workspace, (num_blocks, size, _) = blocks.workspace, blocks.query.shape
         self.upstream = in_blocks(upstream, num_blocks, size, workspace, "upstream")  # [N, b, D]
-        self.output = output
-        self.log_sums = log_sums.view(num_blocks, size, 1)
+        self.output = in_blocks(output, num_blocks, size, workspace, "result")
+        self.log_sums = log_sums.view(num_blocks, 1, size)
         self.query, self.key, self.value = query, key, value
+
+    def _row_sums(self, rows: slice) -> torch.Tensor:
+        """The sums of weights times their gradients of some query blocks' rows: [C, 1, b].
+
+        They are those of the output times its gradient (Dao et al., 2022, section B.2).
+        """
+        output = self.output[rows]
+        products = self.blocks.workspace("products", *output.shape)
+        return torch.mul(output, self.upstream[rows], out=products).sum(-1).unsqueeze(1)
 
     def set_by_global_rows(self) -> None:
         """Those of the rows that see everything, which come first.
@@ -541,16 +563,14 @@ class _HeadGradients:
             self.value.zero_()
             return
         self.query[:count].zero_()
-        # The sum of each row of weights times their gradients is that of its output times its gradient.
-        size = self.query.shape[1]
-        output = in_blocks(self.output[: count * size], count, size, blocks.workspace, "result")
-        row_sums = (output * self.upstream[:count]).flatten(0, 1).sum(-1, keepdim=True)
-        log_sums = self.log_sums[:count].flatten(0, 1)
+        row_sums = self._row_sums(slice(count)).view(-1)
+        log_sums = self.log_sums[:count].view(-1)
         for tiles in blocks.tiles():
-            self._set_tiles(tiles, blocks.global_scores(tiles).sub_(log_sums).exp_(), row_sums)
+            weights = blocks.global_scores(tiles, by_key=True).sub_(log_sums).exp2_()
+            self._set_tiles(tiles, weights, row_sums)
 
     def _set_tiles(self, tiles: slice, weights: torch.Tensor, row_sums: torch.Tensor) -> None:
-        """The same of some tiles of the keys, by their weights [T, G · b, t]."""
+        """The same of some tiles of the keys, by their weights [T, t, G · b]."""
         blocks, count = self.blocks, self.blocks.num_global_rows
         upstream, grad_query = (states[:count].flatten(0, 1) for states in (self.upstream, self.query))
         keys, values, grad_keys, grad_values = (
@@ -559,12 +579,12 @@ class _HeadGradients:
         upstream, rows = (states.expand(len(keys), -1, -1) for states in (upstream, blocks.global_rows))
         gradient = blocks.drop_and_weight_gradient(
             weights,
-            lambda dropped: torch.bmm(dropped.transpose(1, 2), upstream, out=grad_values),
-            lambda out: torch.bmm(upstream, values.transpose(1, 2), out=out),
+            lambda dropped: torch.bmm(dropped, upstream, out=grad_values),
+            lambda out: torch.bmm(values, upstream.transpose(1, 2), out=out),
         )
         scores = gradient.sub_(row_sums).mul_(weights)
-        grad_query.add_(torch.bmm(scores, keys).sum(dim=0), alpha=blocks.scaling)
-        torch.baddbmm(grad_keys, scores.transpose(1, 2), rows, beta=0, alpha=blocks.scaling, out=grad_keys)
+        grad_query.add_(torch.bmm(scores.transpose(1, 2), keys).sum(dim=0), alpha=blocks.scaling)
+        torch.baddbmm(grad_keys, scores, rows, beta=0, alpha=blocks.scaling, out=grad_keys)
 
     def add_chunk(self, chunk: _Chunk) -> None:
         """Those of a chunk's query blocks and of all key blocks that they see."""
@@ -573,19 +593,19 @@ class _HeadGradients:
         by_key = blocks.workspace("by_key", *keys.shape)  # holds three things, one after the other
 
         def add_value_gradient(weights: torch.Tensor) -> None:
-            torch.bmm(weights.transpose(1, 2), upstream, out=by_key)
+            torch.bmm(weights, upstream, out=by_key)
             self._add_by_key(self.value, chunk, by_key)
 
         def weight_gradient(out: torch.Tensor) -> None:
             values = blocks.gather(blocks.value, chunk, "by_key")
-            torch.bmm(upstream, values.transpose(1, 2), out=out)
+            torch.bmm(values, upstream.transpose(1, 2), out=out)
 
-        weights = blocks.scores(chunk, keys).sub_(self.log_sums[rows]).exp_()
+        weights = blocks.scores(chunk, keys, by_key=True).sub_(self.log_sums[rows]).exp2_()
         gradient = blocks.drop_and_weight_gradient(weights, add_value_gradient, weight_gradient)
-        scores = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, grad_input=gradient)
+        scores = gradient.sub_(self._row_sums(rows)).mul_(weights)
         of_queries, factors = self.query[rows], {"beta": 0, "alpha": blocks.scaling}
-        torch.baddbmm(of_queries, scores, keys, out=of_queries, **factors)
-        torch.baddbmm(by_key, scores.transpose(1, 2), blocks.query[rows], out=by_key, **factors)
+        torch.baddbmm(of_queries, scores.transpose(1, 2), keys, out=of_queries, **factors)
+        torch.baddbmm(by_key, scores, blocks.query[rows], out=by_key, **factors)
         self._add_by_key(self.key, chunk, by_key)
 
     @staticmethod
