@@ -507,22 +507,24 @@ def settings(args: argparse.Namespace) -> Iterator[Setting]:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2**power for power in range(10, 17)])
+    parser.add_argument("--lengths", type=int, nargs="+", help="default: 1,024 to 65,536")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[64, 128], help="of our pattern")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=7, help=f"timed; {LONG_ROUNDS} of what takes long")
+    parser.add_argument("--rounds", type=int, help=f"timed; default 7, and {LONG_ROUNDS} of what takes long")
     parser.add_argument("--dense-limit", type=int, default=2**14, help="longer: dense is extrapolated")
     parser.add_argument("--peer-limit", type=int, default=2**14, help="longer: no BigBird and other peers")
     parser.add_argument("--plot", metavar="FILE.png", help="draw time against length")
-    parser.add_argument("--quick", action="store_true", help="two short lengths and one round: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="by default two short lengths and one round: does it run?"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         raise SystemExit("--plot needs matplotlib; try pip install 'vaswani[plots]'.")
     if args.plot and not Path(args.plot).parent.is_dir():
         raise SystemExit(f"--plot {args.plot}: there is no folder {Path(args.plot).parent}.")
-    if args.quick:
-        args.lengths, args.rounds = [256, 512], 1
+    args.lengths = args.lengths or ([256, 512] if args.quick else [2**power for power in range(10, 17)])
+    args.rounds = args.rounds or (1 if args.quick else 7)
     return args
 
 
