@@ -16,7 +16,6 @@ from tiny_runs import leave_out_curves
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
 leave_out_curves()  # a test that is about them brings them back
 
 

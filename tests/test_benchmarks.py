@@ -139,8 +139,8 @@ def test_sparse_profile():
         if len(cells) == 5 and "%" in cells[3]
     }
     assert sum(shares.values()) == pytest.approx(100, abs=4)
-    operators = ("matrix products", "softmax and its gradient", "gathering keys and values")
-    assert min(shares[purpose] for purpose in operators) > 0
+    others = [shares["softmax and its gradient"], shares["gathering keys and values"]]
+    assert shares["matrix products"] > max(others) >= min(others) > 0
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from vaswani import VaswaniConfig, VaswaniEncoderModel, VaswaniForMaskedLM
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.hub.card import model_card, name_of_data, write_card
-from vaswani.hub.run_facts import RunFacts, count_parameters, model_without_room, read_run_facts
+from vaswani.hub.run_facts import RunFacts, count_parameters, meta_model, read_run_facts
 from vaswani.model.model_card import MARK, plain_model_card
 
 EXAMPLE = {"source": "ein Hund", "translation": "a dog", "reference": "a dog"}
@@ -251,7 +251,7 @@ def test_facts_come_from_the_folder(tmp_path: Path) -> None:
 )
 def test_parameters_are_counted_of_the_class_that_was_saved(model_class: type[PreTrainedModel]) -> None:
     config = model_class.config_class(architectures=[model_class.__name__], pad_token_id=0)
-    assert type(model_without_room(config)) is model_class
+    assert type(meta_model(config)) is model_class
 
 
 @pytest.mark.parametrize("name", ["training_config.yaml", "corpus.json", "evaluation.json", "config.json"])

@@ -44,7 +44,7 @@ def plain_row(pattern: SparsePattern, num_blocks: int, head: int, i: int) -> set
 
 
 @settings(deadline=None, max_examples=60)
-@given(pattern=any_pattern, length=st.integers(1, 60))
+@given(pattern=any_pattern, length=st.integers(1, 110))
 def test_the_pattern_is_its_definition(pattern: SparsePattern, length: int) -> None:
     dense = pattern.to_dense(length)
     assert dense.shape == (pattern.num_heads, length, length)

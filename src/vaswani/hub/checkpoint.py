@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.run_facts import auto_class_of, model_without_room, read_config
+from vaswani.hub.run_facts import auto_class_of, meta_model, read_config
 
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -31,7 +31,7 @@ _PICKLED_WEIGHTS = (
     "pytorch_model*.bin"  # as PyTorch pickles them: many older checkpoints on the Hub have no others
 )
 _ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
-_MOST_UNSAVED = 1 << 20  # parameters that are made and not loaded, such as sinusoidal positions
+_MOST_UNSAVED = 1 << 20  # parameters that may be made beside the loaded ones, as sinusoidal positions are
 
 
 # What a model of an Auto class does, and some that do, for those who gave one that does not.
@@ -170,11 +170,11 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     files = _weight_files(directory)
     held = sum(map(_count_weights, files))
     try:
-        model = model_without_room(config)
+        model = meta_model(config)
     except Exception as error:  # sizes that do not even fit a number of 64 bits
         raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
-    needed, unsaved = model.num_parameters(), _count_unsaved(model)
-    if files and (needed - unsaved > 2 * held or unsaved > max(held, _MOST_UNSAVED)):
+    needed = model.num_parameters()
+    if files and needed - min(_count_unsaved(model), _MOST_UNSAVED) > 2 * held:
         raise UserError(
             f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
             f"it hold {held:,}; they do not belong together: use another checkpoint"

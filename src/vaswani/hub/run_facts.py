@@ -111,11 +111,11 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 
 def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:
-    """How many a model of this shape has, without making room for them (see `model_without_room`)."""
-    return model_without_room(config, auto_class).num_parameters()
+    """How many a model of this shape has, without making room for them (see `meta_model`)."""
+    return meta_model(config, auto_class).num_parameters()
 
 
-def model_without_room(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedModel:
+def meta_model(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedModel:
     """A model on the meta device, whose parameters have shapes and no values.
 
     Args:
@@ -129,7 +129,7 @@ def model_without_room(config: PreTrainedConfig, auto_class: Any = None) -> PreT
 
 
 def auto_class_of(config: PreTrainedConfig) -> Any:
-    """The Auto class of the class that a configuration names (see `model_without_room`)."""
+    """The Auto class of the class that a configuration names (see `meta_model`)."""
     names = config.architectures or ()
     for auto_class in _AUTO_CLASSES:
         known = auto_class._model_mapping.get(type(config), None)
