@@ -3,40 +3,41 @@
     python benchmarks/sparse_profile.py [--length N] [--block-size B]
 
 One sequence, 8 heads of width 64, float32, forward and backward on one thread, on which the kernel runs as it
-does on each of several. The operators of PyTorch are added up by what they are for; what remains is calling
-them, Python included.
+does on each of several. The kernel's own clock tells its stages apart; what PyTorch does around it is the
+rest of the time that passes. Medians of five steps, after one of warm-up.
 """
 
 import argparse
+import statistics
+import time
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import side_by_side
 from sparse_attention import HEADS, OURS, Setting, flops, our_pattern, prepare
-from vaswani.model.sparse_fused import fastest_way
+from vaswani.model import sparse_native
+from vaswani.model.sparse_attention import shows_everything
 
-PURPOSES = {
-    "matrix products": ("aten::bmm", "aten::baddbmm"),
-    "softmax and its gradient": tuple(
-        f"aten::{name}" for name in ("amax", "sub_", "exp2_", "sum", "div_", "mul", "mul_")
-    ),
-    "gathering keys and values": ("aten::index_select", "aten::index"),
-    "adding up the gradients of keys and values": ("aten::index_add_", "aten::scatter_add_"),
-    "copies and zeros": ("aten::copy_", "aten::fill_", "aten::zero_"),
-}
-REST = "calling the operators, and all else"
+STAGES = ("matrix products", "softmax and its gradient", "transposing, zeros and scaling")
+REST = "around the kernel: new memory, calls"
+STEPS = 5
 
 
-def seconds_by_purpose(setting: Setting) -> dict[str, float]:
-    """Of one step, after one of warm-up; the last is the rest of all."""
-    step = prepare(setting)
-    step()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+def seconds_by_stage(setting: Setting) -> dict[str, float]:
+    """Of one step; the last is the rest of all."""
+    taken: dict[str, list[float]] = {stage: [] for stage in (*STAGES, REST)}
+    for turn in range(STEPS + 1):
+        step = prepare(setting)
+        sparse_native.stage_seconds = seconds = torch.zeros(len(STAGES), dtype=torch.float64)
+        start = time.perf_counter()
         step()
-    events = {event.key: event.self_cpu_time_total / 1e6 for event in profiler.key_averages()}
-    seconds = {purpose: sum(events.get(name, 0.0) for name in names) for purpose, names in PURPOSES.items()}
-    return {**seconds, REST: sum(events.values()) - sum(seconds.values())}
+        total = time.perf_counter() - start
+        if turn:
+            for stage, spent in zip(STAGES, seconds.tolist(), strict=True):
+                taken[stage].append(spent)
+            taken[REST].append(total - seconds.sum().item())
+    sparse_native.stage_seconds = None
+    return {stage: statistics.median(times) for stage, times in taken.items()}
 
 
 def main() -> None:
@@ -48,11 +49,13 @@ def main() -> None:
     side_by_side.quiet()
     torch.set_num_threads(1)
     setting = Setting(OURS, args.block_size, args.length)
-    if fastest_way(our_pattern(args.block_size), args.length) is not None:
+    if shows_everything(our_pattern(args.block_size), args.length):
         raise SystemExit(
-            f"{args.length} tokens in blocks of {args.block_size} go to fused attention; raise --length."
+            f"{args.length} tokens in blocks of {args.block_size} all see each other; raise --length."
         )
-    seconds = seconds_by_purpose(setting)
+    seconds = seconds_by_stage(setting)
+    if not seconds[STAGES[0]]:
+        raise SystemExit("There is no C++ kernel here to profile; see CONTRIBUTING.md on VASWANI_COMPILE.")
 
     print(side_by_side.describe_setting("random numbers", [1]))
     print(f"{args.length:,} tokens, {HEADS} heads, blocks of {our_pattern(args.block_size).block_size}")

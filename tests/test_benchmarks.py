@@ -139,8 +139,7 @@ def test_sparse_profile():
         if len(cells) == 5 and "%" in cells[3]
     }
     assert sum(shares.values()) == pytest.approx(100, abs=4)
-    others = [shares["softmax and its gradient"], shares["gathering keys and values"]]
-    assert shares["matrix products"] > max(others) >= min(others) > 0
+    assert shares["matrix products"] > shares["softmax and its gradient"] > 0
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Sparse attention equals dense attention under the pattern's mask, outputs and gradients."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,16 +11,17 @@ from torch import nn
 
 from sparse_reference import PADDINGS, any_pattern, assert_equal, dense_reference, paddings, states
 from vaswani.model import sparse_attention as module
-from vaswani.model import sparse_kernel
-from vaswani.model.sparse_attention import sparse_attention
+from vaswani.model import sparse_operators
+from vaswani.model.sparse_attention import shows_everything, sparse_attention
 from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern
 
 
 @pytest.fixture(autouse=True)
-def only_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short sequences, which most tests have, would be left to fused attention."""
-    monkeypatch.setattr(module, "fused_sparse_attention", lambda *arguments: None)
+def only_the_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences, which most tests have, could be left to dense attention."""
+    if "dense_calls" not in request.fixturenames:
+        monkeypatch.setattr(module, "shows_everything", lambda pattern, length: False)
 
 
 def assert_equal_to_dense(
@@ -57,11 +59,53 @@ def test_how_much_is_computed_at_a_time_changes_nothing(
     chunk: int, tile: int, padding: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One query block or two, tiles that end within a block, tiles whose keys are all padding, and so on."""
-    monkeypatch.setattr(sparse_kernel, "CHUNK", chunk)
-    monkeypatch.setattr(sparse_kernel, "TILE", tile)
-    sparse_kernel._chunks.cache_clear()
+    monkeypatch.setattr(sparse_operators, "CHUNK", chunk)
+    monkeypatch.setattr(sparse_operators, "TILE", tile)
+    sparse_operators._chunks.cache_clear()
     assert_equal_to_dense(SparsePattern(num_heads=2, block_size=16, causal=causal), 150, padding)
-    sparse_kernel._chunks.cache_clear()
+    sparse_operators._chunks.cache_clear()
+
+
+@pytest.fixture
+def dense_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each call of dense attention or of the kernels."""
+    calls: list[str] = []
+    for name in ("_dense_attention", "sparse_attention_kernel"):
+        function = getattr(module, name)
+        spy = lambda *a, name=name, function=function: (calls.append(name), function(*a))[1]  # noqa: E731
+        monkeypatch.setattr(module, name, spy)
+    return calls
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 15, 33, 48])
+def test_all_pairs_are_dense_attention(
+    length: int, causal: bool, padding: str, dense_calls: list[str]
+) -> None:
+    assert_equal_to_dense(SparsePattern(num_heads=2, block_size=16, causal=causal), length, padding)
+    assert dense_calls == ["_dense_attention"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(pattern=any_pattern, global_tokens=st.integers(0, 20), length=st.integers(1, 90))
+def test_dense_attention_takes_what_shows_all_pairs(
+    pattern: SparsePattern, global_tokens: int, length: int
+) -> None:
+    if global_tokens:
+        pattern = replace(pattern, global_blocks=0, global_tokens=global_tokens)
+    visible = pattern.to_dense(length)
+    expected = visible | torch.ones(length, length).triu(1).bool() if pattern.causal else visible
+    assert shows_everything(pattern, length) == expected.all()
+
+
+def test_the_scaling_moves_dense_attention_and_the_kernels(dense_calls: list[str]) -> None:
+    pattern = SparsePattern(num_heads=2, block_size=16)
+    for length in (16, 200):
+        query, key, value = states(1, 2, length, 8)
+        actual = sparse_attention(query, key, value, pattern, scaling=2.0)
+        torch.testing.assert_close(actual, sparse_attention(2 * 8**0.5 * query, key, value, pattern))
+    assert set(dense_calls) == {"_dense_attention", "sparse_attention_kernel"}
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -168,8 +212,8 @@ def test_the_number_of_threads_changes_nothing_and_stays() -> None:
 def test_dropout_is_the_same_in_the_backward_pass_on_other_threads(monkeypatch) -> None:
     """Of chunks with an odd number of weights, for each number that is drawn decides over four."""
     pattern = SparsePattern(num_heads=1, block_size=5, window_blocks=1, global_blocks=0, random_blocks=2)
-    monkeypatch.setattr(sparse_kernel, "CHUNK", 7 * 5 * 3 * 5)  # seven query blocks for each thread
-    sparse_kernel._chunks.cache_clear()
+    monkeypatch.setattr(sparse_operators, "CHUNK", 7 * 5 * 3 * 5)  # seven query blocks for each thread
+    sparse_operators._chunks.cache_clear()
     inputs = states(1, 1, 211, 4)
     before = torch.get_num_threads()
     gradients = []
@@ -182,7 +226,7 @@ def test_dropout_is_the_same_in_the_backward_pass_on_other_threads(monkeypatch) 
             gradients.append(torch.autograd.grad(output.sum(), inputs))
     finally:
         torch.set_num_threads(before)
-    sparse_kernel._chunks.cache_clear()
+    sparse_operators._chunks.cache_clear()
     for actual, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 

@@ -7,12 +7,13 @@ The truth is plain softmax attention under the pattern's dense mask; every kerne
 B batch · H heads · n tokens · D head width
 """
 
+from functools import lru_cache
+
 import torch
 from torch import nn
 from transformers.utils import is_tracing
 
 from .sparse_flex import flex_sparse_attention
-from .sparse_fused import fused_sparse_attention
 from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_blocks
 from .sparse_pattern import SparsePattern
 
@@ -47,10 +48,8 @@ def sparse_attention(
     _check_shapes(query, key, value, pattern, padding_mask)
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
-    if not dropout and not is_tracing(query):
-        output = fused_sparse_attention(query, key, value, pattern, padding_mask, scaling)
-        if output is not None:
-            return output
+    if not dropout and not is_tracing(query) and shows_everything(pattern, query.shape[-2]):
+        return _dense_attention(query, key, value, pattern.causal, padding_mask, scaling)
     has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
     if has_gap:  # fill it with tokens that nobody sees
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
@@ -71,6 +70,35 @@ def sparse_attention(
         end = pattern.global_tokens + pattern.gap
         output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
     return output
+
+
+@lru_cache(maxsize=4096)
+def shows_everything(pattern: SparsePattern, length: int) -> bool:
+    """Whether a short sequence of so many tokens is computed by dense attention, as all see all."""
+    num_blocks = pattern.num_blocks(length)
+    if num_blocks > pattern.in_blocks().global_blocks + pattern.window_blocks + pattern.random_blocks:
+        return False
+    visible = pattern.block_mask(num_blocks)
+    return bool((visible | visible.new_ones(visible.shape).triu(1) if pattern.causal else visible).all())
+
+
+def _dense_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    padding_mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Of a pattern that shows all pairs, by PyTorch's fused kernel, which is faster without a mask."""
+    mask = None
+    if padding_mask is not None and not padding_mask.all():
+        mask = padding_mask.bool()[:, None, None]
+        if causal:
+            mask = mask & mask.new_ones(query.shape[-2], query.shape[-2]).tril()
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal and mask is None, scale=scaling
+    )
 
 
 def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:

@@ -1,0 +1,100 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""C++ that is compiled on the machine it runs on, where there is a compiler, as `torch.compile` does.
+
+The library lies in the user's cache, under a name that changes with the source, the compiler and what it is
+told. Without a compiler, elsewhere than on Linux, on a processor without AVX2, and with `VASWANI_COMPILE=0`
+in the environment there is none, and PyTorch's operators do the work.
+"""
+
+import atexit
+import ctypes
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-mtune=native", "-fPIC", "-shared")
+TARGETS = {  # what PyTorch found the processor to be capable of
+    "AVX2": ("-mavx2", "-mfma", "-mf16c"),
+    "AVX512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
+}
+SECONDS = 120  # a compiler may take; it takes two or three
+
+
+def native_library(source: Path) -> ctypes.CDLL | None:
+    """The library of a C++ file, which is compiled if the cache has none; None where that cannot be.
+
+    Why it cannot be is logged: as a warning when the compiler failed, else as information.
+    """
+    compiler, target = _compiler(), TARGETS.get(torch.backends.cpu.get_cpu_capability())
+    obstacles = {
+        "VASWANI_COMPILE is 0": os.environ.get("VASWANI_COMPILE") == "0",
+        f"{sys.platform} is not linux": sys.platform != "linux",
+        f"the processor has none of {', '.join(TARGETS)}": target is None,
+        "its source is not there": not source.is_file(),  # as in a model's code that came from the Hub
+        f"there is no C++ compiler, neither CXX nor {', '.join(COMPILERS)}": compiler is None,
+    }
+    for obstacle, is_there in obstacles.items():
+        if is_there:
+            logger.info("%s is not compiled, as %s. PyTorch's operators compute.", source.name, obstacle)
+            return None
+    assert compiler is not None
+    assert target is not None
+    command = [*compiler, *FLAGS, *target]
+    try:
+        return ctypes.CDLL(str(_compiled(source, command)))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning(
+            "%s could not be compiled, and PyTorch's operators compute instead, more slowly: %s %s\n"
+            "Another compiler can be set as CXX; VASWANI_COMPILE=0 goes without.",
+            source.name,
+            error,
+            getattr(error, "stderr", None) or "",
+        )
+        return None
+
+
+def _compiler() -> list[str] | None:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        return chosen
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    return None if found is None else [found]
+
+
+def _compiled(source: Path, command: list[str]) -> Path:
+    """The library's path. Several processes may compile it at a time: whoever is last puts it there."""
+    version = sha256("\0".join([source.read_text(), *command]).encode()).hexdigest()[:16]
+    name = f"{source.stem}-{version}.so"
+    folder = _cache()
+    if not (folder / name).is_file():
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            built = Path(work, name)
+            arguments = [*command, "-o", str(built), str(source)]
+            subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=SECONDS)
+            built.replace(folder / name)
+    return folder / name
+
+
+def _cache() -> Path:
+    """Where libraries are kept: the user's cache, or where that cannot be written, for this process alone."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vaswani")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        own = tempfile.mkdtemp(prefix="vaswani-")
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        return Path(own)

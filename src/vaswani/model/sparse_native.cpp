@@ -1,0 +1,618 @@
+// Copyright 2026 The vaswani authors.
+// Licensed under the Apache License, Version 2.0.
+//
+// Sparse attention of float32 on the CPU, forward and backward. `sparse_native.py` compiles and calls it.
+//
+// A query block takes the key blocks that it sees one after the other, as FlashAttention does (Dao et al.,
+// 2022, arXiv:2205.14135): their weights, b x b of them, never leave the core's caches, and keys and values
+// are read where they lie. Weights are transposed, a row for each key. So softmax needs nothing but vectors of
+// queries, and the right operand of every product lies row by row.
+//
+// n tokens, N blocks of b tokens, D head width, L key blocks at most for each query block, G query blocks that
+// see everything. b and D are multiples of WIDTH.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;  // floats in a vector
+constexpr int ROWS = 8;    // of a product that are held in registers at a time, two vectors of each
+#else
+constexpr int WIDTH = 8;
+constexpr int ROWS = 6;
+#endif
+constexpr float LOWEST = -FLT_MAX;
+constexpr float LOG2_E = 1.4426950408889634f;  // scores are in powers of two: 2^x is cheaper than e^x
+
+typedef float Vector __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH), aligned(4)));
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+inline void store(float* to, Vector values) { *reinterpret_cast<Vector*>(to) = values; }
+inline Vector all(float value) { return value - Vector{}; }  // `+` would cost an addition, for -0
+inline Vector larger(Vector left, Vector right) { return left > right ? left : right; }
+
+float sum(Vector values) {
+  float total = 0;
+  for (int i = 0; i < WIDTH; i++) total += values[i];
+  return total;
+}
+
+// 2^x of x <= 0 with a relative error of 1e-7, and 0 below 2^-126. The whole part of x goes into the exponent;
+// for the rest, within half, the polynomial of degree 6 has the least largest relative error (by Lawson's
+// algorithm).
+inline Vector exp2(Vector x) {
+  const Vector magic = all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to a whole number
+  x = x < all(-127.0f) ? all(-127.0f) : x;
+  Vector shifted = x + magic;
+  Vector rest = x - (shifted - magic);
+  Vector power = all(1.5353362e-4f);
+  for (float coefficient : {1.3398875e-3f, 9.6184369e-3f, 5.5503324e-2f, 2.4022648e-1f, 6.9314718e-1f, 1.0f})
+    power = power * rest + coefficient;
+  return (Vector)((Integers)power + ((Integers)shifted << 23));
+}
+
+// ROWS_HELD rows and VECTORS vectors of `add * C + A B`, where A[m][k] is a[m * row + k * column].
+template <int ROWS_HELD, int VECTORS>
+inline void product_tile(int64_t inner, const float* a, int64_t row, int64_t column, const float* b, float* c,
+                         int64_t width, bool add) {
+  Vector sums[ROWS_HELD][VECTORS] = {};
+  for (int64_t k = 0; k < inner; k++) {
+    Vector right[VECTORS];
+    for (int v = 0; v < VECTORS; v++) right[v] = load(b + k * width + v * WIDTH);
+    for (int m = 0; m < ROWS_HELD; m++) {
+      Vector left = all(a[m * row + k * column]);
+      for (int v = 0; v < VECTORS; v++) sums[m][v] += left * right[v];
+    }
+  }
+  for (int m = 0; m < ROWS_HELD; m++)
+    for (int v = 0; v < VECTORS; v++) {
+      float* place = c + m * width + v * WIDTH;
+      store(place, add ? load(place) + sums[m][v] : sums[m][v]);
+    }
+}
+
+// The rows that are left, fewer than ROWS, all at once.
+template <int ROWS_HELD, int VECTORS>
+inline void last_rows(int64_t count, int64_t inner, const float* a, int64_t row, int64_t column, const float* b,
+                      float* c, int64_t width, bool add) {
+  if constexpr (ROWS_HELD > 0) {
+    if (count == ROWS_HELD)
+      product_tile<ROWS_HELD, VECTORS>(inner, a, row, column, b, c, width, add);
+    else
+      last_rows<ROWS_HELD - 1, VECTORS>(count, inner, a, row, column, b, c, width, add);
+  }
+}
+
+template <int VECTORS>
+inline void product_columns(int64_t rows, int64_t inner, const float* a, int64_t row, int64_t column,
+                            const float* b, float* c, int64_t width, bool add) {
+  int64_t m = 0;
+  for (; m + ROWS <= rows; m += ROWS)
+    product_tile<ROWS, VECTORS>(inner, a + m * row, row, column, b, c + m * width, width, add);
+  last_rows<ROWS - 1, VECTORS>(rows - m, inner, a + m * row, row, column, b, c + m * width, width, add);
+}
+
+// C [rows, width] = A [rows, inner] B [inner, width], added to what is there or in its place.
+template <bool A_IS_TRANSPOSED>
+__attribute__((noinline)) void product(int64_t rows, int64_t width, int64_t inner, const float* a,
+                                       const float* b, float* c, bool add) {
+  const int64_t row = A_IS_TRANSPOSED ? 1 : inner, column = A_IS_TRANSPOSED ? rows : 1;
+  int64_t n = 0;
+  for (; n + 2 * WIDTH <= width; n += 2 * WIDTH)
+    product_columns<2>(rows, inner, a, row, column, b + n, c + n, width, add);
+  if (n < width) product_columns<1>(rows, inner, a, row, column, b + n, c + n, width, add);
+}
+
+void transpose(const float* from, int64_t rows, int64_t columns, float factor, float* to) {
+  for (int64_t first = 0; first < rows; first += WIDTH)
+    for (int64_t column = 0; column < columns; column++)
+      for (int64_t row = first; row < first + WIDTH; row++)
+        to[column * rows + row] = factor * from[row * columns + column];
+}
+
+uint64_t mix(uint64_t number) {  // SplitMix64 (Steele et al., 2014)
+  number += 0x9E3779B97F4A7C15;
+  number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9;
+  number = (number ^ (number >> 27)) * 0x94D049BB133111EB;
+  return number ^ (number >> 31);
+}
+
+// What weights are multiplied by: 0 or 1 / (1 - p). It hangs on the seed and the weight's place alone, so that
+// the backward pass draws it again.
+struct Dropout {
+  uint32_t dropped_levels;  // of 65,536
+  uint64_t seed;            // of this sequence and head
+
+  struct OfPair {
+    uint32_t key, dropped_levels;
+    Vector scale;
+
+    Vector factors(int64_t place) const {
+      Unsigned number = Unsigned{} + static_cast<uint32_t>(place);
+      for (int i = 0; i < WIDTH; i++) number[i] += i;
+      number = number * 0x9E3779B1u + key;
+      for (uint32_t multiplier : {0x85EBCA6Bu, 0xC2B2AE35u}) {  // MurmurHash3's finalizer (Appleby, 2011)
+        number ^= number >> 16;
+        number *= multiplier;
+      }
+      Integers level = (Integers)(number >> 16);
+      return level >= static_cast<int32_t>(dropped_levels) ? scale : Vector{};
+    }
+  };
+
+  OfPair of(int64_t pair) const {
+    auto key = static_cast<uint32_t>(mix(seed + static_cast<uint64_t>(pair)));
+    return {key, dropped_levels, all(65536.0f / static_cast<float>(65536 - dropped_levels))};
+  }
+};
+
+// How numbers are stored; all are computed with in float32.
+enum class Stored : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+float widen(float value) { return value; }
+float widen(_Float16 value) { return static_cast<float>(value); }
+float widen(BFloat16 value) {
+  const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
+  float number;
+  std::memcpy(&number, &wide, 4);
+  return number;
+}
+
+void narrow(float value, float* to) { *to = value; }
+void narrow(float value, _Float16* to) { *to = static_cast<_Float16>(value); }
+void narrow(float value, BFloat16* to) {  // to the nearest, and of two to the even one
+  uint32_t wide;
+  std::memcpy(&wide, &value, 4);
+  to->bits = value != value ? 0x7FC0 : static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
+}
+
+// States [B, H, n, D]; the D numbers of a row lie next to each other.
+struct States {
+  char* first;
+  int64_t batch, head, row;  // bytes from one to the next
+};
+
+constexpr int64_t LINE = 16;  // floats; scratch is handed out in whole cache lines
+
+int64_t whole_lines(int64_t count) { return (count + LINE - 1) / LINE * LINE; }
+
+// What the functions at the end are called with; `sparse_native.py` has the same structure.
+struct Call {
+  int64_t batch, heads, length, num_blocks, size, width;  // B, H, n, N, b, D
+  int64_t num_seen, num_global_rows;                      // L, G
+  int64_t causal, num_threads, num_segments, dropped_levels, seed;
+  Stored stored;
+  double scaling;
+  States query, key, value, output, upstream, grad_query, grad_key, grad_value;
+  const float* bias;          // [B, N + 1, b], of each key 0 or, if it is hidden, less; the last is no block
+  const int64_t* key_blocks;  // [H, N - G, L], N where there is none
+  float* log_sums;            // [B, H, N * b], log2 of the sum of 2^score of each row
+  float* scratch;             // [threads, num_scratch]
+  float* partial;             // [B, H, segments, 2, N * b, D], gradients of keys and values, or null
+  double* seconds;            // [3], what each stage takes in one thread, or null
+
+  int64_t head_size() const { return num_blocks * size * width; }
+
+  int64_t num_scratch() const {  // floats of each thread: what `differentiate` takes, which is more
+    return 8 * whole_lines(head_size()) + 3 * whole_lines(size * width) + 3 * whole_lines(size * size) +
+           3 * whole_lines(size);
+  }
+};
+
+enum Stage { PRODUCTS, SOFTMAX, REST };
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* seconds) : seconds(seconds) { lap(REST); }
+
+  // What has passed since the last lap was this stage.
+  void lap(Stage stage) {
+    if (seconds == nullptr) return;
+    const Clock::time_point now = Clock::now();
+    if (before != Clock::time_point()) seconds[stage] += std::chrono::duration<double>(now - before).count();
+    before = now;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double* const seconds;
+  Clock::time_point before;
+};
+
+// Blocks of a sequence, from one to before another.
+struct Range {
+  int64_t first, end;
+};
+
+// A segment of one sequence of one head, and the memory of the thread that computes it. Where there are fewer
+// heads than threads, each head's query blocks are divided into segments.
+class Head {
+ public:
+  const Call& call;
+  const int64_t size, width, num_blocks;
+  const Range everything, own;  // all blocks, and the query blocks of this segment
+  Stopwatch watch;
+
+  Head(const Call& call, int64_t place, int64_t segment, float* scratch)
+      : call(call),
+        size(call.size),
+        width(call.width),
+        num_blocks(call.num_blocks),
+        everything{0, num_blocks},
+        own{start_of(segment), start_of(segment + 1)},
+        watch(call.seconds),
+        sequence(place / call.heads),
+        head(place % call.heads),
+        segment(segment),
+        scratch(scratch),
+        dropout{static_cast<uint32_t>(call.dropped_levels),
+                mix(static_cast<uint64_t>(call.seed) + mix(static_cast<uint64_t>(place)))} {}
+
+  float* take(int64_t count) {
+    float* taken = scratch;
+    scratch += whole_lines(count);
+    return taken;
+  }
+
+  // States of this head as float32 [N * b, D]: where they lie if they can be; else a copy of some blocks,
+  // filled up with zeros.
+  const float* read(const States& states, Range range) {
+    if (lie_ready(states)) return row<float>(states, 0);
+    float* copy = take(call.head_size());
+    if (call.stored == Stored::FLOAT32) widen_rows<float>(states, range, copy);
+    if (call.stored == Stored::BFLOAT16) widen_rows<BFloat16>(states, range, copy);
+    if (call.stored == Stored::FLOAT16) widen_rows<_Float16>(states, range, copy);
+    std::memset(copy + call.length * width, 0, sizeof(float) * (call.head_size() - call.length * width));
+    return copy;
+  }
+
+  // Where to write a result [N * b, D]; `finish` then has some blocks of it in the states.
+  float* write(const States& states) {
+    return lie_ready(states) ? row<float>(states, 0) : take(call.head_size());
+  }
+
+  void finish(const float* result, const States& states, Range range) const {
+    if (lie_ready(states) && result == row<float>(states, 0)) return;
+    if (call.stored == Stored::FLOAT32) narrow_rows<float>(result, range, states);
+    if (call.stored == Stored::BFLOAT16) narrow_rows<BFloat16>(result, range, states);
+    if (call.stored == Stored::FLOAT16) narrow_rows<_Float16>(result, range, states);
+  }
+
+  // This segment's part of the gradients of all keys (0) or values (1): [N * b, D].
+  float* partial(int64_t which) const {
+    const int64_t place = sequence * call.heads + head;
+    return call.partial + ((place * call.num_segments + segment) * 2 + which) * call.head_size();
+  }
+
+  template <class Number>
+  Number* block(Number* states, int64_t i) const {
+    return states + i * size * width;
+  }
+
+  float* log_sums(int64_t i) const {
+    return call.log_sums + ((sequence * call.heads + head) * num_blocks + i) * size;
+  }
+
+  // Calls `work(j)` for each key block that a query block sees and of which not all keys are hidden; meanwhile
+  // the rows of the next one come into the cache.
+  template <class Work>
+  void for_each_key_block(int64_t i, std::initializer_list<const float*> states, Work work) const {
+    const int64_t count = num_seen(i);
+    for (int64_t l = 0; l < count; l++) {
+      const int64_t j = key_block(i, l);
+      int64_t next = num_blocks;
+      if (l + 1 < count) next = key_block(i, l + 1);
+      else if (i + 1 < own.end) next = key_block(i + 1, 0);
+      if (next < num_blocks)
+        for (const float* each : states) prefetch(block(each, next));
+      if (j < num_blocks && shows_any(j)) work(j);
+    }
+  }
+
+  // What a query block, transposed and scaled [D, b], scores with a key block, by key: [b, b].
+  void score(int64_t i, int64_t j, const float* queries, const float* keys, float* scores) {
+    product<false>(size, size, width, block(keys, j), queries, scores, false);
+    watch.lap(PRODUCTS);
+    const float* bias = bias_of(j);
+    for (int64_t y = 0; y < size; y++) {
+      if (bias[y] != 0)
+        for (int64_t x = 0; x < size; x += WIDTH) store(scores + y * size + x, all(LOWEST));
+      if (call.causal && i == j)
+        for (int64_t x = 0; x < y; x++) scores[y * size + x] = LOWEST;
+    }
+  }
+
+  bool drops() const { return call.dropped_levels > 0; }
+
+  Dropout::OfPair dropout_of(int64_t i, int64_t j) const { return dropout.of(i * num_blocks + j); }
+
+ private:
+  const int64_t sequence, head, segment;
+  float* scratch;
+  const Dropout dropout;
+
+  int64_t num_seen(int64_t i) const { return i < call.num_global_rows ? num_blocks : call.num_seen; }
+
+  // The first query block of a segment: before it lies as much work as it should.
+  int64_t start_of(int64_t segment) const {
+    const int64_t global = call.num_global_rows;
+    const int64_t work = global * num_blocks + (num_blocks - global) * call.num_seen;
+    int64_t i = 0;
+    for (int64_t before = 0; i < num_blocks && before * call.num_segments < segment * work; i++)
+      before += num_seen(i);
+    return i;
+  }
+
+  // The l-th key block that a query block sees; N if there is none.
+  int64_t key_block(int64_t i, int64_t l) const {
+    if (i < call.num_global_rows) return l;
+    const int64_t row = head * (num_blocks - call.num_global_rows) + i - call.num_global_rows;
+    return call.key_blocks[row * call.num_seen + l];
+  }
+
+  void prefetch(const float* rows) const {
+    for (int64_t place = 0; place < size * width; place += LINE) __builtin_prefetch(rows + place);
+  }
+
+  bool lie_ready(const States& states) const {
+    return call.stored == Stored::FLOAT32 && call.length == num_blocks * size &&
+           states.row == static_cast<int64_t>(sizeof(float)) * width;
+  }
+
+  template <class Number>
+  Number* row(const States& states, int64_t i) const {
+    const int64_t place = sequence * states.batch + head * states.head + i * states.row;
+    return reinterpret_cast<Number*>(states.first + place);
+  }
+
+  Range rows(Range blocks) const { return {blocks.first * size, std::min(blocks.end * size, call.length)}; }
+
+  template <class Number>
+  void widen_rows(const States& states, Range range, float* to) const {
+    for (int64_t i = rows(range).first; i < rows(range).end; i++)
+      for (int64_t d = 0; d < width; d++) to[i * width + d] = widen(row<Number>(states, i)[d]);
+  }
+
+  template <class Number>
+  void narrow_rows(const float* from, Range range, const States& states) const {
+    for (int64_t i = rows(range).first; i < rows(range).end; i++)
+      for (int64_t d = 0; d < width; d++) narrow(from[i * width + d], row<Number>(states, i) + d);
+  }
+
+  const float* bias_of(int64_t j) const { return call.bias + (sequence * (num_blocks + 1) + j) * size; }
+
+  bool shows_any(int64_t j) const {
+    const float* bias = bias_of(j);
+    return std::any_of(bias, bias + size, [](float each) { return each == 0; });
+  }
+};
+
+// The output of a query block as it grows. Sums so far are relative to the highest score so far.
+class Output {
+ public:
+  Output(const Head& head, float* result, float* highest, float* total, float* fading)
+      : head(head), result(result), highest(highest), total(total), fading(fading) {
+    std::fill_n(highest, head.size, LOWEST);
+    std::fill_n(total, head.size, 0.0f);
+    std::fill_n(result, head.size * head.width, 0.0f);
+  }
+
+  // Scores by key [b, b] become weights; what there is fades by how much higher the highest is now.
+  void weigh(float* scores) {
+    const int64_t size = head.size;
+    for (int64_t x = 0; x < size; x += WIDTH) {
+      const Vector before = load(highest + x);
+      Vector now = before, sum = {};
+      for (int64_t y = 0; y < size; y++) now = larger(load(scores + y * size + x), now);
+      for (int64_t y = 0; y < size; y++) {
+        const Vector weights = exp2(load(scores + y * size + x) - now);
+        store(scores + y * size + x, weights);
+        sum += weights;
+      }
+      store(fading + x, exp2(before - now));
+      store(highest + x, now);
+      store(total + x, load(total + x) * load(fading + x) + sum);
+    }
+    for (int64_t x = 0; x < size; x++)
+      if (fading[x] != 1) scale_row(x, fading[x]);
+  }
+
+  // Divides by the sums. A row that sees nothing becomes zero and its sum infinite, so that its weights are
+  // zero in the backward pass.
+  void finish(float* log_sums) {
+    for (int64_t x = 0; x < head.size; x++) {
+      const bool is_empty = highest[x] <= LOWEST / 2;
+      scale_row(x, is_empty ? 0 : 1 / total[x]);
+      log_sums[x] = is_empty ? INFINITY : highest[x] + std::log2(total[x]);
+    }
+  }
+
+ private:
+  const Head& head;
+  float *const result, *const highest, *const total, *const fading;
+
+  void scale_row(int64_t x, float factor) {
+    float* row = result + x * head.width;
+    for (int64_t d = 0; d < head.width; d += WIDTH) store(row + d, load(row + d) * factor);
+  }
+};
+
+void drop(const Dropout::OfPair& dropout, int64_t count, float* weights) {
+  for (int64_t place = 0; place < count; place += WIDTH)
+    store(weights + place, load(weights + place) * dropout.factors(place));
+}
+
+void attend(Head head) {
+  const Call& call = head.call;
+  const int64_t size = head.size, width = head.width;
+  const float* query = head.read(call.query, head.own);
+  const float *key = head.read(call.key, head.everything), *value = head.read(call.value, head.everything);
+  float* output = head.write(call.output);
+  float *queries = head.take(size * width), *weights = head.take(size * size);
+  float *highest = head.take(size), *total = head.take(size), *fading = head.take(size);
+  for (int64_t i = head.own.first; i < head.own.end; i++) {
+    float* result = head.block(output, i);
+    transpose(head.block(query, i), size, width, LOG2_E * static_cast<float>(call.scaling), queries);
+    Output of_block(head, result, highest, total, fading);
+    head.for_each_key_block(i, {key, value}, [&](int64_t j) {
+      head.watch.lap(REST);
+      head.score(i, j, queries, key, weights);
+      of_block.weigh(weights);
+      if (head.drops()) drop(head.dropout_of(i, j), size * size, weights);
+      head.watch.lap(SOFTMAX);
+      product<true>(size, width, size, weights, head.block(value, j), result, true);
+      head.watch.lap(PRODUCTS);
+    });
+    of_block.finish(head.log_sums(i));
+  }
+  head.finish(output, call.output, head.own);
+  head.watch.lap(REST);
+}
+
+// A query block of the backward pass: its queries scaled, its queries and its output's gradient transposed, and
+// the sums of its weights times their gradients.
+struct QueryBlock {
+  float *scaled, *queries, *upstream, *row_sums;
+
+  void set(const Head& head, const float* query, const float* grad, const float* output) {
+    const int64_t size = head.size, width = head.width;
+    const auto scaling = static_cast<float>(head.call.scaling);
+    transpose(query, size, width, LOG2_E * scaling, queries);
+    transpose(grad, size, width, 1, upstream);
+    for (int64_t x = 0; x < size; x++) {  // those sums are the output's times its gradient (section B.2)
+      Vector products = {};
+      for (int64_t d = x * width; d < (x + 1) * width; d += WIDTH) {
+        products += load(grad + d) * load(output + d);
+        store(scaled + d, load(query + d) * scaling);
+      }
+      row_sums[x] = sum(products);
+    }
+  }
+};
+
+// Scores by key become weights: 2^(score - log-sum).
+void weigh(const float* log_sums, int64_t size, float* scores) {
+  for (int64_t y = 0; y < size; y++)
+    for (int64_t x = 0; x < size; x += WIDTH) {
+      float* place = scores + y * size + x;
+      store(place, exp2(load(place) - load(log_sums + x)));
+    }
+}
+
+// The gradients of weights, by key, become those of scores: weights * (gradients - row sums).
+void differentiate_softmax(const float* weights, const float* row_sums, int64_t size, float* gradients) {
+  for (int64_t y = 0; y < size; y++)
+    for (int64_t x = 0; x < size; x += WIDTH) {
+      const int64_t place = y * size + x;
+      store(gradients + place, load(weights + place) * (load(gradients + place) - load(row_sums + x)));
+    }
+}
+
+void differentiate(Head head) {
+  const Call& call = head.call;
+  const bool is_whole = call.num_segments == 1;
+  const int64_t size = head.size, width = head.width, pairs = size * size;
+  const float *query = head.read(call.query, head.own), *upstream = head.read(call.upstream, head.own);
+  const float* output = head.read(call.output, head.own);
+  const float *key = head.read(call.key, head.everything), *value = head.read(call.value, head.everything);
+  float* grad_query = head.write(call.grad_query);
+  float* grad_key = is_whole ? head.write(call.grad_key) : head.partial(0);
+  float* grad_value = is_whole ? head.write(call.grad_value) : head.partial(1);
+  std::fill_n(grad_key, call.head_size(), 0.0f);
+  std::fill_n(grad_value, call.head_size(), 0.0f);
+  const int64_t states = size * width;
+  QueryBlock block = {head.take(states), head.take(states), head.take(states), head.take(size)};
+  float *weights = head.take(pairs), *dropped = head.take(pairs), *gradients = head.take(pairs);
+  for (int64_t i = head.own.first; i < head.own.end; i++) {
+    const float* grad = head.block(upstream, i);
+    float* of_query = head.block(grad_query, i);
+    std::fill_n(of_query, size * width, 0.0f);
+    block.set(head, head.block(query, i), grad, head.block(output, i));
+    head.for_each_key_block(i, {key, value, grad_key, grad_value}, [&](int64_t j) {
+      head.watch.lap(REST);
+      head.score(i, j, block.queries, key, weights);
+      weigh(head.log_sums(i), size, weights);
+      head.watch.lap(SOFTMAX);
+      product<false>(size, size, width, head.block(value, j), block.upstream, gradients, false);
+      head.watch.lap(PRODUCTS);
+      const float* of_values = weights;
+      if (head.drops()) {
+        std::copy_n(weights, pairs, dropped);
+        drop(head.dropout_of(i, j), pairs, dropped);
+        drop(head.dropout_of(i, j), pairs, gradients);
+        of_values = dropped;
+      }
+      differentiate_softmax(weights, block.row_sums, size, gradients);
+      head.watch.lap(SOFTMAX);
+      product<false>(size, width, size, of_values, grad, head.block(grad_value, j), true);
+      product<false>(size, width, size, gradients, block.scaled, head.block(grad_key, j), true);
+      product<true>(size, width, size, gradients, head.block(key, j), of_query, true);
+      head.watch.lap(PRODUCTS);
+    });
+    for (int64_t d = 0; d < size * width; d += WIDTH)
+      store(of_query + d, load(of_query + d) * static_cast<float>(call.scaling));
+  }
+  head.finish(grad_query, call.grad_query, head.own);
+  if (is_whole) {
+    head.finish(grad_key, call.grad_key, head.everything);
+    head.finish(grad_value, call.grad_value, head.everything);
+  }
+  head.watch.lap(REST);
+}
+
+// The segments' gradients of a head's keys and values, always in one order, so that each run adds alike.
+void add_up(const Call& call, int64_t place) {
+  const States* results[] = {&call.grad_key, &call.grad_value};
+  const Head first(call, place, 0, nullptr);
+  for (int64_t which = 0; which < 2; which++) {
+    float* total = first.partial(which);
+    for (int64_t segment = 1; segment < call.num_segments; segment++) {
+      const float* part = Head(call, place, segment, nullptr).partial(which);
+      for (int64_t d = 0; d < call.head_size(); d += WIDTH) store(total + d, load(total + d) + load(part + d));
+    }
+    first.finish(total, *results[which], first.everything);
+  }
+}
+
+template <class Work>
+void for_each_segment(const Call& call, Work work) {
+#pragma omp parallel for schedule(dynamic) num_threads(static_cast<int>(call.num_threads))
+  for (int64_t task = 0; task < call.batch * call.heads * call.num_segments; task++) {
+    float* scratch = call.scratch + omp_get_thread_num() * call.num_scratch();
+    work(Head(call, task / call.num_segments, task % call.num_segments, scratch));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t vaswani_vector_width() { return WIDTH; }
+
+int64_t vaswani_num_scratch(const Call* call) { return call->num_scratch(); }
+
+void vaswani_sparse_attention(const Call* call) { for_each_segment(*call, attend); }
+
+void vaswani_sparse_attention_backward(const Call* call) {
+  for_each_segment(*call, differentiate);
+  if (call->num_segments == 1) return;
+#pragma omp parallel for schedule(dynamic) num_threads(static_cast<int>(call->num_threads))
+  for (int64_t place = 0; place < call->batch * call->heads; place++) add_up(*call, place);
+}
+
+}  // extern "C"
