@@ -308,18 +308,11 @@ class Head {
     return call.log_sums + ((sequence * call.heads + head) * num_blocks + i) * size;
   }
 
-  // Calls `work(j)` for each key block that a query block sees and of which not all keys are hidden; meanwhile
-  // the rows of the next one come into the cache.
+  // Calls `work(j)` for each key block that a query block sees and of which not all keys are hidden.
   template <class Work>
-  void for_each_key_block(int64_t i, std::initializer_list<const float*> states, Work work) const {
-    const int64_t count = num_seen(i);
-    for (int64_t l = 0; l < count; l++) {
+  void for_each_key_block(int64_t i, Work work) const {
+    for (int64_t l = 0; l < num_seen(i); l++) {
       const int64_t j = key_block(i, l);
-      int64_t next = num_blocks;
-      if (l + 1 < count) next = key_block(i, l + 1);
-      else if (i + 1 < own.end) next = key_block(i + 1, 0);
-      if (next < num_blocks)
-        for (const float* each : states) prefetch(block(each, next));
       if (j < num_blocks && shows_any(j)) work(j);
     }
   }
@@ -363,10 +356,6 @@ class Head {
     if (i < call.num_global_rows) return l;
     const int64_t row = head * (num_blocks - call.num_global_rows) + i - call.num_global_rows;
     return call.key_blocks[row * call.num_seen + l];
-  }
-
-  void prefetch(const float* rows) const {
-    for (int64_t place = 0; place < size * width; place += LINE) __builtin_prefetch(rows + place);
   }
 
   bool lie_ready(const States& states) const {
@@ -469,7 +458,7 @@ void attend(Head head) {
     float* result = head.block(output, i);
     transpose(head.block(query, i), size, width, LOG2_E * static_cast<float>(call.scaling), queries);
     Output of_block(head, result, highest, total, fading);
-    head.for_each_key_block(i, {key, value}, [&](int64_t j) {
+    head.for_each_key_block(i, [&](int64_t j) {
       head.watch.lap(REST);
       head.score(i, j, queries, key, weights);
       of_block.weigh(weights);
@@ -543,7 +532,7 @@ void differentiate(Head head) {
     float* of_query = head.block(grad_query, i);
     std::fill_n(of_query, size * width, 0.0f);
     block.set(head, head.block(query, i), grad, head.block(output, i));
-    head.for_each_key_block(i, {key, value, grad_key, grad_value}, [&](int64_t j) {
+    head.for_each_key_block(i, [&](int64_t j) {
       head.watch.lap(REST);
       head.score(i, j, block.queries, key, weights);
       weigh(head.log_sums(i), size, weights);
