@@ -53,9 +53,11 @@ def main() -> None:
         raise SystemExit(
             f"{args.length} tokens in blocks of {args.block_size} all see each other; raise --length."
         )
+    if sparse_native.library() is None:
+        raise SystemExit(
+            "There is no kernel here to profile, as it takes a C++ compiler; try installing g++."
+        )
     seconds = seconds_by_stage(setting)
-    if not seconds[STAGES[0]]:
-        raise SystemExit("There is no C++ kernel here to profile; see CONTRIBUTING.md on VASWANI_COMPILE.")
 
     print(side_by_side.describe_setting("random numbers", [1]))
     print(f"{args.length:,} tokens, {HEADS} heads, blocks of {our_pattern(args.block_size).block_size}")

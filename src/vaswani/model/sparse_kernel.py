@@ -10,13 +10,13 @@ B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b to
 """
 
 from dataclasses import astuple
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from . import sparse_native, sparse_operators
 from .sparse_inputs import Inputs, compute_dtype, key_blocks
+from .sparse_native import attend_natively, can_compute, differentiate_natively
+from .sparse_operators import attend_by_operators, differentiate_by_operators
 from .sparse_pattern import SparsePattern
 
 
@@ -42,11 +42,6 @@ def _(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.
     return query_blocks.new_empty(drawn.num_heads, len(query_blocks), blocks)
 
 
-def _kernel(inputs: Inputs) -> ModuleType:
-    """The kernel that computes these inputs: in the backward pass the same as in the forward pass."""
-    return sparse_native if sparse_native.can_compute(inputs) else sparse_operators
-
-
 @torch.library.custom_op("vaswani::sparse_attention", mutates_args=())
 def sparse_attention_kernel(
     query: torch.Tensor,
@@ -61,7 +56,8 @@ def sparse_attention_kernel(
     """The output, and for the backward pass log2 Σ 2^score [B, H, N · b] of the scores of each row."""
     output, log_sums = _empty_results(query, pattern)
     inputs = Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
-    _kernel(inputs).attend(inputs, output, log_sums)
+    compute = attend_natively if can_compute(inputs) else attend_by_operators
+    compute(inputs, output, log_sums)
     return output, log_sums
 
 
@@ -87,11 +83,15 @@ def _backward(
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gradients = tuple(
-        torch.empty_like(states, memory_format=torch.contiguous_format) for states in (query, key, value)
+    contiguous = torch.contiguous_format
+    gradients = (
+        torch.empty_like(query, memory_format=contiguous),
+        torch.empty_like(key, memory_format=contiguous),
+        torch.empty_like(value, memory_format=contiguous),
     )
     inputs = Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
-    _kernel(inputs).differentiate(inputs, grad, output, log_sums, gradients)
+    compute = differentiate_natively if can_compute(inputs) else differentiate_by_operators
+    compute(inputs, grad, output, log_sums, gradients)
     return gradients
 
 

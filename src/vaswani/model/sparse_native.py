@@ -26,11 +26,12 @@ STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL | None:
-    library = native_library(SOURCE)
-    if library is not None:
-        library.vaswani_vector_width.restype = library.vaswani_num_scratch.restype = ctypes.c_int64
-    return library
+def library() -> ctypes.CDLL | None:
+    """The compiled kernel, or None where there is none."""
+    compiled = native_library(SOURCE)
+    if compiled is not None:
+        compiled.vaswani_vector_width.restype = compiled.vaswani_num_scratch.restype = ctypes.c_int64
+    return compiled
 
 
 def can_compute(inputs: Inputs) -> bool:
@@ -38,19 +39,19 @@ def can_compute(inputs: Inputs) -> bool:
     query = inputs.query
     if query.device.type != "cpu" or query.dtype not in STORED:
         return False
-    library = _library()
-    if library is None:
+    compiled = library()
+    if compiled is None:
         return False
-    vector = library.vaswani_vector_width()
+    vector = compiled.vaswani_vector_width()
     return inputs.pattern.block_size % vector == 0 and query.shape[-1] % vector == 0
 
 
-def attend(inputs: Inputs, output: torch.Tensor, log_sums: torch.Tensor) -> None:
+def attend_natively(inputs: Inputs, output: torch.Tensor, log_sums: torch.Tensor) -> None:
     """Write the output [B, H, n, D], and log2 Σ 2^score [B, H, N · b] of the scores of each row."""
     _call("vaswani_sparse_attention", inputs, log_sums, output=output)
 
 
-def differentiate(
+def differentiate_natively(
     inputs: Inputs,
     upstream: torch.Tensor,
     output: torch.Tensor,
@@ -87,22 +88,22 @@ class _Call(ctypes.Structure):
 
 
 def _call(function: str, inputs: Inputs, log_sums: torch.Tensor, **states: torch.Tensor) -> None:
-    library = _library()
-    assert library is not None  # `can_compute` has said so
+    compiled = library()
+    assert compiled is not None  # `can_compute` has said so
     tensors = {"query": _in_rows(inputs.query), "key": _in_rows(inputs.key), "value": _in_rows(inputs.value)}
     call = _new_call(inputs)
     call.log_sums = log_sums.data_ptr()
     for name, tensor in {**tensors, **states}.items():
         setattr(call, name, _states(tensor))
     # What is not needed of these is never touched, and takes no memory.
-    scratch = torch.empty(call.num_threads, library.vaswani_num_scratch(ctypes.byref(call)))
+    scratch = torch.empty(call.num_threads, compiled.vaswani_num_scratch(ctypes.byref(call)))
     is_divided = call.num_segments > 1 and "upstream" in states
     rows = inputs.num_blocks * inputs.pattern.block_size
     num_partial = call.batch * call.heads * call.num_segments if is_divided else 0
     partial = torch.empty(num_partial, 2, rows, call.width)
     call.scratch, call.partial = scratch.data_ptr(), partial.data_ptr()
     call.seconds = None if stage_seconds is None else stage_seconds.data_ptr()
-    getattr(library, function)(ctypes.byref(call))
+    getattr(compiled, function)(ctypes.byref(call))
 
 
 def _new_call(inputs: Inputs) -> _Call:

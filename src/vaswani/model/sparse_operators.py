@@ -36,7 +36,7 @@ TILE = 512  # keys for one product, of queries that see everything
 LOG2_E = log2(e)  # scores are in powers of two, as 2^x takes half the time of e^x on some processors
 
 
-def attend(inputs: Inputs, output: torch.Tensor, log_sums: torch.Tensor) -> None:
+def attend_by_operators(inputs: Inputs, output: torch.Tensor, log_sums: torch.Tensor) -> None:
     """Write the output [B, H, n, D], and log2 Σ 2^score [B, H, N · b] of the scores of each row."""
     for place, blocks in _Heads(inputs).each():
         result = blocks.result(output[place], "result")
@@ -48,7 +48,7 @@ def attend(inputs: Inputs, output: torch.Tensor, log_sums: torch.Tensor) -> None
         result.finish()
 
 
-def differentiate(
+def differentiate_by_operators(
     inputs: Inputs,
     upstream: torch.Tensor,
     output: torch.Tensor,

@@ -1,0 +1,145 @@
+"""C++ is compiled once, where that can be; where it cannot, a line says why and the result is the same."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from vaswani.model import native_library as module
+from vaswani.model.native_library import native_library
+
+SOURCE = 'extern "C" int answer() { return 42; }'
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to compile, a cache of its own, and a processor that is known."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("VASWANI_COMPILE", raising=False)
+    monkeypatch.setattr(module, "TARGETS", {module.torch.backends.cpu.get_cpu_capability(): ()})
+    if module._compiler() is None:
+        pytest.skip("NO C++ COMPILER, nothing to compile with")
+    path = tmp_path / "answer.cpp"
+    path.write_text(SOURCE)
+    return path
+
+
+def libraries(source: Path) -> list[Path]:
+    return sorted(source.parent.glob("cache/vaswani/*.so"))
+
+
+def test_it_is_compiled_once_and_anew_when_it_changes(source: Path) -> None:
+    assert native_library(source).answer() == 42
+    (first,) = libraries(source)
+    made = first.stat().st_mtime_ns
+    assert native_library(source).answer() == 42
+    assert first.stat().st_mtime_ns == made
+    source.write_text(SOURCE.replace("42", "43"))
+    assert native_library(source).answer() == 43
+    assert len(libraries(source)) == 2
+    assert not [path for path in first.parent.iterdir() if path.suffix != ".so"]  # nothing is left lying
+
+
+def test_several_compile_it_at_a_time(source: Path) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        assert [each.answer() for each in pool.map(native_library, [source] * 6)] == [42] * 6
+    assert len(libraries(source)) == 1
+
+
+def test_the_compiler_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{module._compiler()[0]} -DUNUSED=1")
+    assert native_library(source).answer() == 42
+    monkeypatch.delenv("CXX")
+    native_library(source)
+    assert len(libraries(source)) == 2
+
+
+def test_a_compiler_that_fails_is_told(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source.write_text("this is no C++")
+    assert native_library(source) is None
+    assert "answer.cpp could not be compiled" in caplog.text
+    assert "error" in caplog.text
+    assert "VASWANI_COMPILE=0 goes without" in caplog.text
+    assert not libraries(source)
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_a_compiler_that_is_none(
+    compiler: str, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    assert native_library(source) is None
+    assert "could not be compiled" in caplog.text
+    assert compiler in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "reason"),
+    [
+        ("switch", "VASWANI_COMPILE is 0"),
+        ("platform", "darwin is not linux"),
+        ("processor", "the processor has none of AVX2"),
+        ("source", "its source is not there"),
+        ("compiler", "there is no C\\+\\+ compiler"),
+    ],
+)
+def test_where_it_cannot_be_nothing_is_run(
+    obstacle: str,
+    reason: str,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger=module.__name__)
+    if obstacle == "switch":
+        monkeypatch.setenv("VASWANI_COMPILE", "0")
+    elif obstacle == "platform":
+        monkeypatch.setattr(module.sys, "platform", "darwin")
+    elif obstacle == "processor":
+        monkeypatch.setattr(module, "TARGETS", {"AVX2": ()})
+        monkeypatch.setattr(module.torch.backends.cpu, "get_cpu_capability", lambda: "NO AVX")
+    elif obstacle == "source":
+        source.unlink()
+    else:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(module.subprocess, "run", None)
+    assert native_library(source) is None
+    assert re.search(reason, caplog.text)
+
+
+def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = source.parent / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert native_library(source).answer() == 42
+
+
+COMPUTE = """
+import torch
+from vaswani.model.sparse_attention import sparse_attention
+from vaswani.model.sparse_pattern import SparsePattern
+from vaswani.model import sparse_native
+torch.manual_seed(0)
+inputs = [torch.randn(1, 2, 1000, 16, requires_grad=True) for _ in range(3)]
+output = sparse_attention(*inputs, SparsePattern(2, 16))
+output.square().sum().backward()
+print(sparse_native.library() is None, output.sum().item(), *(each.grad.norm().item() for each in inputs))
+"""
+
+
+@pytest.mark.slow
+def test_without_it_sparse_attention_computes_the_same() -> None:
+    results = []
+    for switch in ("1", "0"):
+        environment = {**os.environ, "VASWANI_COMPILE": switch}
+        command = [sys.executable, "-c", COMPUTE]
+        run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        results.append(run.stdout.split())
+    assert results[1][0] == "True"
+    assert list(map(float, results[0][1:])) == pytest.approx(list(map(float, results[1][1:])), rel=1e-4)

@@ -1,0 +1,272 @@
+"""The C++ kernel equals PyTorch's operators and dense attention, outputs and gradients."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse_reference import PADDINGS, any_pattern, dense_reference, paddings, states
+from vaswani.model import sparse_attention as module
+from vaswani.model import sparse_kernel, sparse_native
+from vaswani.model.sparse_attention import sparse_attention
+from vaswani.model.sparse_inputs import Inputs
+from vaswani.model.sparse_pattern import SparsePattern
+
+SIZE = 16  # a multiple of every processor's vectors, of blocks and of heads
+
+pytestmark = pytest.mark.skipif(
+    sparse_native.library() is None,
+    reason="NO C++ KERNEL: there is no compiler, or the processor is none of ours",
+)
+
+
+@pytest.fixture(autouse=True)
+def only_the_native_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("PyTorch's operators were called.")
+
+    monkeypatch.setattr(module, "shows_everything", lambda pattern, length: False)
+    monkeypatch.setattr(sparse_kernel, "attend_by_operators", never)
+    monkeypatch.setattr(sparse_kernel, "differentiate_by_operators", never)
+
+
+Attention = Callable[..., torch.Tensor]
+
+
+def with_gradients(attention: Attention, inputs, *arguments, upstream=None) -> list[torch.Tensor]:
+    """The output and the gradients of queries, keys and values."""
+    output = attention(*inputs, *arguments)
+    upstream = torch.linspace(-1, 1, output.numel()).view_as(output) if upstream is None else upstream
+    return [output, *torch.autograd.grad(output, inputs, upstream.to(output.dtype))]
+
+
+def assert_equal_to_dense(
+    pattern: SparsePattern, length: int, padding: str = "none", width: int = SIZE, tolerance: float = 1e-5
+) -> None:
+    """Against float64 of the same inputs, in units of the largest."""
+    inputs, mask = states(3, pattern.num_heads, length, width, torch.float32), paddings(length, padding)
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    expected = with_gradients(dense_reference, exact, pattern, mask)
+    for ours, reference in zip(
+        with_gradients(sparse_attention, inputs, pattern, mask), expected, strict=True
+    ):
+        assert (ours - reference).abs().max() <= tolerance * max(1.0, reference.abs().max())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("length", [1, SIZE - 1, SIZE, SIZE + 1, 100, 703, 704, 705])
+def test_equal_to_dense_at_any_length_and_padding(length: int, padding: str, causal: bool) -> None:
+    assert_equal_to_dense(SparsePattern(2, SIZE, causal=causal), length, padding)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    pattern=any_pattern,
+    blocks_of=st.sampled_from([SIZE, 2 * SIZE, 5 * SIZE]),
+    width=st.sampled_from([SIZE, 3 * SIZE, 4 * SIZE]),
+    length=st.integers(1, 400),
+    padding=st.sampled_from(PADDINGS),
+)
+def test_equal_to_dense_for_any_pattern(
+    pattern: SparsePattern, blocks_of: int, width: int, length: int, padding: str
+) -> None:
+    assert_equal_to_dense(replace(pattern, block_size=blocks_of), length, padding, width)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "size"), [(4096, 64), (4097, 64), (4096, 128)])
+def test_long_sequences_in_blocks_of_usual_size(length: int, size: int, causal: bool) -> None:
+    assert_equal_to_dense(SparsePattern(1, size, causal=causal), length, "right", 64)
+
+
+def test_global_tokens_that_fill_no_block() -> None:
+    assert_equal_to_dense(SparsePattern(2, SIZE, global_blocks=0, global_tokens=5), 300, "holes")
+
+
+def test_whole_blocks_in_one_piece_are_read_and_written_where_they_lie() -> None:
+    """The same numbers as from states whose heads lie behind the tokens, bit by bit."""
+    pattern = SparsePattern(2, SIZE)
+    apart = states(2, 2, 10 * SIZE, SIZE, torch.float32)
+    in_one_piece = [each.detach().contiguous().requires_grad_() for each in apart]
+    results = [with_gradients(sparse_attention, inputs, pattern) for inputs in (apart, in_one_piece)]
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_states_and_gradients_in_any_layout() -> None:
+    """Numbers that do not lie next to each other, and a gradient that is one number, expanded."""
+    pattern, inputs = SparsePattern(2, SIZE), states(1, 2, 70, SIZE, torch.float32)
+    strided = [each.detach().mT.contiguous().mT.requires_grad_() for each in inputs]
+    expected = with_gradients(sparse_attention, inputs, pattern, upstream=torch.ones(1, 2, 70, SIZE))
+    output = sparse_attention(*strided, pattern)
+    actual = [output, *torch.autograd.grad(output.sum(), strided)]
+    for ours, reference in zip(actual, expected, strict=True):
+        assert torch.equal(ours, reference)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [10 * SIZE, 10 * SIZE - 3])
+def test_half_precision_is_float32_rounded(dtype: torch.dtype, length: int) -> None:
+    pattern = SparsePattern(2, SIZE)
+    inputs = [each.detach().to(dtype).requires_grad_() for each in states(2, 2, length, SIZE)]
+    exact = [each.detach().float().requires_grad_() for each in inputs]
+    ours, reference = (with_gradients(sparse_attention, each, pattern) for each in (inputs, exact))
+    assert torch.equal(ours[0], reference[0].to(dtype))
+    # The backward pass reads the output and its gradient as they were rounded.
+    upstream = torch.linspace(-1, 1, ours[0].numel()).view_as(ours[0]).to(dtype)
+    rounded = with_gradients(sparse_attention, exact, pattern, upstream=upstream)
+    for actual, expected in zip(ours[1:], rounded[1:], strict=True):
+        assert actual.dtype == dtype
+        error = 2 * torch.finfo(dtype).eps * expected.abs().max().clamp(min=1)
+        assert (actual.float() - expected).abs().max() <= error
+
+
+def test_bfloat16_rounds_to_the_nearest_even_as_pytorch_does() -> None:
+    """One token sees itself alone, so that the output is the value."""
+    value = torch.randn(1, 1, 1, SIZE, dtype=torch.bfloat16) * 1e3
+    assert torch.equal(sparse_attention(value, value, value, SparsePattern(1, SIZE)), value)
+    two = torch.tensor([[1.0], [1 + 2**-7], [1 + 2**-6]], dtype=torch.bfloat16)  # halves of neighbours
+    for pair in (two[:2], two[1:]):
+        value = pair.expand(2, SIZE)[None, None]
+        query = torch.zeros_like(value)
+        output = sparse_attention(query, query, value, SparsePattern(1, SIZE))
+        assert torch.equal(output[0, 0, 0], pair.float().mean().to(torch.bfloat16).expand(SIZE))
+
+
+@pytest.mark.parametrize("score", [-1e4, 1e4])
+def test_large_scores_overflow_nowhere(score: float) -> None:
+    pattern, inputs = SparsePattern(1, SIZE), states(1, 1, 100, SIZE, torch.float32)
+    query, key, value = inputs[0].detach() * abs(score) ** 0.5, inputs[1].detach() * score, inputs[2].detach()
+    output = sparse_attention(query, key, value, pattern)
+    torch.testing.assert_close(output, dense_reference(query, key, value, pattern), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_shows(bad: float) -> None:
+    """In all rows that see it, and in no other."""
+    pattern = SparsePattern(1, SIZE, global_blocks=0, random_blocks=0)
+    query, key, value = (each.detach() for each in states(1, 1, 10 * SIZE, SIZE, torch.float32))
+    key[0, 0, 5 * SIZE] = bad
+    output = sparse_attention(query, key, value, pattern)
+    rows = output.isnan().any(dim=-1)[0, 0].view(10, SIZE)
+    assert rows[4:7].all() if math.isnan(bad) else rows[4:7].any()
+    assert not rows[:4].any()
+    assert not rows[7:].any()
+
+
+def test_rows_that_see_nothing_are_zero_and_move_nothing() -> None:
+    inputs, mask = states(2, 2, 100, SIZE, torch.float32), torch.ones(2, 100)
+    mask[1] = 0
+    output, *gradients = with_gradients(sparse_attention, inputs, SparsePattern(2, SIZE), mask)
+    assert output[0].any()
+    assert not output[1].any()
+    assert all(each.isfinite().all() and each[0].any() and not each[1].any() for each in gradients)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_more_threads_than_heads_change_nothing_but_rounding(causal: bool, dtype: torch.dtype) -> None:
+    """They divide a head's queries, and add up what they find for its keys, each time in the same order."""
+    pattern = SparsePattern(2, SIZE, causal=causal)
+    inputs = [each.detach().to(dtype).requires_grad_() for each in states(1, 2, 301, SIZE)]
+    before, results = torch.get_num_threads(), {}
+    try:
+        for threads in (1, 2, 7, 64):
+            torch.set_num_threads(threads)
+            results[threads] = with_gradients(sparse_attention, inputs, pattern)
+            again = with_gradients(sparse_attention, inputs, pattern)
+            assert all(map(torch.equal, results[threads], again))
+    finally:
+        torch.set_num_threads(before)
+    for threads, result in results.items():
+        assert torch.equal(result[0], results[1][0]), threads
+        for actual, expected in zip(result[1:], results[1][1:], strict=True):
+            torch.testing.assert_close(
+                actual, expected, rtol=2e-5 if dtype == torch.float32 else 1e-2, atol=1e-4
+            )
+
+
+def dropped(pattern: SparsePattern, query: torch.Tensor, key: torch.Tensor, p: float) -> torch.Tensor:
+    """The weights after dropout [B, H, n, n], read off by attending to unit vectors; n is the head width."""
+    units = torch.eye(query.shape[-2]).expand(*query.shape[:2], -1, -1)
+    return sparse_attention(query, key, units, pattern, dropout=p)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_equals_dense_attention_with_the_same_choice(causal: bool) -> None:
+    pattern, p, length = SparsePattern(2, SIZE, causal=causal), 0.3, 9 * SIZE
+    query, key, value = states(3, 2, length, length, torch.float32)
+    torch.manual_seed(1)
+    keep = dropped(pattern, query, key, p).detach() != 0
+    visible = pattern.to_dense(length).expand_as(keep)
+    assert keep[visible].double().mean() == pytest.approx(1 - p, abs=0.01)
+    torch.manual_seed(1)
+    actual = with_gradients(sparse_attention, (query, key, value), pattern, None, None, p)
+    scale = 65536 / (65536 - round(p * 65536))
+
+    def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        scores = (query @ key.mT / length**0.5).masked_fill(~visible, -torch.inf)
+        return (scores.softmax(-1) * keep * scale) @ value
+
+    for ours, expected in zip(actual, with_gradients(reference, (query, key, value)), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_dropout_drops_independently() -> None:
+    """Of sequences, heads, blocks, rows and columns: no two agree more often than chance."""
+    pattern, length = SparsePattern(2, SIZE, window_blocks=9), 4 * SIZE
+    zeros = torch.zeros(2, 2, length, length)
+    torch.manual_seed(0)
+    keep = (dropped(pattern, zeros, zeros, 0.5) != 0).float() - 0.5
+    deviation = 0.25 / keep.numel() ** 0.5
+    for other in (keep.flip(0), keep.flip(1), keep.roll(SIZE, 2), keep.roll(SIZE, 3), keep.roll(1, 2)):
+        assert abs((keep * other).mean()) < 5 * deviation
+    assert abs(keep.mean()) < 10 * deviation
+
+
+def test_dropout_hangs_on_the_global_seed_alone() -> None:
+    pattern, inputs = SparsePattern(2, SIZE), states(2, 2, 100, SIZE, torch.float32)
+    before, runs = torch.get_num_threads(), []
+    try:
+        for seed, threads in ((5, 1), (5, 3), (5, 9), (6, 1)):
+            torch.set_num_threads(threads)
+            torch.manual_seed(seed)
+            runs.append(sparse_attention(*inputs, pattern, dropout=0.5))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
+    assert not torch.equal(runs[0], runs[3])
+    state = torch.get_rng_state()
+    sparse_attention(*inputs, pattern)
+    assert torch.equal(torch.get_rng_state(), state)  # without dropout nothing is drawn
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "width", "expected"),
+    [
+        (torch.float32, SIZE, SIZE, True),
+        (torch.float16, SIZE, SIZE, True),
+        (torch.float64, SIZE, SIZE, False),
+        (torch.float32, SIZE + 1, SIZE, False),
+        (torch.float32, SIZE, SIZE + 4, False),
+    ],
+)
+def test_what_it_cannot_compute_is_left_to_the_operators(
+    dtype, size: int, width: int, expected: bool
+) -> None:
+    tensors = states(1, 2, 100, width, dtype)
+    inputs = Inputs(*tensors, None, None, SparsePattern(2, size), 1.0, 0.0)
+    assert sparse_native.can_compute(inputs) == expected
+
+
+def test_the_clock_tells_stages_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = torch.zeros(3, dtype=torch.float64)
+    monkeypatch.setattr(sparse_native, "stage_seconds", seconds)
+    sparse_attention(*states(1, 2, 500, SIZE, torch.float32), SparsePattern(2, SIZE))
+    assert (seconds > 0).all()
