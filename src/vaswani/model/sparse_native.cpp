@@ -33,9 +33,9 @@ constexpr int ROWS = 6;
 constexpr float LOWEST = -FLT_MAX;
 constexpr float LOG2_E = 1.4426950408889634f;  // scores are in powers of two: 2^x is cheaper than e^x
 
-typedef float Vector __attribute__((vector_size(4 * WIDTH), aligned(4)));
-typedef int32_t Integers __attribute__((vector_size(4 * WIDTH), aligned(4)));
-typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef float Vector __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store(float* to, Vector values) { *reinterpret_cast<Vector*>(to) = values; }
