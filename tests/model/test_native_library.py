@@ -120,6 +120,14 @@ def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.Monkey
     assert native_library(source).answer() == 42
 
 
+def test_a_cache_that_others_can_write_is_not_trusted(source: Path) -> None:
+    folder = source.parent / "cache" / "vaswani"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert native_library(source).answer() == 42
+    assert not libraries(source)
+
+
 COMPUTE = """
 import torch
 from vaswani.model.sparse_attention import sparse_attention

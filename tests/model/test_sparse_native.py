@@ -109,6 +109,22 @@ def test_states_and_gradients_in_any_layout() -> None:
         assert torch.equal(ours, reference)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_changes_nothing(default: torch.dtype) -> None:
+    """Of the kernel's own memory, above all: threads that divide heads have most of it."""
+    pattern, inputs = SparsePattern(2, SIZE), states(1, 2, 205, SIZE, torch.float32)
+    upstream, threads = torch.randn(1, 2, 205, SIZE), torch.get_num_threads()
+    torch.set_num_threads(5)
+    try:
+        expected = with_gradients(sparse_attention, inputs, pattern, upstream=upstream)
+        torch.set_default_dtype(default)
+        actual = with_gradients(sparse_attention, inputs, pattern, upstream=upstream)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, actual, expected))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("length", [10 * SIZE, 10 * SIZE - 3])
 def test_half_precision_is_float32_rounded(dtype: torch.dtype, length: int) -> None:

@@ -88,13 +88,19 @@ def _compiled(source: Path, command: list[str]) -> Path:
 
 
 def _cache() -> Path:
-    """Where libraries are kept: the user's cache, or where that cannot be written, for this process alone."""
+    """Where libraries are kept: in the user's cache, if the user and nobody else can write there.
+
+    If not, in a folder that ends with the process.
+    """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vaswani")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+                return folder
     except OSError:
-        own = tempfile.mkdtemp(prefix="vaswani-")
-        atexit.register(shutil.rmtree, own, ignore_errors=True)
-        return Path(own)
+        pass
+    own = tempfile.mkdtemp(prefix="vaswani-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)

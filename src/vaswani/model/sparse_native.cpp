@@ -139,9 +139,9 @@ struct Dropout {
     Vector scale;
 
     Vector factors(int64_t place) const {
-      Unsigned number = Unsigned{} + static_cast<uint32_t>(place);
-      for (int i = 0; i < WIDTH; i++) number[i] += i;
-      number = number * 0x9E3779B1u + key;
+      Unsigned lane = {};
+      for (int i = 0; i < WIDTH; i++) lane[i] = i;
+      Unsigned number = (lane + static_cast<uint32_t>(place)) * 0x9E3779B1u + key;
       for (uint32_t multiplier : {0x85EBCA6Bu, 0xC2B2AE35u}) {  // MurmurHash3's finalizer (Appleby, 2011)
         number ^= number >> 16;
         number *= multiplier;
@@ -425,9 +425,13 @@ class Output {
   // zero in the backward pass.
   void finish(float* log_sums) {
     for (int64_t x = 0; x < head.size; x++) {
-      const bool is_empty = highest[x] <= LOWEST / 2;
-      scale_row(x, is_empty ? 0 : 1 / total[x]);
-      log_sums[x] = is_empty ? INFINITY : highest[x] + std::log2(total[x]);
+      if (highest[x] <= LOWEST / 2) {
+        std::fill_n(result + x * head.width, head.width, 0.0f);
+        log_sums[x] = INFINITY;
+      } else {
+        scale_row(x, 1 / total[x]);
+        log_sums[x] = highest[x] + std::log2(total[x]);
+      }
     }
   }
 

@@ -95,12 +95,12 @@ def _call(function: str, inputs: Inputs, log_sums: torch.Tensor, **states: torch
     call.log_sums = log_sums.data_ptr()
     for name, tensor in {**tensors, **states}.items():
         setattr(call, name, _states(tensor))
-    # What is not needed of these is never touched, and takes no memory.
-    scratch = torch.empty(call.num_threads, compiled.vaswani_num_scratch(ctypes.byref(call)))
+    # float32, like the bias. What is not needed of these is never touched, and takes no memory.
+    scratch = inputs.bias.new_empty(call.num_threads, compiled.vaswani_num_scratch(ctypes.byref(call)))
     is_divided = call.num_segments > 1 and "upstream" in states
     rows = inputs.num_blocks * inputs.pattern.block_size
     num_partial = call.batch * call.heads * call.num_segments if is_divided else 0
-    partial = torch.empty(num_partial, 2, rows, call.width)
+    partial = inputs.bias.new_empty(num_partial, 2, rows, call.width)
     call.scratch, call.partial = scratch.data_ptr(), partial.data_ptr()
     call.seconds = None if stage_seconds is None else stage_seconds.data_ptr()
     getattr(compiled, function)(ctypes.byref(call))
