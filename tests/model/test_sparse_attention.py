@@ -11,7 +11,7 @@ from torch import nn
 
 from sparse_reference import PADDINGS, any_pattern, assert_equal, dense_reference, paddings, states
 from vaswani.model import sparse_attention as module
-from vaswani.model import sparse_operators
+from vaswani.model import sparse_kernel, sparse_operators
 from vaswani.model.sparse_attention import shows_everything, sparse_attention
 from vaswani.model.sparse_kernel import as_numbers
 from vaswani.model.sparse_pattern import SparsePattern
@@ -66,6 +66,14 @@ def test_how_much_is_computed_at_a_time_changes_nothing(
     sparse_operators._chunks.cache_clear()
 
 
+@pytest.fixture(params=["C++", "operators"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which one computes what both can; where there is no compiler it is the operators twice."""
+    if request.param == "operators":
+        monkeypatch.setattr(sparse_kernel, "can_compute", lambda inputs: False)
+    return request.param
+
+
 @pytest.fixture
 def dense_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each call of dense attention or of the kernels."""
@@ -115,7 +123,7 @@ def test_blocks_of_64_in_float64(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1000, 4097])
-def test_blocks_of_64_in_float32(length: int, causal: bool, maker: str) -> None:
+def test_blocks_of_64_in_float32(length: int, causal: bool, maker: str, kernel: str) -> None:
     pattern = SparsePattern(num_heads=2, causal=causal)
     inputs = states(1, 2, length, 16, torch.float32)
     upstream = torch.randn_like(inputs[0])
@@ -130,7 +138,7 @@ def test_blocks_of_64_in_float32(length: int, causal: bool, maker: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_as_exact_as_dense_attention(dtype: torch.dtype) -> None:
+def test_half_precision_is_as_exact_as_dense_attention(dtype: torch.dtype, kernel: str) -> None:
     """Against float64 of the same inputs, outputs and gradients err at most twice as much."""
     pattern = SparsePattern(num_heads=2, block_size=16)
     rounded = [tensor.to(dtype).detach().requires_grad_() for tensor in states(2, 2, 200, 16)]
