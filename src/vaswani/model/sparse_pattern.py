@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 MAX_BLOCKS = 2**20
-_CHUNK = 2**21  # hashes computed at a time, so that memory does not grow with the square of the length
+_CHUNK = 2**18  # hashes computed at a time, so that memory does not grow with the square of the length
 
 
 def _signed(number: int) -> int:
