@@ -281,8 +281,22 @@ def test_what_it_cannot_compute_is_left_to_the_operators(
     assert sparse_native.can_compute(inputs) == expected
 
 
+@pytest.mark.parametrize("batch", [0, 1])
+def test_states_of_several_dtypes_or_of_nothing_are_left_to_the_operators(batch: int) -> None:
+    """Memory that is not what the kernel takes it for would be read, and nothing would be divided by."""
+    query = torch.randn(batch, 2, 100, SIZE)
+    inputs = Inputs(query, query.half(), query, None, None, SparsePattern(2, SIZE), 1.0, 0.0)
+    assert not sparse_native.can_compute(inputs)
+    inputs = replace(inputs, key=query)
+    assert sparse_native.can_compute(inputs) == (batch > 0)
+
+
 def test_the_clock_tells_stages_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = torch.zeros(3, dtype=torch.float64)
+    seconds, threads = torch.zeros(3, dtype=torch.float64), torch.get_num_threads()
     monkeypatch.setattr(sparse_native, "stage_seconds", seconds)
-    sparse_attention(*states(1, 2, 500, SIZE, torch.float32), SparsePattern(2, SIZE))
+    torch.set_num_threads(1)  # which the clock is for
+    try:
+        sparse_attention(*states(1, 2, 500, SIZE, torch.float32), SparsePattern(2, SIZE))
+    finally:
+        torch.set_num_threads(threads)
     assert (seconds > 0).all()

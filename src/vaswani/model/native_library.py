@@ -32,29 +32,20 @@ TARGETS = {  # what PyTorch found the processor to be capable of
 SECONDS = 120  # a compiler may take; it takes two or three
 
 
+class _NothingToCompile(Exception):  # noqa: N818  # no error: most machines have no compiler
+    """This machine compiles nothing, and why."""
+
+
 def native_library(source: Path) -> ctypes.CDLL | None:
     """The library of a C++ file, which is compiled if the cache has none; None where that cannot be.
 
     Why it cannot be is logged: as a warning when the compiler failed, else as information.
     """
-    compiler, target = _compiler(), TARGETS.get(torch.backends.cpu.get_cpu_capability())
-    obstacles = {
-        "VASWANI_COMPILE is 0": os.environ.get("VASWANI_COMPILE") == "0",
-        f"{sys.platform} is not linux": sys.platform != "linux",
-        f"the processor has none of {', '.join(TARGETS)}": target is None,
-        "its source is not there": not source.is_file(),  # as in a model's code that came from the Hub
-        f"there is no C++ compiler, neither CXX nor {', '.join(COMPILERS)}": compiler is None,
-    }
-    for obstacle, is_there in obstacles.items():
-        if is_there:
-            logger.info("%s is not compiled, as %s. PyTorch's operators compute.", source.name, obstacle)
-            return None
-    assert compiler is not None
-    assert target is not None
-    command = [*compiler, *FLAGS, *target]
     try:
-        return ctypes.CDLL(str(_compiled(source, command)))
-    except (OSError, subprocess.SubprocessError) as error:
+        return ctypes.CDLL(str(_compiled(source, _command(source))))
+    except _NothingToCompile as reason:
+        logger.info("%s is not compiled, as %s. PyTorch's operators compute.", source.name, reason)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning(
             "%s could not be compiled, and PyTorch's operators compute instead, more slowly: %s %s\n"
             "Another compiler can be set as CXX; VASWANI_COMPILE=0 goes without.",
@@ -62,15 +53,24 @@ def native_library(source: Path) -> ctypes.CDLL | None:
             error,
             getattr(error, "stderr", None) or "",
         )
-        return None
+    return None
 
 
-def _compiler() -> list[str] | None:
-    chosen = shlex.split(os.environ.get("CXX", ""))
-    if chosen:
-        return chosen
-    found = next(filter(None, map(shutil.which, COMPILERS)), None)
-    return None if found is None else [found]
+def _command(source: Path) -> list[str]:
+    """The compiler and what it is told, but for the files."""
+    if os.environ.get("VASWANI_COMPILE") == "0":
+        raise _NothingToCompile("VASWANI_COMPILE is 0")
+    if sys.platform != "linux":
+        raise _NothingToCompile(f"{sys.platform} is not linux")
+    if not source.is_file():  # as in a model's code that came from the Hub
+        raise _NothingToCompile("its source is not there")
+    target = TARGETS.get(torch.backends.cpu.get_cpu_capability())
+    if target is None:
+        raise _NothingToCompile(f"the processor has none of {', '.join(TARGETS)}")
+    compiler = shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, COMPILERS)))[:1]
+    if not compiler:
+        raise _NothingToCompile(f"there is no C++ compiler, neither CXX nor {', '.join(COMPILERS)}")
+    return [*compiler, *FLAGS, *target]
 
 
 def _compiled(source: Path, command: list[str]) -> Path:

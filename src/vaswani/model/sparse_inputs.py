@@ -65,3 +65,21 @@ class Inputs:
         else:
             bias[:, :length].masked_fill_(self.padding_mask, 0.0)
         return bias.view(batch, -1, self.pattern.block_size)
+
+
+@dataclass
+class Differentials:
+    """What the backward pass is given besides the inputs, and where it writes.
+
+    Attributes:
+        output, upstream: the output [B, H, n, D] and its gradient.
+        log_sums: log2 Σ 2^score [B, H, N · b] of the scores of each row.
+        query, key, value: where to write the gradients of these.
+    """
+
+    upstream: torch.Tensor
+    output: torch.Tensor
+    log_sums: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor

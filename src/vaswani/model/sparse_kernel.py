@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .sparse_inputs import Inputs, compute_dtype, key_blocks
+from .sparse_inputs import Differentials, Inputs, compute_dtype, key_blocks
 from .sparse_native import attend_natively, can_compute, differentiate_natively
 from .sparse_operators import attend_by_operators, differentiate_by_operators
 from .sparse_pattern import SparsePattern
@@ -66,7 +66,11 @@ def _empty_results(query: torch.Tensor, pattern: list[int]) -> tuple[torch.Tenso
     drawn = _pattern_of(pattern)
     num_rows = drawn.num_blocks(query.shape[-2]) * drawn.block_size
     log_sums = query.new_empty(*query.shape[:2], num_rows, dtype=compute_dtype(query))
-    return torch.empty_like(query, memory_format=torch.contiguous_format), log_sums
+    return _empty(query), log_sums
+
+
+def _empty(states: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(states, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("vaswani::sparse_attention_backward", mutates_args=())
@@ -83,15 +87,10 @@ def _backward(
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    contiguous = torch.contiguous_format
-    gradients = (
-        torch.empty_like(query, memory_format=contiguous),
-        torch.empty_like(key, memory_format=contiguous),
-        torch.empty_like(value, memory_format=contiguous),
-    )
+    gradients = _empty(query), _empty(key), _empty(value)
     inputs = Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
     compute = differentiate_natively if can_compute(inputs) else differentiate_by_operators
-    compute(inputs, grad, output, log_sums, gradients)
+    compute(inputs, Differentials(grad, output, log_sums, *gradients))
     return gradients
 
 
@@ -110,10 +109,15 @@ def _(
 
 @_backward.register_fake
 def _(
-    grad: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor, query: torch.Tensor, *arguments: object
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *options: object,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    empty = [torch.empty_like(query, memory_format=torch.contiguous_format) for _ in range(3)]
-    return empty[0], empty[1], empty[2]
+    return _empty(query), _empty(key), _empty(value)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -208,6 +208,11 @@ struct Call {
 
   int64_t head_size() const { return num_blocks * size * width; }
 
+  // A segment's part of the gradients of all keys (0) or values (1) of a head: [N * b, D].
+  float* partial_gradient(int64_t place, int64_t segment, int64_t which) const {
+    return partial + ((place * num_segments + segment) * 2 + which) * head_size();
+  }
+
   int64_t num_scratch() const {  // floats of each thread: what `differentiate` takes, which is more
     return 8 * whole_lines(head_size()) + 3 * whole_lines(size * width) + 3 * whole_lines(size * size) +
            3 * whole_lines(size);
@@ -247,6 +252,7 @@ class Head {
   const int64_t size, width, num_blocks;
   const Range everything, own;  // all blocks, and the query blocks of this segment
   Stopwatch watch;
+  const int64_t place, segment;  // the place is that of a sequence's head
 
   Head(const Call& call, int64_t place, int64_t segment, float* scratch)
       : call(call),
@@ -256,9 +262,10 @@ class Head {
         everything{0, num_blocks},
         own{start_of(segment), start_of(segment + 1)},
         watch(call.seconds),
+        place(place),
+        segment(segment),
         sequence(place / call.heads),
         head(place % call.heads),
-        segment(segment),
         scratch(scratch),
         dropout{static_cast<uint32_t>(call.dropped_levels),
                 mix(static_cast<uint64_t>(call.seed) + mix(static_cast<uint64_t>(place)))} {}
@@ -274,9 +281,10 @@ class Head {
   const float* read(const States& states, Range range) {
     if (lie_ready(states)) return row<float>(states, 0);
     float* copy = take(call.head_size());
-    if (call.stored == Stored::FLOAT32) widen_rows<float>(states, range, copy);
-    if (call.stored == Stored::BFLOAT16) widen_rows<BFloat16>(states, range, copy);
-    if (call.stored == Stored::FLOAT16) widen_rows<_Float16>(states, range, copy);
+    as_stored([&](auto number) {
+      for (int64_t i = rows(range).first; i < rows(range).end; i++)
+        for (int64_t d = 0; d < width; d++) copy[i * width + d] = widen(row<decltype(number)>(states, i)[d]);
+    });
     std::memset(copy + call.length * width, 0, sizeof(float) * (call.head_size() - call.length * width));
     return copy;
   }
@@ -288,15 +296,10 @@ class Head {
 
   void finish(const float* result, const States& states, Range range) const {
     if (lie_ready(states) && result == row<float>(states, 0)) return;
-    if (call.stored == Stored::FLOAT32) narrow_rows<float>(result, range, states);
-    if (call.stored == Stored::BFLOAT16) narrow_rows<BFloat16>(result, range, states);
-    if (call.stored == Stored::FLOAT16) narrow_rows<_Float16>(result, range, states);
-  }
-
-  // This segment's part of the gradients of all keys (0) or values (1): [N * b, D].
-  float* partial(int64_t which) const {
-    const int64_t place = sequence * call.heads + head;
-    return call.partial + ((place * call.num_segments + segment) * 2 + which) * call.head_size();
+    as_stored([&](auto number) {
+      for (int64_t i = rows(range).first; i < rows(range).end; i++)
+        for (int64_t d = 0; d < width; d++) narrow(result[i * width + d], row<decltype(number)>(states, i) + d);
+    });
   }
 
   template <class Number>
@@ -305,7 +308,7 @@ class Head {
   }
 
   float* log_sums(int64_t i) const {
-    return call.log_sums + ((sequence * call.heads + head) * num_blocks + i) * size;
+    return call.log_sums + (place * num_blocks + i) * size;
   }
 
   // Calls `work(j)` for each key block that a query block sees and of which not all keys are hidden.
@@ -335,7 +338,7 @@ class Head {
   Dropout::OfPair dropout_of(int64_t i, int64_t j) const { return dropout.of(i * num_blocks + j); }
 
  private:
-  const int64_t sequence, head, segment;
+  const int64_t sequence, head;
   float* scratch;
   const Dropout dropout;
 
@@ -371,16 +374,12 @@ class Head {
 
   Range rows(Range blocks) const { return {blocks.first * size, std::min(blocks.end * size, call.length)}; }
 
-  template <class Number>
-  void widen_rows(const States& states, Range range, float* to) const {
-    for (int64_t i = rows(range).first; i < rows(range).end; i++)
-      for (int64_t d = 0; d < width; d++) to[i * width + d] = widen(row<Number>(states, i)[d]);
-  }
-
-  template <class Number>
-  void narrow_rows(const float* from, Range range, const States& states) const {
-    for (int64_t i = rows(range).first; i < rows(range).end; i++)
-      for (int64_t d = 0; d < width; d++) narrow(from[i * width + d], row<Number>(states, i) + d);
+  // Calls `work` with a number of the type in which the states are stored.
+  template <class Work>
+  void as_stored(Work work) const {
+    if (call.stored == Stored::FLOAT32) work(float());
+    if (call.stored == Stored::BFLOAT16) work(BFloat16());
+    if (call.stored == Stored::FLOAT16) work(_Float16());
   }
 
   const float* bias_of(int64_t j) const { return call.bias + (sequence * (num_blocks + 1) + j) * size; }
@@ -524,8 +523,8 @@ void differentiate(Head head) {
   const float* output = head.read(call.output, head.own);
   const float *key = head.read(call.key, head.everything), *value = head.read(call.value, head.everything);
   float* grad_query = head.write(call.grad_query);
-  float* grad_key = is_whole ? head.write(call.grad_key) : head.partial(0);
-  float* grad_value = is_whole ? head.write(call.grad_value) : head.partial(1);
+  float* grad_key = is_whole ? head.write(call.grad_key) : call.partial_gradient(head.place, head.segment, 0);
+  float* grad_value = is_whole ? head.write(call.grad_value) : call.partial_gradient(head.place, head.segment, 1);
   std::fill_n(grad_key, call.head_size(), 0.0f);
   std::fill_n(grad_value, call.head_size(), 0.0f);
   const int64_t states = size * width;
@@ -571,14 +570,14 @@ void differentiate(Head head) {
 // The segments' gradients of a head's keys and values, always in one order, so that each run adds alike.
 void add_up(const Call& call, int64_t place) {
   const States* results[] = {&call.grad_key, &call.grad_value};
-  const Head first(call, place, 0, nullptr);
+  const Head head(call, place, 0, nullptr);
   for (int64_t which = 0; which < 2; which++) {
-    float* total = first.partial(which);
+    float* total = call.partial_gradient(place, 0, which);
     for (int64_t segment = 1; segment < call.num_segments; segment++) {
-      const float* part = Head(call, place, segment, nullptr).partial(which);
+      const float* part = call.partial_gradient(place, segment, which);
       for (int64_t d = 0; d < call.head_size(); d += WIDTH) store(total + d, load(total + d) + load(part + d));
     }
-    first.finish(total, *results[which], first.everything);
+    head.finish(total, *results[which], head.everything);
   }
 }
 

@@ -16,10 +16,10 @@ import torch
 
 from .dropout import LEVELS
 from .native_library import native_library
-from .sparse_inputs import Inputs
+from .sparse_inputs import Differentials, Inputs
 
 SOURCE = Path(__file__).with_name("sparse_native.cpp")
-# What the stages have taken in one thread, float64 [3]: products, softmax, and the rest; a benchmark sets it.
+# What the stages take, float64 [3]: products, softmax, and the rest. A benchmark of one thread sets it.
 stage_seconds: torch.Tensor | None = None
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -37,7 +37,9 @@ def library() -> ctypes.CDLL | None:
 def can_compute(inputs: Inputs) -> bool:
     """Whether there is a kernel, and it computes such inputs."""
     query = inputs.query
-    if query.device.type != "cpu" or query.dtype not in STORED:
+    if query.device.type != "cpu" or query.dtype not in STORED or not query.numel():
+        return False
+    if not query.dtype == inputs.key.dtype == inputs.value.dtype:
         return False
     compiled = library()
     if compiled is None:
@@ -51,17 +53,18 @@ def attend_natively(inputs: Inputs, output: torch.Tensor, log_sums: torch.Tensor
     _call("vaswani_sparse_attention", inputs, log_sums, output=output)
 
 
-def differentiate_natively(
-    inputs: Inputs,
-    upstream: torch.Tensor,
-    output: torch.Tensor,
-    log_sums: torch.Tensor,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> None:
-    """Write the gradients of query, key and value [B, H, n, D], by the output's."""
-    results = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
-    given = {"upstream": _in_rows(upstream), "output": output}
-    _call("vaswani_sparse_attention_backward", inputs, log_sums, **given, **results)
+def differentiate_natively(inputs: Inputs, given: Differentials) -> None:
+    """Write the gradients of query, key and value."""
+    _call(
+        "vaswani_sparse_attention_backward",
+        inputs,
+        given.log_sums,
+        upstream=_in_rows(given.upstream),
+        output=given.output,
+        grad_query=given.query,
+        grad_key=given.key,
+        grad_value=given.value,
+    )
 
 
 # These two are the structures of the same names in `sparse_native.cpp`.

@@ -27,7 +27,7 @@ import torch
 
 from .dropout import LEVELS, draw_kept
 from .onednn import batched_products_by_onednn
-from .sparse_inputs import Inputs, compute_dtype, key_blocks
+from .sparse_inputs import Differentials, Inputs, compute_dtype, key_blocks
 from .sparse_pattern import SparsePattern
 
 # What is computed at a time lies in several buffers, and should fit into the second-level cache of each core.
@@ -48,20 +48,15 @@ def attend_by_operators(inputs: Inputs, output: torch.Tensor, log_sums: torch.Te
         result.finish()
 
 
-def differentiate_by_operators(
-    inputs: Inputs,
-    upstream: torch.Tensor,
-    output: torch.Tensor,
-    log_sums: torch.Tensor,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> None:
-    """Write the gradients of query, key and value [B, H, n, D], by the output's."""
+def differentiate_by_operators(inputs: Inputs, given: Differentials) -> None:
+    """Write the gradients of query, key and value."""
     for place, blocks in _Heads(inputs).each():
         results = [
-            blocks.result(states[place], name)
-            for states, name in zip(gradients, ("grad_query", "grad_key", "grad_value"), strict=True)
+            blocks.result(given.query[place], "grad_query"),
+            blocks.result(given.key[place], "grad_key"),
+            blocks.result(given.value[place], "grad_value"),
         ]
-        of_rows = upstream[place], output[place], log_sums[place]
+        of_rows = given.upstream[place], given.output[place], given.log_sums[place]
         of_head = _HeadGradients(blocks, *of_rows, *(each.blocks for each in results))
         of_head.set_by_global_rows()
         for chunk in blocks.chunks:
