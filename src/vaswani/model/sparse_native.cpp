@@ -24,12 +24,13 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16;  // floats in a vector
-constexpr int ROWS = 8;    // of a product that are held in registers at a time, two vectors of each
+constexpr int WIDTH = 16;   // floats in a vector, of which there are 32 registers
+constexpr int VECTORS = 4;  // of each row of a product that are held in registers at a time
 #else
-constexpr int WIDTH = 8;
-constexpr int ROWS = 6;
+constexpr int WIDTH = 8;  // and 16 registers
+constexpr int VECTORS = 2;
 #endif
+constexpr int ROWS = 6;  // of a product that are held at a time
 constexpr float LOWEST = -FLT_MAX;
 constexpr float LOG2_E = 1.4426950408889634f;  // scores are in powers of two: 2^x is cheaper than e^x
 
@@ -62,45 +63,49 @@ inline Vector exp2(Vector x) {
   return (Vector)((Integers)power + ((Integers)shifted << 23));
 }
 
-// ROWS_HELD rows and VECTORS vectors of `add * C + A B`, where A[m][k] is a[m * row + k * column].
-template <int ROWS_HELD, int VECTORS>
+// R rows and V vectors of `add * C + A B`, where A[m][k] is a[m * row + k * column].
+template <int R, int V>
 inline void product_tile(int64_t inner, const float* a, int64_t row, int64_t column, const float* b, float* c,
                          int64_t width, bool add) {
-  Vector sums[ROWS_HELD][VECTORS] = {};
+  Vector sums[R][V] = {};
   for (int64_t k = 0; k < inner; k++) {
-    Vector right[VECTORS];
-    for (int v = 0; v < VECTORS; v++) right[v] = load(b + k * width + v * WIDTH);
-    for (int m = 0; m < ROWS_HELD; m++) {
+    Vector right[V];
+    for (int v = 0; v < V; v++) right[v] = load(b + k * width + v * WIDTH);
+    for (int m = 0; m < R; m++) {
       Vector left = all(a[m * row + k * column]);
-      for (int v = 0; v < VECTORS; v++) sums[m][v] += left * right[v];
+      for (int v = 0; v < V; v++) sums[m][v] += left * right[v];
     }
   }
-  for (int m = 0; m < ROWS_HELD; m++)
-    for (int v = 0; v < VECTORS; v++) {
+  for (int m = 0; m < R; m++)
+    for (int v = 0; v < V; v++) {
       float* place = c + m * width + v * WIDTH;
       store(place, add ? load(place) + sums[m][v] : sums[m][v]);
     }
 }
 
-// The rows that are left, fewer than ROWS, all at once.
-template <int ROWS_HELD, int VECTORS>
+// The rows that are left, R at most, all at once.
+template <int R, int V>
 inline void last_rows(int64_t count, int64_t inner, const float* a, int64_t row, int64_t column, const float* b,
                       float* c, int64_t width, bool add) {
-  if constexpr (ROWS_HELD > 0) {
-    if (count == ROWS_HELD)
-      product_tile<ROWS_HELD, VECTORS>(inner, a, row, column, b, c, width, add);
+  if constexpr (R > 0) {
+    if (count == R)
+      product_tile<R, V>(inner, a, row, column, b, c, width, add);
     else
-      last_rows<ROWS_HELD - 1, VECTORS>(count, inner, a, row, column, b, c, width, add);
+      last_rows<R - 1, V>(count, inner, a, row, column, b, c, width, add);
   }
 }
 
-template <int VECTORS>
-inline void product_columns(int64_t rows, int64_t inner, const float* a, int64_t row, int64_t column,
+// The columns from n on, V vectors of them at a time, and then what is left in fewer.
+template <int V>
+inline void product_columns(int64_t n, int64_t rows, int64_t inner, const float* a, int64_t row, int64_t column,
                             const float* b, float* c, int64_t width, bool add) {
-  int64_t m = 0;
-  for (; m + ROWS <= rows; m += ROWS)
-    product_tile<ROWS, VECTORS>(inner, a + m * row, row, column, b, c + m * width, width, add);
-  last_rows<ROWS - 1, VECTORS>(rows - m, inner, a + m * row, row, column, b, c + m * width, width, add);
+  for (; n + V * WIDTH <= width; n += V * WIDTH) {
+    int64_t m = 0;
+    for (; m + ROWS <= rows; m += ROWS)
+      product_tile<ROWS, V>(inner, a + m * row, row, column, b + n, c + m * width + n, width, add);
+    last_rows<ROWS - 1, V>(rows - m, inner, a + m * row, row, column, b + n, c + m * width + n, width, add);
+  }
+  if constexpr (V > 1) product_columns<V / 2>(n, rows, inner, a, row, column, b, c, width, add);
 }
 
 // C [rows, width] = A [rows, inner] B [inner, width], added to what is there or in its place.
@@ -108,10 +113,7 @@ template <bool A_IS_TRANSPOSED>
 __attribute__((noinline)) void product(int64_t rows, int64_t width, int64_t inner, const float* a,
                                        const float* b, float* c, bool add) {
   const int64_t row = A_IS_TRANSPOSED ? 1 : inner, column = A_IS_TRANSPOSED ? rows : 1;
-  int64_t n = 0;
-  for (; n + 2 * WIDTH <= width; n += 2 * WIDTH)
-    product_columns<2>(rows, inner, a, row, column, b + n, c + n, width, add);
-  if (n < width) product_columns<1>(rows, inner, a, row, column, b + n, c + n, width, add);
+  product_columns<VECTORS>(0, rows, inner, a, row, column, b, c, width, add);
 }
 
 void transpose(const float* from, int64_t rows, int64_t columns, float factor, float* to) {
