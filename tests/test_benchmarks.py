@@ -1,5 +1,6 @@
 """The comparisons run, compare like with like, and end with the JSON that they promise."""
 
+import dataclasses
 import importlib
 import itertools
 import json
@@ -195,6 +196,18 @@ def test_the_visible_pairs_are_those_of_the_dense_mask(side_by_side: ModuleType)
         pattern = benchmark.our_pattern(64)
         pairs = pattern.to_dense(length).sum().item() / pattern.num_heads
         assert benchmark.visible_pairs(pattern, length) == pairs < length**2
+
+
+def test_long_dense_attention_is_extrapolated_and_said_to_be(side_by_side: ModuleType):
+    benchmark = importlib.import_module("sparse_attention")
+    setting, dense = (
+        benchmark.Setting(benchmark.OURS, 64, 100),
+        benchmark.Setting(benchmark.DENSE, None, 100),
+    )
+    times = {setting: 10.0, dense: 20.0, dataclasses.replace(setting, length=300): 30.0}
+    summary = benchmark.summary(benchmark.Results(times, {}).extrapolate())
+    assert summary["speedup_vs_dense"] == {"64": {"100": 2.0, "300": 6.0}}
+    assert summary["dense_is_extrapolated_at"] == [300]
 
 
 def test_the_arithmetic_of_a_layer_is_what_torch_counts(side_by_side: ModuleType):
