@@ -1,5 +1,6 @@
 """Sparse attention equals dense attention under the pattern's mask, outputs and gradients."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -290,18 +291,37 @@ def test_an_earlier_batch_changes_nothing() -> None:
     assert torch.equal(sparse_attention(*long, pattern), expected)
 
 
+FITTING = {
+    "query": torch.zeros(1, 2, 8, 4),
+    "key": torch.zeros(1, 2, 8, 4),
+    "value": torch.zeros(1, 2, 8, 4),
+    "pattern": SparsePattern(num_heads=2),
+}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"key": (1, 2, 9, 4)}, r"must have one shape \[B, H, n, D\]; got \[1, 2, 8, 4\], \[1, 2, 9, 4\]"),
-        ({"heads": 3}, "the query has 2 heads and the pattern num_heads=3"),
-        ({"mask": (1, 9)}, r"padding_mask must be \[1, 8\]; got \[1, 9\]"),
+        (
+            {"key": torch.zeros(1, 2, 9, 4)},
+            "must have one shape [B, H, n, D]; got [1, 2, 8, 4], [1, 2, 9, 4], [1, 2, 8, 4]",
+        ),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(2, 8, 4)), "[B, H, n, D]; got [2, 8, 4]"),
+        (
+            {"value": torch.zeros(1, 2, 8, 4, dtype=torch.half)},
+            "must have one floating dtype; got torch.float32, torch.float32, torch.float16",
+        ),
+        (
+            dict.fromkeys(("query", "key", "value"), torch.zeros(1, 2, 8, 4, dtype=torch.long)),
+            "must have one floating dtype; got torch.int64",
+        ),
+        ({"pattern": SparsePattern(num_heads=3)}, "the query has 2 heads and the pattern num_heads=3"),
+        ({"padding_mask": torch.ones(1, 9)}, "padding_mask must be [1, 8]; got [1, 9]"),
+        ({"dropout": -0.1}, "dropout=-0.1 must be at least 0 and less than 1"),
+        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and less than 1"),
     ],
 )
-def test_shapes_that_do_not_fit(change: dict, message: str) -> None:
-    query = torch.randn(1, 2, 8, 4)
-    key = torch.randn(change.get("key", query.shape))
-    pattern = SparsePattern(num_heads=change.get("heads", 2))
-    mask = torch.ones(change["mask"]) if "mask" in change else None
-    with pytest.raises(ValueError, match=message):
-        sparse_attention(query, key, query, pattern, mask)
+def test_inputs_that_do_not_fit(change: dict, message: str) -> None:
+    assert sparse_attention(**FITTING).shape == (1, 2, 8, 4)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sparse_attention(**FITTING | change)

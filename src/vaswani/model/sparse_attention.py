@@ -36,16 +36,17 @@ def sparse_attention(
         pattern: who sees whom; its `num_heads` is H.
         padding_mask: [B, n], 0 or False for keys that nobody may see; None shows all.
         scaling: 1 / sqrt(D) by default.
-        dropout: the probability with which each weight is dropped (on the CPU to the nearest 1/65536). The
-            choice hangs on one number drawn from PyTorch's global random state.
+        dropout: the probability with which each weight is dropped, less than 1 (on the CPU to the nearest
+            1/65536). The choice hangs on one number drawn from PyTorch's global random state.
 
     Returns:
         [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
 
     Raises:
-        ValueError: when the shapes do not fit each other or the pattern.
+        ValueError: when shapes or dtypes do not fit each other or the pattern, for a dropout outside of
+            [0, 1), and on CUDA for a D less than 16.
     """
-    _check_shapes(query, key, value, pattern, padding_mask)
+    _check_inputs(query, key, value, pattern, padding_mask, dropout)
     if query.device.type == "cuda":
         return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
     if not dropout and not is_tracing(query) and shows_everything(pattern, query.shape[-2]):
@@ -108,21 +109,28 @@ def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.T
     return torch.cat([start, gap, rest], dim)
 
 
-def _check_shapes(
+def _check_inputs(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     pattern: SparsePattern,
     padding_mask: torch.Tensor | None,
+    dropout: float,
 ) -> None:
-    batch, heads, length, _ = query.shape
-    if key.shape != query.shape or value.shape != query.shape:
-        shapes = ", ".join(str(list(states.shape)) for states in (query, key, value))
+    states = (query, key, value)
+    if query.ndim != 4 or key.shape != query.shape or value.shape != query.shape:
+        shapes = ", ".join(str(list(each.shape)) for each in states)
         raise ValueError(f"query, key and value must have one shape [B, H, n, D]; got {shapes}.")
+    if not query.is_floating_point() or not query.dtype == key.dtype == value.dtype:
+        dtypes = ", ".join(str(each.dtype) for each in states)
+        raise ValueError(f"query, key and value must have one floating dtype; got {dtypes}.")
+    batch, heads, length, _ = query.shape
     if heads != pattern.num_heads:
         raise ValueError(f"the query has {heads} heads and the pattern num_heads={pattern.num_heads}.")
     if padding_mask is not None and padding_mask.shape != (batch, length):
         raise ValueError(f"padding_mask must be [{batch}, {length}]; got {list(padding_mask.shape)}.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1.")
 
 
 def dense_mask(

@@ -44,22 +44,20 @@ def flex_sparse_attention(
     """softmax(QKᵀ · scaling) V over the pairs that the pattern and the padding mask let see each other.
 
     Args:
-        query, key, value: [B, H, n, D], of one floating dtype; on CUDA D is at least 16. Whether the shapes
-            fit is for `sparse_attention` to check.
+        query, key, value: [B, H, n, D], of one floating dtype; on CUDA D is at least 16. What is given is for
+            `sparse_attention` to check.
         pattern: who sees whom; its `num_heads` is H.
         padding_mask: [B, n], 0 or False for keys that nobody may see; None shows all.
         scaling: 1 / sqrt(D) by default.
-        dropout: the probability with which each weight is dropped, to the nearest 2⁻³². The choice hangs on
-            one number drawn from PyTorch's global random state on the query's device.
+        dropout: the probability with which each weight is dropped, in [0, 1), to the nearest 2⁻³². The choice
+            hangs on one number drawn from PyTorch's global random state on the query's device.
 
     Returns:
         [B, H, n, D]. A row that sees nothing, or of which nothing is kept, is zero, and so are its gradients.
 
     Raises:
-        ValueError: for a dropout outside of [0, 1), and for a D less than 16 on CUDA.
+        ValueError: for a D less than 16 on CUDA.
     """
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1.")
     if query.is_cuda and query.shape[-1] < MIN_WIDTH:
         raise ValueError(
             f"on CUDA a head of sparse attention must be at least {MIN_WIDTH} wide; got {query.shape[-1]}. "
