@@ -11,7 +11,7 @@ from vaswani import Trainer, TrainingArguments, Translator, VaswaniConfig, Vaswa
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
 from vaswani.data.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.training.metrics import TranslationMetrics
+from vaswani.training.metrics import TextMetrics
 
 output_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 
@@ -54,7 +54,7 @@ trainer = Trainer(
     eval_dataset=rows["validation"],
     data_collator=Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id),
     processing_class=tokenizer,
-    compute_metrics=TranslationMetrics(tokenizer),
+    compute_metrics=TextMetrics(tokenizer),
 )
 trainer.train()
 print(trainer.evaluate())

@@ -277,6 +277,16 @@ def test_a_table_and_a_pair_of_text_files_get_the_same_scores(
     assert f"test of {rows}: kept 20 of 20 rows" in errors
 
 
+def test_summaries_are_scored_by_rouge(model: Path, corpus: list[Path], capfd) -> None:
+    flags = ["--task", "summarization", "--num_beams", "1"]
+    _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags)
+    assert [line.split()[0] for line in output.splitlines()] == ["rouge1", "rouge2", "rougeL", "20"]
+    assert "stem:porter" in output
+    status, _, errors = in_process(capfd, "evaluate", "--model", model, "--data", "x", "--task", "summary")
+    assert status == 2
+    assert "task=summary is unknown; choose one of translation, summarization" in errors
+
+
 def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], capfd) -> None:
     _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
     assert [line.split()[0] for line in output.splitlines()] == ["bleu", "chrf", "exact_match", "20"]

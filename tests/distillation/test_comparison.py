@@ -19,10 +19,11 @@ from vaswani.distillation.comparison import (
     load_candidates,
     sentences_to_decode,
 )
+from vaswani.distillation.report import as_markdown
 from vaswani.errors import UserError
 from vaswani.inference.translation import Translator
 from vaswani.training.confidence import Estimate
-from vaswani.training.metrics import score_translations
+from vaswani.training.metrics import score_texts
 
 ROWS = [{"source": source, "target": target} for source, target in toy_rows(40, seed=-1)]
 
@@ -82,7 +83,7 @@ def test_scores_are_those_of_the_metrics_and_lie_in_their_intervals(
     whole: Candidate, compared: Comparison
 ) -> None:
     translations = whole.translator([row["source"] for row in ROWS])
-    expected, _ = score_translations(translations, [row["target"] for row in ROWS])
+    expected, _ = score_texts(translations, [row["target"] for row in ROWS])
     for metric, score in compared.teacher.scores.items():
         assert score.value == expected[metric]
         assert score.low < score.value < score.high
@@ -125,6 +126,17 @@ def test_the_metric_decides_what_retention_and_gains_are_of(
     assert chrf.students[1].scores == compared.students[1].scores
     assert chrf.students[1].retention != compared.students[1].retention
     assert chrf.students[0].gain != compared.students[0].gain
+
+
+def test_of_summaries_the_metrics_are_others(whole: Candidate, damaged: Candidate) -> None:
+    comparison = compare(whole, [whole, damaged], ROWS, data="toys", metric="rouge2")
+    assert list(comparison.teacher.scores) == ["rouge1", "rouge2", "rougeL"]
+    values = [model.scores["rouge2"].value for model in comparison.models]
+    assert comparison.students[1].retention is not None
+    assert comparison.students[1].retention.value == values[2] / values[0]
+    table = as_markdown(comparison)
+    assert "| ROUGE-1 | ROUGE-2 | ROUGE-L | retention |" in table
+    assert "of the teacher's ROUGE-2" in table
 
 
 def test_a_seed_gives_the_same_intervals_and_another_gives_others(

@@ -47,6 +47,12 @@ def weights(folder: str | Path) -> torch.Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
+def test_students_that_summarize_are_compared_by_rouge(options):
+    comparison = run(options, baseline="false", task="summarization", max_steps=1)
+    assert comparison.metric == "rouge1"
+    assert list(comparison.teacher.scores) == ["rouge1", "rouge2", "rougeL"]
+
+
 def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teacher, capsys):
     comparison = run(options, baseline="true", teacher_top_k=8, retention_metric="chrf")
     folder = Path(options["output_dir"])
@@ -199,6 +205,8 @@ def test_a_student_of_the_librarys_layers_is_of_its_kind(options, library_teache
         ({"teacher_top_k": 4, "cosine_weight": 1}, "teacher_top_k keeps distributions alone"),
         ({"teacher_top_k": 4, "bpe_dropout": 0.1}, "bpe_dropout splits words anew"),
         ({"retention_metric": "meteor"}, "retention_metric=meteor is unknown; choose one of bleu"),
+        ({"retention_metric": "rouge1"}, "rouge1 is none of task=translation; choose one of bleu, chrf"),
+        ({"retention_metric": "bleu", "task": "summarization"}, "bleu is none of task=summarization"),
         ({"relation_weight": 1, "relation_heads": 3}, "relation_heads=3 does not divide the width 16"),
         ({"student": "teacher", "encoder_layers": 3}, "encoder_layers=3 is impossible: the teacher has 2"),
         ({"student": "teacher", "d_model": 24}, "d_model is 16, not 24; leave d_model out"),

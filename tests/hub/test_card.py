@@ -94,6 +94,26 @@ def test_the_metadata_are_what_the_hub_reads() -> None:
     }
 
 
+def test_a_model_that_summarizes_says_so_and_shows_no_whole_article() -> None:
+    article = "word " * 4000
+    scores = {f"rouge{kind}": {**SCORE, "name": f"ROUGE-{kind}"} for kind in (1, 2)}
+    examples = [{**EXAMPLE, "source": article}]
+    facts = replace(FACTS, evaluation={**FACTS.evaluation, "metrics": scores, "examples": examples})
+    metadata = metadata_of(facts, task="summarization")
+    assert (metadata["pipeline_tag"], metadata["metrics"]) == ("summarization", ["rouge"])
+    results = metadata["model-index"][0]["results"][0]
+    assert results["task"] == {"type": "summarization", "name": "Summarization"}
+    assert [(each["type"], each["name"]) for each in results["metrics"]] == [
+        ("rouge", "ROUGE-1"),
+        ("rouge", "ROUGE-2"),
+    ]
+    card = text_of(facts, task="summarization")
+    assert "| ROUGE-2 | 36.14 |" in section(card, "Results")
+    assert "Its scores are against one reference" in section(card, "Limits")
+    assert 'tokenizer(["word word' in section(card, "Use")
+    assert len(card) < len(article)
+
+
 def test_what_is_known_stands_in_its_section() -> None:
     card = text_of()
     assert "with 3 encoder layers and 6 decoder layers of width 64, 1,234,567 parameters." in card

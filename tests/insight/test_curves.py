@@ -34,6 +34,21 @@ def test_what_was_logged_is_drawn_at_its_update():
     assert "share" not in panels
 
 
+def test_rouge_is_drawn_and_its_best_reported(tmp_path, capsys):
+    scores = [
+        {"rouge1": 20.0, "rouge2": 3.0, "rougeL": 15.0},
+        {"rouge1": 19.0, "rouge2": 4.0, "rougeL": 16.0},
+    ]
+    history = [HISTORY[0]]
+    for step, values in zip((10, 20), scores, strict=True):
+        history.append({"step": step, **{f"eval_{name}": value for name, value in values.items()}})
+    panel = next(axes for axes in draw_curves(history).axes if axes.get_title() == "validation")
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in panel.lines}
+    assert drawn == {"ROUGE-1": [20, 19], "ROUGE-2": [3, 4], "ROUGE-L": [15, 16]}
+    assert run(["report", str(write(tmp_path / "run", history))]) == 0
+    assert "best validation ROUGE-1: 20.00 at update 10" in capsys.readouterr().out
+
+
 def test_a_run_is_reported_with_its_best(tmp_path, capsys):
     assert run(["report", str(write(tmp_path / "run", HISTORY))]) == 0
     assert capsys.readouterr().out.splitlines() == [

@@ -1,4 +1,4 @@
-"""Metrics against sacreBLEU itself, in batches and from several processes, without a network."""
+"""Metrics against sacreBLEU and what is counted by hand, in batches, by several processes, offline."""
 
 import socket
 from multiprocessing import get_context
@@ -10,7 +10,20 @@ import sacrebleu
 from transformers import EvalPrediction
 
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.training.metrics import Bleu, Chrf, ExactMatch, TranslationMetrics, decode, score_translations
+from vaswani.errors import UserError
+from vaswani.training.metrics import (
+    METRICS,
+    Bleu,
+    Chrf,
+    ExactMatch,
+    Rouge1,
+    Rouge2,
+    RougeL,
+    TextMetrics,
+    check_task,
+    decode,
+    score_texts,
+)
 
 PREDICTIONS = ["the cat sat on a mat", "two dogs", "Ein Haus ist groß .", "a b c d e"]
 REFERENCES = ["the cat sat on the mat", "two dogs", "Das Haus ist groß .", "a b c d e f"]
@@ -46,7 +59,42 @@ def test_exact_match_is_a_percentage_of_equal_texts():
     assert ExactMatch().compute(predictions=["a "], references=["a"]) == {"exact_match": 0.0}
 
 
-@pytest.mark.parametrize("metric", [Bleu, Chrf, ExactMatch])
+def f1(common: int, predicted: int, expected: int) -> float:
+    return 2 * common / (predicted + expected)
+
+
+def test_rouge_counts_common_words_pairs_and_the_longest_common_subsequence():
+    """ROUGE of texts whose words can be counted by hand; case, punctuation and endings do not matter."""
+    texts = {
+        "predictions": ["The cats sat, on a mat!", "dogs"],
+        "references": ["the cat sat on the mat", "dog"],
+    }
+    words, sequence = f1(5, 6, 6), f1(5, 6, 6)
+    assert Rouge1().compute(**texts)["rouge1"] == pytest.approx(100 * (words + 1) / 2)
+    assert Rouge2().compute(**texts)["rouge2"] == pytest.approx(100 * (f1(3, 5, 5) + 0) / 2)
+    assert RougeL().compute(**texts)["rougeL"] == pytest.approx(100 * (sequence + 1) / 2)
+
+
+def test_rouge_l_is_of_the_order_and_rouge_1_is_not():
+    texts = {"predictions": ["mat the on sat cat"], "references": ["cat sat on the mat"]}
+    assert Rouge1().compute(**texts)["rouge1"] == 100
+    assert Rouge2().compute(**texts)["rouge2"] == 0
+    assert RougeL().compute(**texts)["rougeL"] == pytest.approx(100 * f1(1, 5, 5))
+
+
+@pytest.mark.parametrize("metric", [Rouge1, Rouge2, RougeL])
+def test_rouge_of_nothing_is_nothing_and_its_signature_says_how_it_was_computed(metric):
+    result = metric().compute(predictions=["", "a"], references=["a summary", "b"])
+    assert result[metric.kind] == 0
+    assert result["signature"].startswith("nrefs:1|stem:porter|version:0.1.")
+
+
+def test_rouge_says_so_where_it_counts_no_words():
+    with pytest.warns(UserWarning, match="1 of 2 references have no word of a-z or 0-9"):
+        Rouge1().compute(predictions=["一只猫", "a cat"], references=["一只猫", "a cat"])
+
+
+@pytest.mark.parametrize("metric", METRICS.values())
 def test_batches_add_up(metric):
     batched = metric()
     batched.add_batch(predictions=PREDICTIONS[:1], references=REFERENCES[:1])
@@ -55,9 +103,9 @@ def test_batches_add_up(metric):
 
 
 def test_metrics_combine():
-    together = evaluate.combine([Bleu(), Chrf(), ExactMatch()])
+    together = evaluate.combine([metric() for metric in METRICS.values()])
     scores = together.compute(predictions=PREDICTIONS, references=REFERENCES)
-    assert {"bleu", "chrf", "exact_match"} <= scores.keys()
+    assert METRICS.keys() <= scores.keys()
 
 
 def _score_share(process_id, cache_dir, results):
@@ -79,8 +127,27 @@ def test_two_processes_score_their_rows_together(tmp_path):
     assert scores[0]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score)
 
 
+def test_the_scores_of_summaries_are_others():
+    scores, signatures = score_texts(PREDICTIONS, REFERENCES, "summarization")
+    assert scores.keys() == signatures.keys() == {"rouge1", "rouge2", "rougeL"}
+    assert scores["rouge1"] == Rouge1().compute(predictions=PREDICTIONS, references=REFERENCES)["rouge1"]
+    assert scores["rouge1"] > scores["rougeL"] - 1e-9 > scores["rouge2"]
+
+
+def test_a_task_that_cannot_be_scored_is_refused(monkeypatch):
+    check_task("summarization")
+    with pytest.raises(UserError, match="task=summary is unknown; choose one of translation, summarization"):
+        check_task("summary")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_task("translation")
+    with pytest.raises(
+        UserError, match=r"task=summarization needs .* pip install 'vaswani\[summarization\]'"
+    ):
+        check_task("summarization")
+
+
 def test_all_scores_at_once():
-    scores, signatures = score_translations(PREDICTIONS, REFERENCES)
+    scores, signatures = score_texts(PREDICTIONS, REFERENCES)
     assert scores.keys() == {"bleu", "chrf", "exact_match"}
     assert signatures.keys() == {"bleu", "chrf"}
     assert scores["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES]).score
@@ -98,14 +165,14 @@ def test_padding_of_labels_and_predictions_is_not_text(tokenizer):
     assert decode(rows, tokenizer) == ["the cat sat", "two"]
 
 
-def test_trainer_metrics_decode_before_they_score(tokenizer):
+@pytest.mark.parametrize("task", ["translation", "summarization"])
+def test_trainer_metrics_decode_before_they_score(tokenizer, task):
     def padded(texts):
         return tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
 
     labels = padded(REFERENCES)
     labels[labels == tokenizer.pad_token_id] = -100
-    metrics = TranslationMetrics(tokenizer)
-    assert (
-        metrics(EvalPrediction(padded(PREDICTIONS), labels)) == score_translations(PREDICTIONS, REFERENCES)[0]
-    )
-    assert metrics.signatures == score_translations(PREDICTIONS, REFERENCES)[1]
+    metrics = TextMetrics(tokenizer, task)
+    expected, signatures = score_texts(PREDICTIONS, REFERENCES, task)
+    assert metrics(EvalPrediction(padded(PREDICTIONS), labels)) == expected
+    assert metrics.signatures == signatures

@@ -78,7 +78,9 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(help="The same student, trained without distillation.")
     ] = None,
-    metric: Annotated[str, typer.Option(help="Of retention: bleu, chrf or exact_match.")] = "bleu",
+    metric: Annotated[
+        str, typer.Option(help="Of retention: bleu, chrf, exact_match; of summaries rouge1, rouge2, rougeL.")
+    ] = "bleu",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -94,12 +96,13 @@ def compare(
     dtype: DType = None,
 ) -> None:
     """Measure students against their teacher: size, quality, retention and decoding speed."""
-    from vaswani.distillation.comparison import check_metric, load_candidates, sentences_to_decode
     from vaswani.distillation.comparison import compare as compare_models
+    from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, prepare_folder, write_report
     from vaswani.inference.files import STANDARD_STREAM, LineWriter
+    from vaswani.training.metrics import check_task, task_of_metric
 
-    check_metric(metric)
+    check_task(task_of_metric(metric))
     hide_library_progress()
     candidates = load_candidates(
         [teacher, *students, *([baseline] if baseline else [])],

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -104,8 +105,11 @@ def evaluate(
     dataset_config: DatasetConfig = None,
     source_field: SourceField = "source",
     target_field: TargetField = "target",
+    task: Annotated[
+        str, typer.Option(help="translation (BLEU, chrF and exact match) or summarization (ROUGE).")
+    ] = "translation",
     output_name: Annotated[
-        str | None, typer.Option("--output", metavar="FILE", help="Keep the translations, a line each.")
+        str | None, typer.Option("--output", metavar="FILE", help="Keep what is written, a line each.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
     num_beams: NumBeams = 4,
@@ -116,11 +120,12 @@ def evaluate(
     device: Device = None,
     dtype: DType = None,
 ) -> None:
-    """Translate a corpus and score the result: BLEU, chrF and exact match."""
+    """Translate a corpus, or summarize it, and score the result."""
     from vaswani.inference.evaluation import evaluate as evaluate_translator
     from vaswani.inference.files import STANDARD_STREAM, LineWriter, as_text
-    from vaswani.training.metrics import score_translations
+    from vaswani.training.metrics import check_task, score_texts
 
+    check_task(task)
     files = [data] if target_file is None else [data, target_file]
     split, rows = load_split(
         files, split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
@@ -137,7 +142,7 @@ def evaluate(
             max_tokens_per_batch=max_tokens_per_batch,
         )
         with progress_bar(len(rows), " rows") as bar:
-            evaluation = evaluate_translator(translator, rows, score_translations, bar.update)
+            evaluation = evaluate_translator(translator, rows, partial(score_texts, task=task), bar.update)
         for translation in evaluation.translations:
             writer.write(as_text(translation))
     screen = LineWriter(STANDARD_STREAM)

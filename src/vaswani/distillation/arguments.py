@@ -116,13 +116,15 @@ class DistillationArguments(DistillationObjectives):
     baseline: bool = option(
         True, "Train the same student without the teacher too, in output_dir/baseline, for the report."
     )
-    retention_metric: str = option("bleu", f"What the report compares: {', '.join(METRICS)}.")
+    retention_metric: str | None = option(
+        None, f"What the report compares: {', '.join(METRICS)}; default the first of the task's."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.teacher:
             raise UserError("no teacher was given; set teacher to the folder of a trained model")
-        if self.retention_metric not in METRICS:
+        if self.retention_metric not in (None, *METRICS):
             raise UserError(
                 f"retention_metric={self.retention_metric} is unknown; choose one of {', '.join(METRICS)}"
             )

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from vaswani.errors import UserError
 from vaswani.inference.evaluation import Evaluation, evaluate
 from vaswani.inference.translation import Translator
 from vaswani.training.confidence import PERCENTILES, RESAMPLES, Estimate, resampled_scores
-from vaswani.training.metrics import METRICS, score_translations
+from vaswani.training.metrics import check_task, score_texts, task_of_metric
 
 SPEED_ROWS = 500  # most rows that speed is measured on
 ROUNDS = 5  # that are timed, after one of warm-up
@@ -59,7 +60,7 @@ class ModelResult:
         dtype: of the weights.
         max_length: most tokens of a translation: positions may limit it more than the option does.
         untranslated_rows: those too long for the model, which count as empty.
-        scores: of each metric of `METRICS`, 0 to 100.
+        scores: of each metric of the task, 0 to 100.
         retention: the comparison's metric as a fraction of the teacher's, with the paired interval; None if
             the teacher scores 0. Resamples in which the teacher scores 0 are left out.
         gain: of a student over the baseline, in points of the metric, with the paired interval.
@@ -168,7 +169,7 @@ def compare(
         rows: mappings with the texts `source` and `target`.
         data: what the rows are, for the report.
         baseline: the same student, trained without distillation.
-        metric: a name of `METRICS`, that retention and gains are of.
+        metric: a name of `METRICS`, that retention and gains are of; the others of its task are measured too.
         seed: of the resamples.
         progress: is told of so many more sentences decoded, of `sentences_to_decode`.
 
@@ -179,13 +180,14 @@ def compare(
     roles = ["teacher", *["student"] * len(students), *["baseline"] * (baseline is not None)]
     translators = [candidate.translator for candidate in candidates]
     _check(students, translators, metric)
-    rows = list(rows)
-    evaluations = [evaluate(translator, rows, score_translations, progress) for translator in translators]
+    rows, task = list(rows), task_of_metric(metric)
+    score = partial(score_texts, task=task)
+    evaluations = [evaluate(translator, rows, score, progress) for translator in translators]
     sources = [rows[number]["source"] for number in evenly_spread(len(rows), SPEED_ROWS)]  # may be sorted
     seconds = decoding_seconds(translators, sources, progress)
 
     references = [row["target"] for row in rows]
-    resampled = [resampled_scores(_texts(evaluation), references, seed) for evaluation in evaluations]
+    resampled = [resampled_scores(_texts(evaluation), references, task, seed) for evaluation in evaluations]
     measured = list(map(_Measured, candidates, roles, evaluations, resampled, seconds))
     without_distillation = measured[-1] if baseline else None
     return Comparison(
@@ -206,14 +208,8 @@ def sentences_to_decode(models: int, rows: int) -> int:
     return models * (rows + (1 + ROUNDS) * min(rows, SPEED_ROWS))
 
 
-def check_metric(name: str) -> None:
-    """Raise a `UserError` if it is none of `METRICS`."""
-    if name not in METRICS:
-        raise UserError(f"metric={name} is unknown; choose one of {', '.join(METRICS)}")
-
-
 def _check(students: Sequence[Candidate], translators: Sequence[Translator], metric: str) -> None:
-    check_metric(metric)
+    check_task(task_of_metric(metric))
     if not students:
         raise UserError("there is no student to compare with the teacher; give at least one")
     searches = [{**_search(each), "device": str(each.model.device)} for each in translators]
@@ -295,7 +291,9 @@ def _result(
         dtype=str(translator.model.dtype).removeprefix("torch."),
         max_length=translator.max_length,
         untranslated_rows=model.evaluation.untranslated_rows,
-        scores={name: Estimate.from_resamples(scores[name], model.resampled[name]) for name in METRICS},
+        scores={
+            name: Estimate.from_resamples(score, model.resampled[name]) for name, score in scores.items()
+        },
         retention=_retention(model, teacher, metric),
         gain=_gain(model, baseline, metric) if baseline and model.role == "student" else None,
         seconds=model.seconds,

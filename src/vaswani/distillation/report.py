@@ -21,10 +21,6 @@ from vaswani.whole_files import write_whole
 logger = logging.getLogger(__name__)
 
 MARKDOWN, JSON, PLOT = "report.md", "report.json", "quality_speed.png"
-COLUMNS = (
-    *("model", "role", "parameters", "weights", *METRIC_NAMES.values()),
-    *("retention", "sentences/s", "speed-up"),
-)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -96,7 +92,9 @@ def _points(comparison: Comparison) -> list[PlottedModel]:
 
 def as_markdown(comparison: Comparison) -> str:
     """A section for a model card: a row for each model, what that means, and how it was measured."""
-    table = markdown_table(COLUMNS, map(_cells, comparison.models), numbers=COLUMNS[2:])
+    metrics = [METRIC_NAMES[name] for name in comparison.teacher.scores]
+    columns = ["model", "role", "parameters", "weights", *metrics, "retention", "sentences/s", "speed-up"]
+    table = markdown_table(columns, map(_cells, comparison.models), numbers=columns[2:])
     parts = ["## Distillation", "", table, "", *_conclusions(comparison), "", *_conditions(comparison)]
     return "\n".join(parts) + "\n"
 
@@ -107,7 +105,7 @@ def _cells(model: ModelResult) -> tuple[str, ...]:
         model.role,
         f"{model.parameters:,} ({100 * model.parameter_ratio:.1f} %)",
         "not saved" if model.weight_bytes is None else f"{model.weight_bytes / 1e6:.1f} MB",
-        *(_interval(model.scores[name]) for name in METRIC_NAMES),
+        *map(_interval, model.scores.values()),
         "undefined" if model.retention is None else _percent(model.retention),
         f"{model.sentences_per_second:.1f}",
         f"{model.speedup:.2f}×",

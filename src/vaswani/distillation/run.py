@@ -45,6 +45,7 @@ from vaswani.inference.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
 from vaswani.training.config_file import RunConfig
+from vaswani.training.metrics import METRICS_OF_TASK
 from vaswani.training.run import (
     Tokenizers,
     TrainingRun,
@@ -95,6 +96,7 @@ class DistillationRun(TrainingRun):
     def check(self) -> None:
         """Find what would fail only later."""
         check_config(self.config)
+        retention_metric(self.config)
         if self.config.data.streaming:
             raise UserError("a distillation reads its corpus more than once; leave out streaming")
         if self.config.data.bpe_dropout and self.options.teacher_top_k:
@@ -285,6 +287,19 @@ def _shape_for(model: ModelArguments, teacher: PreTrainedModel) -> PreTrainedCon
     return model_config(model, sizes[0], sizes[1], **special_tokens)
 
 
+def retention_metric(config: DistillationConfig) -> str:
+    """What the report compares models by.
+
+    Raises:
+        UserError: it is none of the task's.
+    """
+    task, metric = config.data.task, config.distillation.retention_metric
+    known = list(METRICS_OF_TASK[task])
+    if metric not in (None, *known):
+        raise UserError(f"retention_metric={metric} is none of task={task}; choose one of {', '.join(known)}")
+    return metric or known[0]
+
+
 def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | None:
     """Compare teacher, student and baseline on the test rows, write the report and print it."""
     if run.test_rows is None:
@@ -311,7 +326,7 @@ def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | No
             run.test_rows,
             data=name_of_data(read_run_facts(config.output_dir)),
             baseline=others.get(BASELINE),
-            metric=config.distillation.retention_metric,
+            metric=retention_metric(config),
             progress=progress.update,
         )
     write_report(comparison, config.output_dir)

@@ -64,6 +64,7 @@ def _trained_on_labels(facts: RunFacts) -> str:
 
 
 TRANSLATION = Kind("translation", "writes something wrong", _trained_on_pairs)
+SUMMARIZATION = TRANSLATION._replace(pipeline="summarization")
 
 
 def _trained_to(do: str) -> Callable[[RunFacts], str]:
@@ -83,7 +84,7 @@ KINDS = {
 def _kind(facts: RunFacts) -> Kind:
     names = facts.config.architectures or [""]
     found = (kind for suffix, kind in KINDS.items() if names[0].endswith(suffix))
-    return next(found, TRANSLATION)
+    return next(found, SUMMARIZATION if facts.settings.get("task") == "summarization" else TRANSLATION)
 
 
 def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
@@ -129,7 +130,7 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
         pipeline_tag=_kind(facts).pipeline if facts.evaluation else None,
         tags=_tags(facts),
         datasets=[hub_dataset] if hub_dataset else None,
-        metrics=list(facts.evaluation.get("metrics", {})) or None,
+        metrics=list(dict.fromkeys(map(_hub_metric, facts.evaluation.get("metrics", {})))) or None,
         model_name=name,
         eval_results=list(_eval_results(facts)) or None,
     )
@@ -155,11 +156,16 @@ def _eval_results(facts: RunFacts) -> Iterator[EvalResult]:
             dataset_name=name_of_data(facts),
             dataset_config=facts.settings.get("dataset_config"),
             dataset_split=evaluation["split"],
-            metric_type=metric,
+            metric_type=_hub_metric(metric),
             metric_name=score["name"],
             metric_value=round(score["value"], 2),
             metric_args={"signature": score["signature"]} if score.get("signature") else None,
         )
+
+
+def _hub_metric(name: str) -> str:
+    """As the Hub calls it: one `rouge` of several kinds."""
+    return "rouge" if name.startswith("rouge") else name
 
 
 def _languages(facts: RunFacts) -> list[str]:
@@ -205,7 +211,7 @@ def _usage(facts: RunFacts, repo_id: str) -> str:
     example: dict[str, Any] = next(iter(facts.evaluation.get("examples", ())), {})
     text = example.get("source", example.get("text", "Guten Tag!"))
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
-    return usage(facts.config, repo_id, text, facts.target_tokenizer)
+    return usage(facts.config, repo_id, _shortened(text), facts.target_tokenizer)
 
 
 def _results(facts: RunFacts) -> str:
@@ -240,8 +246,11 @@ def _examples(examples: list[dict[str, Any]]) -> str:
 def _cell(value: Any) -> str:
     """A text, a label, or a list of words or labels."""
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    shortened = text if len(text) <= 200 else f"{text[:200]} …"
-    return " ".join(shortened.split()).replace("|", "\\|")
+    return " ".join(_shortened(text).split()).replace("|", "\\|")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]} …"
 
 
 def _data(facts: RunFacts) -> str:
@@ -316,7 +325,7 @@ def _limits(facts: RunFacts) -> Iterator[str]:
         )
     if isinstance(config, VaswaniFamilyConfig) and config.position_embedding == "learned":
         yield f"It has positions for {config.max_position_embeddings:,} tokens and takes no longer texts."
-    if facts.evaluation and _kind(facts) is TRANSLATION:
+    if facts.evaluation and _kind(facts) in (TRANSLATION, SUMMARIZATION):
         yield "Its scores are against one reference for each row, of the kind of text that it was trained on."
     yield "It was not examined for bias, nor for harmful or private text that it may repeat."
     if not settings.get("license"):

@@ -27,6 +27,9 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
             "eval_bleu": "BLEU",
             "eval_chrf": "chrF2",
             "eval_exact_match": "exact match, %",
+            "eval_rouge1": "ROUGE-1",
+            "eval_rouge2": "ROUGE-2",
+            "eval_rougeL": "ROUGE-L",
             "eval_accuracy": "accuracy, %",
             "eval_macro_f1": "macro F1, %",
             "eval_f1": "span F1, %",
@@ -118,7 +121,7 @@ def summary(history: list[dict[str, Any]]) -> str:
         shown.append(f"{speeds[len(speeds) // 2]:,.0f} real tokens a second (median)")
     lines = [", ".join(shown)]
     scores = {"eval_loss": "loss", "eval_bleu": "BLEU", "eval_exact_match": "exact match"}
-    for name, label in {**scores, "eval_accuracy": "accuracy"}.items():
+    for name, label in {**scores, "eval_rouge1": "ROUGE-1", "eval_accuracy": "accuracy"}.items():
         steps, values = _series(history, name)
         if values:
             best = min(values) if name == "eval_loss" else max(values)

@@ -100,6 +100,9 @@ class ModelArguments(FamilyArguments):
 class DataArguments:
     """The parallel corpus, its vocabulary and the limits on its rows."""
 
+    task: Literal["translation", "summarization"] = option(
+        "translation", "Scored by BLEU, chrF and exact match, or by ROUGE."
+    )
     dataset: str | None = option(None, "'dates' for the built-in corpus, or a data set's Hub name or folder.")
     dataset_config: str | None = option(None, "Configuration name of the data set.")
     train_file: list[str] = field(
@@ -261,7 +264,7 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     """
 
     label_smoothing_factor: float = option(0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.")
-    predict_with_generate: bool = option(True, "Evaluate by translating, not by the loss alone.")
+    predict_with_generate: bool = option(True, "Evaluate by what is written, not by the loss alone.")
     generation_num_beams: int | None = option(4, "Beams when evaluating (section 6.1).")
     generation_length_penalty: float = option(
         0.6, "Exponent of the length that divides a beam's log-probability."

@@ -16,7 +16,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from vaswani.training.metrics import METRICS
+from vaswani.training.metrics import METRICS_OF_TASK, rouge_f1
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)  # of the resamples: the ends of a 95 % confidence interval
@@ -40,29 +40,32 @@ class Estimate:
 
 
 def resampled_scores(
-    predictions: Sequence[str], references: Sequence[str], seed: int = 0
+    predictions: Sequence[str], references: Sequence[str], task: str = "translation", seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Scores of resampled rows, float64 [R], of each metric of `METRICS`."""
+    """Scores of resampled rows, float64 [R], of each metric of a task."""
     return {
         metric: bootstrap_scores(metric, row_statistics(metric, predictions, references), seed)
-        for metric in METRICS
+        for metric in METRICS_OF_TASK[task]
     }
 
 
 def row_statistics(metric: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What a score needs to know of each row: int64 [S, K]."""
+    """What a score needs to know of each row: [S, K], int64, of ROUGE float64."""
     if metric == "exact_match":
         pairs = zip(predictions, references, strict=True)
         return np.array([[prediction == reference, 1] for prediction, reference in pairs], dtype=np.int64)
+    if metric not in _SACREBLEU:
+        f1 = rouge_f1(metric, predictions, references)
+        return np.stack([f1, np.ones_like(f1)], axis=1)
     # sacreBLEU's public functions score texts only, which would take minutes for each interval.
     return np.array(_SACREBLEU[metric]._extract_corpus_statistics(predictions, [references]), dtype=np.int64)
 
 
 def score_of_sum(metric: str, total: np.ndarray) -> float:
     """The metric's score, 0 to 100, of rows whose statistics sum up to `total` [K]."""
-    if metric == "exact_match":
-        equal, rows = total.tolist()
-        return 100.0 * equal / rows
+    if metric not in _SACREBLEU:  # a mean over the rows
+        points, rows = total.tolist()
+        return 100.0 * points / rows
     return _SACREBLEU[metric]._compute_score_from_stats(total.tolist()).score
 
 

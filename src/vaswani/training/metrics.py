@@ -1,11 +1,15 @@
-"""Translation quality: sacreBLEU's BLEU and chrF with their signatures, and exact match.
+"""The quality of what a model writes: of translations BLEU, chrF and exact match, of summaries ROUGE.
 
 Each is an `evaluate.Metric` that needs no network: instantiate it, then `compute`, `add_batch` or `combine`.
-Texts are compared as they are (cased, detokenized); scores run from 0 to 100.
+Texts are given as they are (cased, detokenized), one reference each; scores run from 0 to 100.
 """
 
+import importlib.util
+import re
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from importlib.metadata import version
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -15,6 +19,7 @@ from sacrebleu.metrics.chrf import CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL
+from vaswani.errors import UserError
 
 _PAIR_OF_TEXTS = datasets.Features(
     {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
@@ -67,20 +72,110 @@ class ExactMatch(evaluate.Metric):
         return {"exact_match": 100.0 * equal / max(len(references), 1)}
 
 
-METRICS: dict[str, type[evaluate.Metric]] = {"bleu": Bleu, "chrf": Chrf, "exact_match": ExactMatch}
-METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "exact_match": "exact match"}  # for people
+def rouge_f1(kind: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """ROUGE of each prediction, float64 [rows], 0 to 1 (Lin, 2004, W04-1013).
+
+    Args:
+        kind: `rouge1` or `rouge2`, F1 of the words or pairs of words that both texts have; or `rougeL`, of
+            their longest common subsequence of words. Words are lower-cased, and stemmed as Porter does.
+        predictions: the texts to be scored.
+        references: one for each.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer([kind], use_stemmer=True)
+    pairs = zip(predictions, references, strict=True)
+    return np.array([scorer.score(reference, prediction)[kind].fmeasure for prediction, reference in pairs])
 
 
-def score_translations(
-    predictions: Sequence[str], references: Sequence[str]
+class _Rouge(evaluate.Metric):
+    """The mean of the rows' F1 as the package rouge-score has it, which knows words of a-z and 0-9 alone."""
+
+    kind: ClassVar[str]
+
+    def _info(self) -> evaluate.MetricInfo:
+        return _describe("Mean F1 of ROUGE over the rows, 0 to 100.", "Lin, 2004, W04-1013")
+
+    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+        wordless = sum(re.search("[a-zA-Z0-9]", reference) is None for reference in references)
+        if wordless:
+            warnings.warn(
+                f"{wordless} of {len(references)} references have no word of a-z or 0-9, the only ones that "
+                "ROUGE counts, and score 0; for other scripts take task=translation, whose chrF counts all",
+                stacklevel=2,
+            )
+        score = 100.0 * float(rouge_f1(self.kind, predictions, references).sum()) / max(len(references), 1)
+        return {self.kind: score, "signature": f"nrefs:1|stem:porter|version:{version('rouge-score')}"}
+
+
+class Rouge1(_Rouge):
+    """ROUGE-1: the words that a summary shares with its reference."""
+
+    kind = "rouge1"
+
+
+class Rouge2(_Rouge):
+    """ROUGE-2: the pairs of neighbouring words."""
+
+    kind = "rouge2"
+
+
+class RougeL(_Rouge):
+    """ROUGE-L: the longest common subsequence of words, over the whole text."""
+
+    kind = "rougeL"
+
+
+METRICS_OF_TASK: dict[str, dict[str, type[evaluate.Metric]]] = {  # the first is what models are compared by
+    "translation": {"bleu": Bleu, "chrf": Chrf, "exact_match": ExactMatch},
+    "summarization": {"rouge1": Rouge1, "rouge2": Rouge2, "rougeL": RougeL},
+}
+METRICS = {name: metric for metrics in METRICS_OF_TASK.values() for name, metric in metrics.items()}
+METRIC_NAMES = {  # for people
+    "bleu": "BLEU",
+    "chrf": "chrF2",
+    "exact_match": "exact match",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+}
+SCORING_PACKAGE = {"translation": "sacrebleu", "summarization": "rouge-score"}
+
+
+def task_of_metric(metric: str) -> str:
+    """The task whose metrics include this one.
+
+    Raises:
+        UserError: it is none of `METRICS`.
+    """
+    for task, metrics in METRICS_OF_TASK.items():
+        if metric in metrics:
+            return task
+    raise UserError(f"metric={metric} is unknown; choose one of {', '.join(METRICS)}")
+
+
+def check_task(task: str) -> None:
+    """Find a task that cannot be scored.
+
+    Raises:
+        UserError: it is unknown, or its package is missing.
+    """
+    if task not in METRICS_OF_TASK:
+        raise UserError(f"task={task} is unknown; choose one of {', '.join(METRICS_OF_TASK)}")
+    if task == "summarization" and importlib.util.find_spec("rouge_score") is None:
+        raise UserError("task=summarization needs a package for ROUGE: pip install 'vaswani[summarization]'")
+
+
+def score_texts(
+    predictions: Sequence[str], references: Sequence[str], task: str = "translation"
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Every metric of this file at once.
+    """Every metric of a task at once.
 
     Returns:
-        The scores (`bleu`, `chrf`, `exact_match`; 0 to 100), and the signatures of sacreBLEU's.
+        The scores (those of `METRICS_OF_TASK`; 0 to 100), and the signatures of those that have one.
     """
     scores, signatures = {}, {}
-    for name, metric in METRICS.items():
+    for name, metric in METRICS_OF_TASK[task].items():
         result = metric(keep_in_memory=True).compute(predictions=predictions, references=references)
         scores[name] = result[name]
         if "signature" in result:
@@ -94,14 +189,19 @@ def decode(token_ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return tokenizer.batch_decode(token_ids, skip_special_tokens=True)
 
 
-class TranslationMetrics:
+class TextMetrics:
     """The `compute_metrics` of a `Seq2SeqTrainer` that evaluates with `predict_with_generate`.
 
     Holds the latest scores with what has no place among the numbers that a trainer logs: signatures, texts.
+
+    Args:
+        target_tokenizer: of predictions and labels.
+        task: whose metrics are computed.
     """
 
-    def __init__(self, target_tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, target_tokenizer: PreTrainedTokenizerBase, task: str = "translation"):
         self.target_tokenizer = target_tokenizer
+        self.task = task
         self.scores: dict[str, float] = {}
         self.signatures: dict[str, str] = {}
         self.predictions: list[str] = []
@@ -111,5 +211,5 @@ class TranslationMetrics:
         """Score generated token ids [rows, length] against label ids [rows, length]."""
         self.predictions = decode(prediction.predictions, self.target_tokenizer)
         self.references = decode(prediction.label_ids, self.target_tokenizer)
-        self.scores, self.signatures = score_translations(self.predictions, self.references)
+        self.scores, self.signatures = score_texts(self.predictions, self.references, self.task)
         return self.scores

@@ -33,7 +33,7 @@ from vaswani.training.base_run import (
 )
 from vaswani.training.bpe_dropout import BpeDropoutCollator
 from vaswani.training.config_file import RunConfig
-from vaswani.training.metrics import METRICS, TranslationMetrics
+from vaswani.training.metrics import METRICS_OF_TASK, TextMetrics, check_task
 from vaswani.training.trainer import Trainer
 from vaswani.training.translation_evaluation import evaluate_translator
 
@@ -158,7 +158,7 @@ def build_trainer(
         data_collator=collator,
         processing_class=source,
         target_processing_class=target,
-        compute_metrics=TranslationMetrics(target) if args.predict_with_generate else None,
+        compute_metrics=TextMetrics(target, data.task) if args.predict_with_generate else None,
         callbacks=[] if patience is None else [EarlyStoppingCallback(patience)],
         **options,
     )
@@ -173,7 +173,9 @@ def check_config(config: RunConfig) -> None:
     args.resolve_learning_rate(config.model.d_model)
     if data.truncate and data.bpe_dropout > 0:
         raise UserError("truncate=true and bpe_dropout exclude each other; set one of them to its default")
-    check_metric(args.metric_for_best_model, ["loss", *(METRICS if args.predict_with_generate else ())])
+    check_task(data.task)
+    scored = METRICS_OF_TASK[data.task] if args.predict_with_generate else ()
+    check_metric(args.metric_for_best_model, ["loss", *scored])
 
 
 def _tokenized(

@@ -1,4 +1,4 @@
-"""What a finished training of a translator says of it: scores with confidence, and some of what it writes."""
+"""What a finished training of an encoder-decoder says of it: scores, intervals, some of what it writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.training.confidence import Estimate, resampled_scores
 from vaswani.training.final_evaluation import NUM_EXAMPLES, evaluate_finished, record, shortened
-from vaswani.training.metrics import METRIC_NAMES, METRICS, TranslationMetrics
+from vaswani.training.metrics import METRIC_NAMES, METRICS, SCORING_PACKAGE, TextMetrics
 from vaswani.training.trainer import Trainer
 
 
@@ -33,9 +33,9 @@ def _tell(
     shown = ", ".join(f"{name} {score:.2f}" for name, score in named if score is not None)
     print(f"\n{split} ({len(rows):,} rows): {shown}")
     metrics = trainer.compute_metrics
-    if not isinstance(metrics, TranslationMetrics):
+    if not isinstance(metrics, TextMetrics):
         return None
-    print(*metrics.signatures.values(), sep="\n", end="\n\n")
+    print(*dict.fromkeys(metrics.signatures.values()), sep="\n", end="\n\n")
     chosen = evenly_spread(len(rows), NUM_EXAMPLES)
     sources = source_tokenizer.batch_decode(rows[chosen]["input_ids"], skip_special_tokens=True)
     examples = [
@@ -45,7 +45,7 @@ def _tell(
     for example in examples:
         _show(**example)
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
-    return record(split, rows, _scores(metrics), also="sacrebleu", **more)
+    return record(split, rows, _scores(metrics), also=SCORING_PACKAGE[metrics.task], **more)
 
 
 def _search(trainer: Trainer) -> dict[str, Any]:
@@ -54,10 +54,11 @@ def _search(trainer: Trainer) -> dict[str, Any]:
     return {"num_beams": num_beams, **penalty}
 
 
-def _scores(metrics: TranslationMetrics) -> dict[str, Any]:
+def _scores(metrics: TextMetrics) -> dict[str, Any]:
     """Each metric with its name, its 95 % interval and, if it has one, its signature."""
     scores = {}
-    for metric, resampled in resampled_scores(metrics.predictions, metrics.references).items():
+    resamples = resampled_scores(metrics.predictions, metrics.references, metrics.task)
+    for metric, resampled in resamples.items():
         estimate = Estimate.from_resamples(metrics.scores[metric], resampled)
         signature = metrics.signatures.get(metric)
         scores[metric] = {"name": METRIC_NAMES[metric], **vars(estimate), "signature": signature}
