@@ -287,6 +287,19 @@ def test_summaries_are_scored_by_rouge(model: Path, corpus: list[Path], capfd) -
     assert "task=summary is unknown; choose one of translation, summarization" in errors
 
 
+def test_sources_are_cut_off_where_that_is_asked_for(model: Path, corpus: list[Path], capfd) -> None:
+    flags = ["--max_source_length", "2", "--num_beams", "1"]
+    _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags, "--json")
+    record = json.loads(output.splitlines()[-1])
+    assert record["max_source_length"] == 2
+    assert 0 < record["cut_off_rows"] <= 20
+    status, _, errors = in_process(
+        capfd, "translate", "--model", model, "--input", corpus[1], "--output", "-", *flags
+    )
+    assert status == 0
+    assert f"{record['cut_off_rows']} of which only the beginning was read" in errors
+
+
 def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], capfd) -> None:
     _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
     assert [line.split()[0] for line in output.splitlines()] == ["bleu", "chrf", "exact_match", "20"]

@@ -274,7 +274,12 @@ def test_bad_input_is_found_before_any_decoding(
 
 @pytest.mark.parametrize(
     ("option", "given", "other"),
-    [("num_beams", 4, 1), ("length_penalty", 0.6, 1.5), ("max_tokens_per_batch", 8192, 99)],
+    [
+        ("num_beams", 4, 1),
+        ("length_penalty", 0.6, 1.5),
+        ("max_tokens_per_batch", 8192, 99),
+        ("max_source_length", None, 9),
+    ],
 )
 def test_models_must_be_decoded_in_the_same_way(
     whole: Candidate, monkeypatch: pytest.MonkeyPatch, option: str, given: float, other: float

@@ -140,6 +140,7 @@ def test_the_identity_of_a_search_is_that_of_its_options() -> None:
         toy_translator(num_beams=5),
         toy_translator(length_penalty=1.0),
         toy_translator(max_length=20),
+        toy_translator(max_source_length=20),
         Translator(toy_model(), source, other_target),
         Translator(toy_model(), other_target, source),
         other_generation,

@@ -37,6 +37,7 @@ def test_scores_are_those_of_the_translations_and_their_references() -> None:
     assert json.loads(json.dumps(evaluation.to_dict())) == {
         "rows": 30,
         "untranslated_rows": 0,
+        "cut_off_rows": 0,
         "share_right": right,
         "signatures": {"share_right": "by=hand"},
         "seconds": 4.0,
@@ -50,6 +51,10 @@ def test_a_source_that_is_too_long_counts_as_wrong_and_is_told_of() -> None:
     assert evaluation.scores == {"share_right": 0.5}
     assert evaluation.to_dict()["untranslated_rows"] == 1
     assert "too long for the model, counted as empty: 1" in str(evaluation)
+    cut = Translator(model, toy_tokenizer(), max_source_length=40)
+    evaluation = evaluate(cut, rows_of(pairs), share_right)
+    assert (evaluation.untranslated_rows, evaluation.to_dict()["cut_off_rows"]) == (0, 1)
+    assert "source cut off: 1" in str(evaluation)
 
 
 def test_no_rows_are_an_error() -> None:

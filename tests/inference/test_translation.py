@@ -6,6 +6,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -24,6 +25,7 @@ from toy_translation import (
     toy_tokenizer,
     toy_tokenizers,
 )
+from vaswani.data.batching import tokenize_corpus
 from vaswani.errors import RunError, UserError
 from vaswani.inference.translation import Hypothesis, Translation, Translator
 from vaswani.model.decoding import GNMTLengthPenalty
@@ -229,12 +231,37 @@ def test_what_learned_positions_do_not_reach_is_left_empty_with_its_reason() -> 
     short, long, other = translator.translate(sentences)
     assert short.text
     assert other.text
-    assert long == Translation(
-        sentences[1], (), f"it has {length} tokens, and the model has positions for 40"
+    reason = (
+        f"it has {length} tokens, and the model has positions for 40; max_source_length=40 would cut it off"
     )
+    assert long == Translation(sentences[1], (), reason)
     with pytest.warns(UserWarning, match=f"sentence 1 is left empty: it has {length} tokens"):
         assert translator(sentences) == [short.text, "", other.text]
     assert generated_lengths(toy_translator(endless_model(**vars_of(model))), ["one"]) == [40]
+
+
+def test_a_source_is_cut_off_as_in_training_with_its_end_token() -> None:
+    translator = toy_translator(max_source_length=9)
+    tokenizer = toy_tokenizer()
+    sentences = ["one two", "one two three four five six", "seven " * 8]
+    expected = []
+    for sentence in sentences:
+        pair = Dataset.from_dict({"source": [sentence], "target": ["1"]})
+        (row,) = tokenize_corpus(pair, tokenizer, tokenizer, 9, None, truncated=["source"])
+        alone = torch.tensor([row["input_ids"]])
+        expected.append(search_alone(translator, alone))
+    translations = list(translator.translate(sentences, with_scores=False))
+    assert [translation.text for translation in translations] == expected
+    lengths = [len(ids) for ids in tokenizer(sentences)["input_ids"]]
+    assert [translation.source_cut_off for translation in translations] == [length > 9 for length in lengths]
+    assert {translation.source_cut_off for translation in translations} == {False, True}
+    assert expected[1:] != toy_translator()(sentences[1:])
+
+
+def search_alone(translator: Translator, input_ids: torch.Tensor) -> str:
+    options = {"num_beams": 4, "length_penalty": GNMTLengthPenalty(0.6)}
+    sequences = translator.model.generate(input_ids, max_length=1 + input_ids.shape[1] + 50, **options)
+    return translator.target_tokenizer.decode(sequences[0], skip_special_tokens=True)
 
 
 def vars_of(model: PreTrainedModel) -> dict[str, Any]:
@@ -341,6 +368,10 @@ def test_any_encoder_decoder_of_the_auto_classes_will_do(name: str, tmp_path) ->
     if name != "t5":
         (long,) = translator.translate(["one " * 128])
         assert "the model has positions for 128" in str(long.problem)
+        translator.max_source_length = 128
+        (long,) = translator.translate(["one " * 128])
+        assert long.hypotheses
+        assert long.source_cut_off
 
 
 # What cannot be done.

@@ -12,6 +12,7 @@ from vaswani.cli.options import (
     DType,
     LengthPenalty,
     MaxLength,
+    MaxSourceLength,
     MaxTokensPerBatch,
     NumBeams,
     SourceField,
@@ -90,6 +91,7 @@ def compare(
     ] = None,
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
+    max_source_length: MaxSourceLength = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     device: Device = None,
@@ -110,6 +112,7 @@ def compare(
         dtype=dtype,
         num_beams=num_beams,
         length_penalty=length_penalty,
+        max_source_length=max_source_length,
         max_length=max_length,
         max_tokens_per_batch=max_tokens_per_batch,
     )

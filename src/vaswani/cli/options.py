@@ -16,6 +16,10 @@ SourceField = Annotated[str, typer.Option("--source_field", help="A dot reaches 
 TargetField = Annotated[str, typer.Option("--target_field", help="Likewise.")]
 NumBeams = Annotated[int, typer.Option("--num_beams", help="Hypotheses kept in the search.")]
 LengthPenalty = Annotated[float, typer.Option("--length_penalty", help="GNMT's α: ((5 + length) / 6)^α.")]
+MaxSourceLength = Annotated[
+    int | None,
+    typer.Option("--max_source_length", help="Cut sources off after so many tokens. Default: not at all."),
+]
 MaxLength = Annotated[
     int, typer.Option("--max_length", help="Most tokens of a translation; the source's + 50 if that is less.")
 ]

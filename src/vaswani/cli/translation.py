@@ -15,6 +15,7 @@ from vaswani.cli.options import (
     DType,
     LengthPenalty,
     MaxLength,
+    MaxSourceLength,
     MaxTokensPerBatch,
     ModelName,
     NumBeams,
@@ -46,6 +47,7 @@ def translate(
     scores: Annotated[bool, typer.Option("--scores", help="The same as --n_best 1.")] = False,
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
+    max_source_length: MaxSourceLength = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     buffer_size: Annotated[
@@ -68,6 +70,7 @@ def translate(
             dtype=dtype,
             num_beams=num_beams,
             length_penalty=length_penalty,
+            max_source_length=max_source_length,
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
         )
@@ -114,6 +117,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
+    max_source_length: MaxSourceLength = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     revision: Revision = None,
@@ -138,6 +142,7 @@ def evaluate(
             dtype=dtype,
             num_beams=num_beams,
             length_penalty=length_penalty,
+            max_source_length=max_source_length,
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
         )
@@ -148,7 +153,12 @@ def evaluate(
     screen = LineWriter(STANDARD_STREAM)
     screen.write(str(evaluation))
     if as_json:
-        search = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
+        search = {
+            "num_beams": num_beams,
+            "length_penalty": length_penalty,
+            "max_source_length": max_source_length,
+            "max_length": max_length,
+        }
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
         screen.write(json.dumps(record))
 

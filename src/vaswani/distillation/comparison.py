@@ -227,6 +227,7 @@ def _search(translator: Translator) -> dict[str, Any]:
         "num_beams": translator.num_beams,
         "length_penalty": float(translator.length_penalty),
         "max_tokens_per_batch": translator.max_tokens_per_batch,
+        "max_source_length": translator.max_source_length,
     }
 
 

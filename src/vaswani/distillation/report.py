@@ -154,7 +154,7 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
         f"- In brackets: 95 % confidence intervals, from {bootstrap['resamples']:,} bootstrap resamples of "
         f"the rows (Koehn, 2004), the same for all models; seed {bootstrap['seed']}."
     )
-    search = ", ".join(f"{name} {value}" for name, value in comparison.search.items())
+    search = ", ".join(f"{name} {value}" for name, value in comparison.search.items() if value is not None)
     yield f"- Search: {search}, max_length {lengths}."
     yield (
         f"- Speed: median of {speed['rounds']} rounds of {speed['rows']:,} rows, in which models took turns; "

@@ -338,6 +338,7 @@ def _search(config: DistillationConfig) -> dict[str, Any]:
     """What every search of a run has in common."""
     return {
         "length_penalty": config.training.generation_length_penalty,
+        "max_source_length": config.data.max_source_length if config.data.truncate else None,
         "max_length": config.data.max_target_length,
         "max_tokens_per_batch": config.training.max_tokens_per_batch,
     }

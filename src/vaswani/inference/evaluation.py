@@ -34,6 +34,11 @@ class Evaluation:
         """Rows whose source the model cannot take."""
         return sum(translation.problem is not None for translation in self.translations)
 
+    @property
+    def cut_off_rows(self) -> int:
+        """Rows of whose source the model read only the beginning."""
+        return sum(translation.source_cut_off for translation in self.translations)
+
     def __str__(self) -> str:
         rows = [
             f"{name:<12}{value:>7.2f}  {self.signatures.get(name, '')}" for name, value in self.scores.items()
@@ -42,11 +47,14 @@ class Evaluation:
         rows.append(f"{count:,} rows in {self.seconds:.1f} s ({speed:.1f} a second)")
         if self.untranslated_rows:
             rows.append(f"too long for the model, counted as empty: {self.untranslated_rows:,}")
+        if self.cut_off_rows:
+            rows.append(f"source cut off: {self.cut_off_rows:,}")
         return "\n".join(row.rstrip() for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the translations, as plain JSON values."""
-        rows = {"rows": len(self.translations), "untranslated_rows": self.untranslated_rows}
+        unread = {"untranslated_rows": self.untranslated_rows, "cut_off_rows": self.cut_off_rows}
+        rows = {"rows": len(self.translations), **unread}
         return {**rows, **self.scores, "signatures": self.signatures, "seconds": round(self.seconds, 3)}
 
 

@@ -31,6 +31,7 @@ class LineReport:
     empty: int = 0
     too_long: int = 0
     not_utf8: int = 0
+    source_cut_off: int = 0
     cut_off: int = 0
 
     def __str__(self) -> str:
@@ -38,6 +39,7 @@ class LineReport:
             "empty": self.empty,
             "too long for the model and left empty": self.too_long,
             "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
+            "of which only the beginning was read": self.source_cut_off,
             "cut off at the length limit": self.cut_off,
         }
         problems = "; ".join(f"{count:,} {name}" for name, count in counts.items() if count)
@@ -61,7 +63,7 @@ def translate_lines(
         lines: UTF-8 text; bytes that are not become U+FFFD.
         write: takes one line after the other, in the order of the input: the text of the best hypothesis or,
             with `n_best`, a JSON object with the `source`, its `hypotheses` (as in `Translation`) and, where
-            there is one, the `problem`.
+            they say something, the `problem` and `source_cut_off`.
         n_best: hypotheses in JSON of each line; None means the text of the best alone.
         buffer_size: lines read before the first is translated.
         warn: is told of each line that cannot be translated.
@@ -81,6 +83,7 @@ def translate_lines(
     for translation in translations:
         report.lines += 1
         report.empty += not translation.source.strip()
+        report.source_cut_off += translation.source_cut_off
         report.cut_off += any(not best.complete for best in translation.hypotheses[:1])
         if translation.problem:
             report.too_long += 1
@@ -107,7 +110,10 @@ def as_text(translation: Translation) -> str:
 
 
 def _as_json(translation: Translation) -> str:
-    record = {name: value for name, value in asdict(translation).items() if value is not None}
+    record = asdict(translation)
+    for name in ("problem", "source_cut_off"):
+        if not record[name]:
+            del record[name]
     return json.dumps(record, ensure_ascii=False)
 
 

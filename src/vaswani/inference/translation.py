@@ -56,11 +56,13 @@ class Translation:
         source: the sentence.
         hypotheses: best first; none for an empty sentence and for one with a problem.
         problem: why the sentence could not be translated.
+        source_cut_off: whether the model read only the beginning of the sentence.
     """
 
     source: str
     hypotheses: tuple[Hypothesis, ...] = ()
     problem: str | None = None
+    source_cut_off: bool = False
 
     @property
     def text(self) -> str:
@@ -80,6 +82,8 @@ class Translator:
         target_tokenizer: decodes the translation; None means the source's.
         num_beams: hypotheses that the search keeps at each step; 1 follows the likeliest token.
         length_penalty: α; 0 ranks by log-probability, which prefers short translations.
+        max_source_length: sources are cut off after so many tokens, the end token among them; None means
+            never.
         max_length: most tokens of any translation. Each may have 50 more than its source, or `max_length` if
             that is less: else a model that never ends a sentence would answer 10,000 tokens with 10,000.
         max_tokens_per_batch: most tokens of a batch, padding included: the sources' and those that may be
@@ -97,15 +101,19 @@ class Translator:
         *,
         num_beams: int = 4,
         length_penalty: float = 0.6,
+        max_source_length: int | None = None,
         max_length: int = 1024,
         max_tokens_per_batch: int = 8192,
     ):
         check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
+        if max_source_length is not None:
+            check_positive(max_source_length=max_source_length)
         self.model = model.eval()
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self.num_beams = num_beams
         self.length_penalty = GNMTLengthPenalty(length_penalty)
+        self.max_source_length = max_source_length
         self.positions = position_limit(model)
         self.max_length = max_length if self.positions is None else min(max_length, self.positions)
         self.max_tokens_per_batch = max_tokens_per_batch
@@ -183,17 +191,21 @@ class Translator:
     ) -> list[Translation]:
         translations = [Translation(sentence) for sentence in sentences]
         token_ids = self._encode(sentences)
+        cut_off = self._cut_off(sentences, token_ids)
         for row in list(token_ids):
             if self.positions is not None and len(token_ids[row]) > self.positions:
                 length = len(token_ids.pop(row))
-                problem = f"it has {length} tokens, and the model has positions for {self.positions}"
+                problem = (
+                    f"it has {length} tokens, and the model has positions for {self.positions}; "
+                    f"max_source_length={self.positions} would cut it off"
+                )
                 translations[row] = Translation(sentences[row], problem=problem)
         done(len(sentences) - len(token_ids))
         tokens = {row: len(ids) + self._limit(len(ids)) for row, ids in token_ids.items()}
         for batch in batches(tokens, self.max_tokens_per_batch):
             found = self._translate_batch([token_ids[row] for row in batch], n_best, with_scores)
             for row, hypotheses in zip(batch, found, strict=True):
-                translations[row] = Translation(sentences[row], hypotheses)
+                translations[row] = Translation(sentences[row], hypotheses, source_cut_off=row in cut_off)
             done(len(batch))
         return translations
 
@@ -204,6 +216,15 @@ class Translator:
             return {}
         encoded = self.source_tokenizer([sentences[row] for row in rows], truncation=False, verbose=False)
         return dict(zip(rows, encoded["input_ids"], strict=True))
+
+    def _cut_off(self, sentences: list[str], token_ids: dict[int, list[int]]) -> set[int]:
+        """Replace what is longer than `max_source_length` by its beginning; returns which rows these are."""
+        most = self.max_source_length
+        longer = [] if most is None else [row for row, ids in token_ids.items() if len(ids) > most]
+        for row in longer:
+            encoded = self.source_tokenizer(sentences[row], truncation=True, max_length=most)
+            token_ids[row] = encoded["input_ids"]
+        return set(longer)
 
     def _limit(self, source_length: int) -> int:
         """The most tokens of a translation whose source has so many (section 6.1)."""
