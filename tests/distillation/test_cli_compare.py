@@ -91,11 +91,25 @@ def test_every_option_reaches_the_report(
     _, _, _, record = compare(
         *(models.teacher, models.student, "--output", tmp_path, "--split", "validation"),
         *("--metric", "chrf", "--num_beams", "2", "--length_penalty", "1.5", "--max_tokens_per_batch", "99"),
+        *("--max_source_length", "2"),
         *("--dtype", "bfloat16", "--device", "cpu", "--dataset_config", "german"),
     )
     assert (plain["rows"], record["rows"]) == (8, 5)
     assert (record["data"], record["metric"]) == (f"validation of {data.name} (german)", "chrf")
-    assert record["search"] == {"num_beams": 2, "length_penalty": 1.5, "max_tokens_per_batch": 99}
+    assert record["search"] == {
+        "num_beams": 2,
+        "length_penalty": 1.5,
+        "max_tokens_per_batch": 99,
+        "max_source_length": 2,
+    }
+    assert plain["search"]["max_source_length"] is None
+    cut_off = [{model["cut_off_rows"] for model in each["models"]} for each in (plain, record)]
+    sources = [source for source, _ in toy_rows(5, seed=-1, longest=3)]
+    assert cut_off == [
+        {0},
+        {sum(len(source.split()) > 1 for source in sources)},
+    ]  # a word, then the end token
+    assert any(len(source.split()) > 1 for source in sources)
     assert {model["dtype"] for model in record["models"]} == {"bfloat16"}
     assert {model["max_length"] for model in record["models"]} == {12}
     assert record["machine"]["device"] == "cpu"

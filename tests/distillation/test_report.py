@@ -33,6 +33,7 @@ def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:
         "dtype": "float32",
         "max_length": 1024,
         "untranslated_rows": 0,
+        "cut_off_rows": 0,
         "scores": scores,
         "retention": Estimate(bleu / 40, bleu / 40 - 0.01, bleu / 40 + 0.02),
         "gain": None,
@@ -118,10 +119,12 @@ def test_the_text_says_how_everything_was_measured() -> None:
 
 
 def test_what_models_do_not_share_is_told_of() -> None:
-    text = as_markdown(with_student(dtype="bfloat16", max_length=512, untranslated_rows=3))
+    text = as_markdown(with_student(dtype="bfloat16", max_length=512, untranslated_rows=3, cut_off_rows=1002))
     assert "max_length 1024, 512." in text
     assert "float32, bfloat16." in text
     assert "Too long for `small`, counted as empty: 3 rows." in text
+    assert "Source cut off for `small`: 1,002 rows." in text
+    assert "for `large`" not in text
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class ModelResult:
         dtype: of the weights.
         max_length: most tokens of a translation: positions may limit it more than the option does.
         untranslated_rows: those too long for the model, which count as empty.
+        cut_off_rows: those of which it read only `max_source_length` tokens.
         scores: of each metric of the task, 0 to 100.
         retention: the comparison's metric as a fraction of the teacher's, with the paired interval; None if
             the teacher scores 0. Resamples in which the teacher scores 0 are left out.
@@ -77,6 +78,7 @@ class ModelResult:
     dtype: str
     max_length: int
     untranslated_rows: int
+    cut_off_rows: int
     scores: dict[str, Estimate]
     retention: Estimate | None
     gain: Estimate | None
@@ -292,6 +294,7 @@ def _result(
         dtype=str(translator.model.dtype).removeprefix("torch."),
         max_length=translator.max_length,
         untranslated_rows=model.evaluation.untranslated_rows,
+        cut_off_rows=model.evaluation.cut_off_rows,
         scores={
             name: Estimate.from_resamples(score, model.resampled[name]) for name, score in scores.items()
         },

@@ -163,6 +163,8 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
     for model in comparison.models:
         if model.untranslated_rows:
             yield f"- Too long for `{model.name}`, counted as empty: {model.untranslated_rows:,} rows."
+        if model.cut_off_rows:
+            yield f"- Source cut off for `{model.name}`: {model.cut_off_rows:,} rows."
 
 
 def _listing(values: Iterable[str]) -> str:
