@@ -45,11 +45,10 @@ def search_identity(translator: Translator) -> dict[str, Any]:
     `max_tokens_per_batch` is not part of it: a sentence gets the same translation whatever it is batched with
     (see `Translator`), so a run that was out of memory can go on with less.
     """
-    most = translator.max_source_length
     return {
-        **({} if most is None else {"max_source_length": most}),
         "num_beams": translator.num_beams,
         "length_penalty": float(translator.length_penalty),
+        "max_source_length": translator.max_source_length,
         "max_length": translator.max_length,
         "source_tokenizer": _fingerprint_tokenizer(translator.source_tokenizer),
         "target_tokenizer": _fingerprint_tokenizer(translator.target_tokenizer),

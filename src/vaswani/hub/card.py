@@ -63,8 +63,9 @@ def _trained_on_labels(facts: RunFacts) -> str:
     return f"{what} on {name_of_data(facts)} to tell the `{label}` of a text"
 
 
-TRANSLATION = Kind("translation", "writes something wrong", _trained_on_pairs)
-SUMMARIZATION = TRANSLATION._replace(pipeline="summarization")
+KIND_OF_TASK = {  # of models that were trained on pairs of texts
+    task: Kind(task, "writes something wrong", _trained_on_pairs) for task in ("translation", "summarization")
+}
 
 
 def _trained_to(do: str) -> Callable[[RunFacts], str]:
@@ -84,7 +85,7 @@ KINDS = {
 def _kind(facts: RunFacts) -> Kind:
     names = facts.config.architectures or [""]
     found = (kind for suffix, kind in KINDS.items() if names[0].endswith(suffix))
-    return next(found, SUMMARIZATION if facts.settings.get("task") == "summarization" else TRANSLATION)
+    return next(found, KIND_OF_TASK.get(facts.settings.get("task", ""), KIND_OF_TASK["translation"]))
 
 
 def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
@@ -325,7 +326,7 @@ def _limits(facts: RunFacts) -> Iterator[str]:
         )
     if isinstance(config, VaswaniFamilyConfig) and config.position_embedding == "learned":
         yield f"It has positions for {config.max_position_embeddings:,} tokens and takes no longer texts."
-    if facts.evaluation and _kind(facts) in (TRANSLATION, SUMMARIZATION):
+    if facts.evaluation and _kind(facts) in KIND_OF_TASK.values():
         yield "Its scores are against one reference for each row, of the kind of text that it was trained on."
     yield "It was not examined for bias, nor for harmful or private text that it may repeat."
     if not settings.get("license"):

@@ -106,8 +106,12 @@ class Translator:
         max_tokens_per_batch: int = 8192,
     ):
         check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
-        if max_source_length is not None:
-            check_positive(max_source_length=max_source_length)
+        special = source_tokenizer.num_special_tokens_to_add()
+        if max_source_length is not None and max_source_length <= special:
+            raise UserError(
+                f"max_source_length={max_source_length} leaves nothing of a source beside what its tokenizer "
+                f"adds, {special} special tokens; give at least {special + 1}"
+            )
         self.model = model.eval()
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
@@ -218,12 +222,16 @@ class Translator:
         return dict(zip(rows, encoded["input_ids"], strict=True))
 
     def _cut_off(self, sentences: list[str], token_ids: dict[int, list[int]]) -> set[int]:
-        """Replace what is longer than `max_source_length` by its beginning; returns which rows these are."""
+        """Replace what is longer than `max_source_length` by its beginning; returns which rows these are.
+
+        The tokenizer does it, for it knows how a text must end: some add a language after the end token.
+        """
         most = self.max_source_length
         longer = [] if most is None else [row for row, ids in token_ids.items() if len(ids) > most]
-        for row in longer:
-            encoded = self.source_tokenizer(sentences[row], truncation=True, max_length=most)
-            token_ids[row] = encoded["input_ids"]
+        if longer:
+            texts = [sentences[row] for row in longer]
+            encoded = self.source_tokenizer(texts, truncation=True, max_length=most)
+            token_ids.update(zip(longer, encoded["input_ids"], strict=True))
         return set(longer)
 
     def _limit(self, source_length: int) -> int:

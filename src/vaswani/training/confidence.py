@@ -16,7 +16,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from vaswani.training.metrics import METRICS_OF_TASK, rouge_f1
+from vaswani.training.metrics import rouge_f1
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)  # of the resamples: the ends of a 95 % confidence interval
@@ -43,22 +43,23 @@ def resampled_scores(
     predictions: Sequence[str], references: Sequence[str], task: str = "translation", seed: int = 0
 ) -> dict[str, np.ndarray]:
     """Scores of resampled rows, float64 [R], of each metric of a task."""
-    return {
-        metric: bootstrap_scores(metric, row_statistics(metric, predictions, references), seed)
-        for metric in METRICS_OF_TASK[task]
-    }
+    statistics = row_statistics(predictions, references, task)
+    return {metric: bootstrap_scores(metric, rows, seed) for metric, rows in statistics.items()}
 
 
-def row_statistics(metric: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What a score needs to know of each row: [S, K], int64, of ROUGE float64."""
-    if metric == "exact_match":
-        pairs = zip(predictions, references, strict=True)
-        return np.array([[prediction == reference, 1] for prediction, reference in pairs], dtype=np.int64)
-    if metric not in _SACREBLEU:
-        f1 = rouge_f1(metric, predictions, references)
-        return np.stack([f1, np.ones_like(f1)], axis=1)
+def row_statistics(predictions: Sequence[str], references: Sequence[str], task: str) -> dict[str, np.ndarray]:
+    """What the score of each metric of a task needs to know of each row: [S, K], int64, of ROUGE float64."""
+    if task == "summarization":
+        f1 = rouge_f1(predictions, references)
+        return {kind: np.stack([rows, np.ones_like(rows)], axis=1) for kind, rows in f1.items()}
     # sacreBLEU's public functions score texts only, which would take minutes for each interval.
-    return np.array(_SACREBLEU[metric]._extract_corpus_statistics(predictions, [references]), dtype=np.int64)
+    ngrams = {
+        name: metric._extract_corpus_statistics(predictions, [references])
+        for name, metric in _SACREBLEU.items()
+    }
+    pairs = zip(predictions, references, strict=True)
+    statistics = {**ngrams, "exact_match": [[prediction == reference, 1] for prediction, reference in pairs]}
+    return {name: np.array(rows, dtype=np.int64) for name, rows in statistics.items()}
 
 
 def score_of_sum(metric: str, total: np.ndarray) -> float:

@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, ClassVar
+from typing import Any
 
 import datasets
 import evaluate
@@ -72,29 +72,33 @@ class ExactMatch(evaluate.Metric):
         return {"exact_match": 100.0 * equal / max(len(references), 1)}
 
 
-def rouge_f1(kind: str, predictions: Sequence[str], references: Sequence[str]) -> np.ndarray:
+ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
+
+
+def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> dict[str, np.ndarray]:
     """ROUGE of each prediction, float64 [rows], 0 to 1 (Lin, 2004, W04-1013).
 
+    `rouge1` and `rouge2` are F1 of the words, or pairs of neighbouring words, that both texts have; `rougeL`
+    is F1 of their longest common subsequence of words, over the whole text. Words are lower-cased, and
+    stemmed as Porter does.
+
     Args:
-        kind: `rouge1` or `rouge2`, F1 of the words or pairs of words that both texts have; or `rougeL`, of
-            their longest common subsequence of words. Words are lower-cased, and stemmed as Porter does.
         predictions: the texts to be scored.
         references: one for each.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer([kind], use_stemmer=True)
+    scorer = RougeScorer(ROUGE_KINDS, use_stemmer=True)
     pairs = zip(predictions, references, strict=True)
-    return np.array([scorer.score(reference, prediction)[kind].fmeasure for prediction, reference in pairs])
+    scores = [scorer.score(reference, prediction) for prediction, reference in pairs]
+    return {kind: np.array([score[kind].fmeasure for score in scores]) for kind in ROUGE_KINDS}
 
 
-class _Rouge(evaluate.Metric):
-    """The mean of the rows' F1 as the package rouge-score has it, which knows words of a-z and 0-9 alone."""
-
-    kind: ClassVar[str]
+class Rouge(evaluate.Metric):
+    """Means of the rows' F1 as the package rouge-score has it, which knows words of a-z and 0-9 alone."""
 
     def _info(self) -> evaluate.MetricInfo:
-        return _describe("Mean F1 of ROUGE over the rows, 0 to 100.", "Lin, 2004, W04-1013")
+        return _describe("Mean F1 of ROUGE-1, -2 and -L over the rows, 0 to 100.", "Lin, 2004, W04-1013")
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
         wordless = sum(re.search("[a-zA-Z0-9]", reference) is None for reference in references)
@@ -104,31 +108,14 @@ class _Rouge(evaluate.Metric):
                 "ROUGE counts, and score 0; for other scripts take task=translation, whose chrF counts all",
                 stacklevel=2,
             )
-        score = 100.0 * float(rouge_f1(self.kind, predictions, references).sum()) / max(len(references), 1)
-        return {self.kind: score, "signature": f"nrefs:1|stem:porter|version:{version('rouge-score')}"}
-
-
-class Rouge1(_Rouge):
-    """ROUGE-1: the words that a summary shares with its reference."""
-
-    kind = "rouge1"
-
-
-class Rouge2(_Rouge):
-    """ROUGE-2: the pairs of neighbouring words."""
-
-    kind = "rouge2"
-
-
-class RougeL(_Rouge):
-    """ROUGE-L: the longest common subsequence of words, over the whole text."""
-
-    kind = "rougeL"
+        f1 = rouge_f1(predictions, references)
+        scores = {kind: 100.0 * float(rows.sum()) / max(len(references), 1) for kind, rows in f1.items()}
+        return {**scores, "signature": f"nrefs:1|stem:porter|version:{version('rouge-score')}"}
 
 
 METRICS_OF_TASK: dict[str, dict[str, type[evaluate.Metric]]] = {  # the first is what models are compared by
     "translation": {"bleu": Bleu, "chrf": Chrf, "exact_match": ExactMatch},
-    "summarization": {"rouge1": Rouge1, "rouge2": Rouge2, "rougeL": RougeL},
+    "summarization": dict.fromkeys(ROUGE_KINDS, Rouge),
 }
 METRICS = {name: metric for metrics in METRICS_OF_TASK.values() for name, metric in metrics.items()}
 METRIC_NAMES = {  # for people
@@ -174,12 +161,14 @@ def score_texts(
     Returns:
         The scores (those of `METRICS_OF_TASK`; 0 to 100), and the signatures of those that have one.
     """
-    scores, signatures = {}, {}
-    for name, metric in METRICS_OF_TASK[task].items():
+    scores: dict[str, float] = {}
+    signatures: dict[str, str] = {}
+    for metric in dict.fromkeys(METRICS_OF_TASK[task].values()):  # each once
         result = metric(keep_in_memory=True).compute(predictions=predictions, references=references)
-        scores[name] = result[name]
-        if "signature" in result:
-            signatures[name] = result["signature"]
+        signature = result.pop("signature", None)
+        scores.update(result)
+        if signature:
+            signatures.update(dict.fromkeys(result, signature))
     return scores, signatures
 
 
