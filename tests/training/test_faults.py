@@ -40,9 +40,11 @@ def train(flags: list[str], output: str, last_sync: int | None) -> None:
     from vaswani.cli import run
 
     if last_sync is not None:
-        syncs, fsync = itertools.count(1), os.fsync
-        os.fsync = lambda file: (
-            os.kill(os.getpid(), signal.SIGKILL) if next(syncs) == last_sync else fsync(file)
+        from vaswani.training import checkpoints
+
+        syncs, sync = itertools.count(1), checkpoints.sync
+        checkpoints.sync = lambda path: (
+            os.kill(os.getpid(), signal.SIGKILL) if next(syncs) == last_sync else sync(path)
         )
     for descriptor in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)

@@ -25,10 +25,10 @@ import datasets
 from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 from datasets.arrow_writer import ArrowWriter
 
+from vaswani.atomic_files import sha256_of
 from vaswani.data import reading
 from vaswani.data.reading import Row
 from vaswani.errors import UserError, listing, one_line
-from vaswani.whole_files import sha256_of
 
 logger = logging.getLogger(__name__)
 

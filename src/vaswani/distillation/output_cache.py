@@ -21,8 +21,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from vaswani.atomic_files import write_whole
 from vaswani.errors import RunError, UserError
-from vaswani.whole_files import write_whole
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vaswani.atomic_files import write_whole
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.errors import RunError, UserError
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
 from vaswani.model.model_card import markdown_table
 from vaswani.training.confidence import Estimate
 from vaswani.training.metrics import METRIC_NAMES
-from vaswani.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 

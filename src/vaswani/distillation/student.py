@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from vaswani.atomic_files import check_empty
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.ensembling import Ensemble
-from vaswani.whole_files import check_empty
 
 Layers: TypeAlias = "int | Sequence[int] | None"  # so many, evenly spaced; these, in this order; all
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from vaswani.atomic_files import write_whole
 from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import (
@@ -20,7 +21,6 @@ from vaswani.model.model_card import (
     model_tags,
     usage,
 )
-from vaswani.whole_files import write_whole
 
 # Fields of a training's configuration that the card lists, if they are known.
 LISTED_SETTINGS = (

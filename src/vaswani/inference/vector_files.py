@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from vaswani.atomic_files import write_whole
 from vaswani.errors import RunError, UserError
 from vaswani.inference.embedding import Unit
 from vaswani.inference.files import LineWriter
-from vaswani.whole_files import write_whole
 
 _ARRAYS = (".npy", ".safetensors")
 

@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from vaswani.atomic_files import check_empty
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.hub.checkpoint import check_weights, load_weights, local_folder
@@ -17,7 +18,6 @@ from vaswani.hub.run_facts import read_config
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
-from vaswani.whole_files import check_empty
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm")
 CHECKED_ROWS, CHECKED_LENGTH = 2, 12

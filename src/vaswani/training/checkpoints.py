@@ -16,10 +16,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
+from vaswani.atomic_files import sha256_of, sync
 from vaswani.errors import UserError
 from vaswani.hub.run_facts import SETTINGS_FILE
 from vaswani.training.arguments import TrainingArguments
-from vaswani.whole_files import sha256_of
 
 logger = logging.get_logger(__name__)
 
@@ -47,13 +47,13 @@ def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
     manifest = unfinished / MANIFEST
     manifest.write_text(json.dumps({**facts, "files": hashes}, indent=2), encoding="utf-8")
     for path in [*files, manifest, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished]:
-        _sync(path)
+        sync(path)
     finished = unfinished.with_name(unfinished.name.removeprefix(UNFINISHED))
     replaced = finished.with_name(f"{UNFINISHED}replaced-{finished.name}")
     if finished.exists():
         os.rename(finished, replaced)
     os.rename(unfinished, finished)
-    _sync(finished.parent)
+    sync(finished.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return finished
 
@@ -62,18 +62,6 @@ def discard_unfinished(output_dir: Path) -> None:
     """Delete what runs that died in the middle of a checkpoint have left."""
     for folder in output_dir.glob(f"{UNFINISHED}*{PREFIX_CHECKPOINT_DIR}-*"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows cannot open folders
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def fault_of(checkpoint: Path) -> str | None:

@@ -11,10 +11,10 @@ from typing import Any
 from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
+from vaswani.atomic_files import write_whole
 from vaswani.hub.run_facts import EVALUATION_FILE
 from vaswani.training.base_trainer import BaseTrainer
 from vaswani.training.confidence import RESAMPLES
-from vaswani.whole_files import write_whole
 
 NUM_EXAMPLES = 8
 VERSIONS_OF = ("vaswani", "transformers", "torch", "tokenizers")

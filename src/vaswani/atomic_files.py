@@ -1,0 +1,99 @@
+"""Files and folders that appear once they are complete, and hashes that tell whether they still are."""
+
+import hashlib
+import os
+import re
+import shutil
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from vaswani.errors import UserError
+
+_HOST = socket.gethostname()[:40]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file atomically and durably; safe with concurrent writers.
+
+    Raises:
+        OSError: the file cannot be written; what was there stays.
+    """
+    unfinished = unfinished_path(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def unfinished_path(path: Path) -> Path:
+    """Where this thread writes a file or a folder before it gets its name (see `discard_unfinished`)."""
+    owner = f"{_HOST}-{os.getpid()}-{threading.get_native_id()}"
+    return path.with_name(f"unfinished-{owner}-{path.name[:40]}")
+
+
+def discard_unfinished(folder: Path) -> None:
+    """Delete what processes of this machine left unfinished in a folder when they died."""
+    if os.name != "posix":  # elsewhere there is no harmless way to ask for a process
+        return
+    for path in folder.glob("unfinished-*"):
+        owner = re.match(rf"unfinished-{re.escape(_HOST)}-(\d+)-\d+-", path.name)
+        if owner and not _is_alive(int(owner[1])):
+            remove(path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link, or a folder with all that it holds; errors are ignored."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows cannot open folders
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_empty(output: Path, what: str) -> None:
+    """Raise a UserError unless a folder is empty or does not exist yet.
+
+    Args:
+        output: the folder.
+        what: is to be written there, such as "the student".
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"output {output} is not an empty folder; give another one for {what}")
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file, of any size, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
