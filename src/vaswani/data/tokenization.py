@@ -38,6 +38,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from vaswani.data.text_codec import told_panics
 from vaswani.errors import UserError, one_line
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
@@ -277,7 +278,10 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             "give the folder that a training wrote"
         )
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        with told_panics(f"in {directory}"):
+            return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except UserError:
+        raise
     except Exception as error:  # the tokenizers library raises nothing more specific
         reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(

@@ -24,6 +24,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.batches import batches
 from vaswani.model.decoding import position_limit
@@ -81,7 +82,8 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.max_tokens_per_batch = max_tokens_per_batch
         self.positions = position_limit(model)
-        self._leading = _leading_token_ids(tokenizer)
+        self._texts = TextCodec(tokenizer)
+        self._leading = self._texts.frame().leading
         self._forward_arguments = inspect.signature(model.forward).parameters
         _check_causal(model)
 
@@ -177,8 +179,8 @@ class LanguageModel:
         return [written[prompt] for prompt in prompts]
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
-        encoded = self.tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
-        return [(*self._leading, *token_ids) for token_ids in encoded["input_ids"]]
+        encoded = self._texts.token_ids(texts, add_special_tokens=False)
+        return [(*self._leading, *token_ids) for token_ids in encoded]
 
     def _within_memory(self, work: Callable[..., Any], batch: list[TokenIds], *arguments: Any) -> Any:
         try:
@@ -243,7 +245,7 @@ class LanguageModel:
         end_ids = torch.tensor([] if end_ids is None else end_ids, dtype=torch.int64, device=sequences.device)
         ended = torch.isin(sequences, end_ids).cumsum(dim=1) > 0
         rows = [row[~end].tolist() for row, end in zip(sequences, ended, strict=True)]
-        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return self._texts.decode(rows)
 
 
 class _StopTexts(StoppingCriteria):
@@ -270,16 +272,6 @@ def _common_length(sequences: Sequence[TokenIds]) -> int:
     """How many tokens all begin with."""
     alike = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
     return sum(takewhile(bool, alike))
-
-
-def _leading_token_ids(tokenizer: PreTrainedTokenizerBase) -> TokenIds:
-    """The special tokens that a tokenizer puts in front of a text."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    for start in range(len(whole) - len(plain) + 1):
-        if whole[start : start + len(plain)] == plain:
-            return tuple(whole[:start])
-    return ()
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ S texts of a batch · T tokens of a text · W its words · d width of a vector �
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive, one_line
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
@@ -109,6 +111,7 @@ class Embedder:
         self.subtoken_pooling = _choice("subtoken_pooling", subtoken_pooling, SUBTOKEN_POOLINGS)
         self.model = _body(model).eval()
         self.tokenizer = tokenizer
+        self._texts = TextCodec(tokenizer)
         config = getattr(self.model, "config", model.config)  # FSMT's encoder has none of its own
         self._last = config.num_hidden_layers
         self.layers = _layer_numbers(layers, self._last)
@@ -116,9 +119,12 @@ class Embedder:
         self.normalize = normalize
         self.truncation = truncation
         self.truncated = 0
+        self._counting = threading.Lock()
         self.backward = backward
         self.max_tokens_per_batch = max_tokens_per_batch
         self.max_length = _longest_text(model, tokenizer)
+        if truncation:
+            self._texts.frame().check_room(max_length=self.max_length)
         self.dtype = torch.promote_types(model.dtype, torch.float32)
         self.dimension = config.hidden_size * (len(self.layers) if combine == "concat" else 1)
         self._arguments = inspect.signature(self.model.forward).parameters
@@ -237,33 +243,23 @@ class Embedder:
         return [results[row] for row in range(len(sentences))]
 
     def _encode(self, texts: list[str], number: int, with_offsets: bool) -> list[Tokens]:
-        tokens = self._tokenize(texts, with_offsets)
-        for row, of_row in enumerate(tokens):
-            length = len(of_row["input_ids"])
-            if length <= self.max_length:
-                continue
-            if not self.truncation:
-                raise UserError(
-                    f"text {number + row}, counted from 0, has {length} tokens, and the model takes "
-                    f"{self.max_length}; shorten it, or have it cut off by truncation"
-                )
-            (tokens[row],) = self._tokenize(
-                [texts[row]], with_offsets, truncation=True, max_length=self.max_length
+        encoded = self._texts.encode(texts, return_attention_mask=False, return_offsets_mapping=with_offsets)
+        lengths = [len(ids) for ids in encoded["input_ids"]]
+        tokens = [dict(zip(encoded.keys(), row, strict=True)) for row in zip(*encoded.values(), strict=True)]
+        longer = [row for row, length in enumerate(lengths) if length > self.max_length]
+        if not longer:
+            return tokens
+        if not self.truncation:
+            raise UserError(
+                f"text {number + longer[0]}, counted from 0, has {lengths[longer[0]]} tokens, and the model "
+                f"takes {self.max_length}; shorten it, or have it cut off by truncation"
             )
-            self.truncated += 1
+        frame = self._texts.frame()
+        for row in longer:
+            tokens[row] = {name: frame.cut(column, self.max_length) for name, column in tokens[row].items()}
+        with self._counting:
+            self.truncated += len(longer)
         return tokens
-
-    def _tokenize(self, texts: list[str], with_offsets: bool, **options: Any) -> list[Tokens]:
-        encoded = self.tokenizer(
-            texts,
-            padding=False,
-            return_attention_mask=False,
-            return_offsets_mapping=with_offsets,
-            verbose=False,
-            **options,
-        )
-        rows = zip(*encoded.values(), strict=True)
-        return [dict(zip(encoded.keys(), row, strict=True)) for row in rows]
 
     def _embed_batch(
         self, sentences: list[Sentence], tokens: list[Tokens], unit: Unit

@@ -24,6 +24,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
@@ -106,15 +107,12 @@ class Translator:
         max_tokens_per_batch: int = 8192,
     ):
         check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
-        special = source_tokenizer.num_special_tokens_to_add()
-        if max_source_length is not None and max_source_length <= special:
-            raise UserError(
-                f"max_source_length={max_source_length} leaves nothing of a source beside what its tokenizer "
-                f"adds, {special} special tokens; give at least {special + 1}"
-            )
         self.model = model.eval()
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
+        self._sources = TextCodec(self.source_tokenizer, "source")
+        self._targets = TextCodec(self.target_tokenizer, "target")
+        self._sources.frame().check_room(max_source_length=max_source_length)
         self.num_beams = num_beams
         self.length_penalty = GNMTLengthPenalty(length_penalty)
         self.max_source_length = max_source_length
@@ -195,7 +193,7 @@ class Translator:
     ) -> list[Translation]:
         translations = [Translation(sentence) for sentence in sentences]
         token_ids = self._encode(sentences)
-        cut_off = self._cut_off(sentences, token_ids)
+        cut_off = self._cut_off(token_ids)
         for row in list(token_ids):
             if self.positions is not None and len(token_ids[row]) > self.positions:
                 length = len(token_ids.pop(row))
@@ -216,22 +214,15 @@ class Translator:
     def _encode(self, sentences: list[str]) -> dict[int, list[int]]:
         """Token ids of the sentences that are not empty, by their place."""
         rows = [row for row, sentence in enumerate(sentences) if sentence.strip()]
-        if not rows:
-            return {}
-        encoded = self.source_tokenizer([sentences[row] for row in rows], truncation=False, verbose=False)
-        return dict(zip(rows, encoded["input_ids"], strict=True))
+        return dict(zip(rows, self._sources.token_ids([sentences[row] for row in rows]), strict=True))
 
-    def _cut_off(self, sentences: list[str], token_ids: dict[int, list[int]]) -> set[int]:
-        """Replace what is longer than `max_source_length` by its beginning; returns which rows these are.
-
-        The tokenizer does it, for it knows how a text must end: some add a language after the end token.
-        """
+    def _cut_off(self, token_ids: dict[int, list[int]]) -> set[int]:
+        """Cut what is longer than `max_source_length`; returns which rows these are."""
         most = self.max_source_length
-        longer = [] if most is None else [row for row, ids in token_ids.items() if len(ids) > most]
-        if longer:
-            texts = [sentences[row] for row in longer]
-            encoded = self.source_tokenizer(texts, truncation=True, max_length=most)
-            token_ids.update(zip(longer, encoded["input_ids"], strict=True))
+        longer = {} if most is None else {row: ids for row, ids in token_ids.items() if len(ids) > most}
+        if most is not None and longer:
+            frame = self._sources.frame()
+            token_ids.update({row: frame.cut(ids, most) for row, ids in longer.items()})
         return set(longer)
 
     def _limit(self, source_length: int) -> int:
@@ -296,9 +287,7 @@ class Translator:
         self, tokens: torch.Tensor, lengths: torch.Tensor, complete: torch.Tensor
     ) -> list[Hypothesis]:
         rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
-        texts = self.target_tokenizer.batch_decode(
-            [row[:length] for row, length in rows], skip_special_tokens=True
-        )
+        texts = self._targets.decode([row[:length] for row, length in rows])
         return [Hypothesis(text, end) for text, end in zip(texts, complete.tolist(), strict=True)]
 
     def _score(
