@@ -109,7 +109,7 @@ def test_where_it_cannot_be_nothing_is_run(
         source.unlink()
     else:
         monkeypatch.setattr(module.shutil, "which", lambda name: None)
-    monkeypatch.setattr(module.subprocess, "run", None)
+    monkeypatch.setattr(module.subprocess, "Popen", None)
     assert native_library(source) is None
     assert re.search(reason, caplog.text)
 

@@ -2,24 +2,28 @@
 # Licensed under the Apache License, Version 2.0.
 """C++ that is compiled on the machine it runs on, where there is a compiler, as `torch.compile` does.
 
-The library lies in the user's cache, under a name that changes with the source, the compiler and what it is
-told. Without a compiler, elsewhere than on Linux, on a processor without AVX2, and with `VASWANI_COMPILE=0`
-in the environment there is none, and PyTorch's operators do the work.
+The library is kept in the user's cache, under a name that changes with the source, the compiler and its
+options. Without a compiler, elsewhere than on Linux, on a processor without AVX2, and with
+`VASWANI_COMPILE=0` in the environment there is none, and PyTorch's operators do the work.
 """
 
-import atexit
 import ctypes
 import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from .library_cache import LibraryCache
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,8 @@ TARGETS = {  # what PyTorch found the processor to be capable of
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
 }
-SECONDS = 120  # a compiler may take; it takes two or three
+SECONDS = 30  # a compiler may take; it takes two or three
+MOST_SAID = 2000  # characters of what a compiler that fails says
 
 
 class _NothingToCompile(Exception):  # noqa: N818  # no error: most machines have no compiler
@@ -42,7 +47,7 @@ def native_library(source: Path) -> ctypes.CDLL | None:
     Why it cannot be is logged: as a warning when the compiler failed, else as information.
     """
     try:
-        return ctypes.CDLL(str(_compiled(source, _command(source))))
+        return _library(source, _command(source))
     except _NothingToCompile as reason:
         logger.info("%s is not compiled, as %s. PyTorch's operators compute.", source.name, reason)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -73,34 +78,49 @@ def _command(source: Path) -> list[str]:
     return [*compiler, *FLAGS, *target]
 
 
-def _compiled(source: Path, command: list[str]) -> Path:
-    """The library's path. Several processes may compile it at a time: whoever is last puts it there."""
+def _library(source: Path, command: list[str]) -> ctypes.CDLL:
+    """The library from the cache, or compiled and, if it can be loaded, kept there."""
     version = sha256("\0".join([source.read_text(), *command]).encode()).hexdigest()[:16]
-    name = f"{source.stem}-{version}.so"
-    folder = _cache()
-    if not (folder / name).is_file():
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            built = Path(work, name)
-            arguments = [*command, "-o", str(built), str(source)]
-            subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=SECONDS)
-            built.replace(folder / name)
-    return folder / name
+    name = f"{source.stem}-{version}"
+    with LibraryCache() as cache:
+        for content in cache.read(name):
+            with suppress(OSError):  # compiled on another machine that shares the cache
+                return _load(content, name)
+        content = _compile(source, command)
+        library = _load(content, name)
+        cache.write(name, content)
+    return library
 
 
-def _cache() -> Path:
-    """Where libraries are kept: in the user's cache, if the user and nobody else can write there.
+def _compile(source: Path, command: list[str]) -> bytes:
+    """Run the compiler; what it has started goes with it if it takes too long."""
+    with tempfile.TemporaryDirectory(prefix="vaswani-") as work:
+        built, log = Path(work, "library.so"), Path(work, "messages.txt")
+        arguments = [*command, "-o", str(built), str(source)]
+        with log.open("wb") as messages:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": messages, "stderr": messages}
+            process = subprocess.Popen(arguments, **streams, start_new_session=True)
+            try:
+                status = process.wait(SECONDS)
+            except BaseException:  # it hangs, or Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+        if status:
+            said = log.read_text(errors="replace")[:MOST_SAID]
+            raise subprocess.CalledProcessError(status, arguments, stderr=said)
+        return built.read_bytes()
 
-    If not, in a folder that ends with the process.
-    """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vaswani")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        with tempfile.TemporaryFile(dir=folder):
-            if status.st_uid == os.getuid() and not status.st_mode & 0o022:
-                return folder
-    except OSError:
-        pass
-    own = tempfile.mkdtemp(prefix="vaswani-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    return Path(own)
+
+def _load(content: bytes, name: str) -> ctypes.CDLL:
+    """Load a library from memory, so that what is loaded is what was checked, whatever becomes of files."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else _unnamed_file()
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    # It stays open: were its number given to another library, the linker would take that for this one.
+    return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
