@@ -196,7 +196,7 @@ def test_a_student_of_the_librarys_layers_is_of_its_kind(options, library_teache
         ({"teacher": None}, "no teacher was given"),
         ({"teacher": "nowhere/at/all"}, "does not exist|no such"),
         ({"temperature": 0}, "temperature=0.0 must be above 0"),
-        ({"soft_target_weight": -1}, "soft_target_weight=-1.0 must be 0 or a positive number"),
+        ({"soft_target_weight": -1}, "soft_target_weight=-1.0 must be at least 0"),
         ({"divergence": "kl"}, "divergence=kl is unknown; choose one of forward_kl"),
         ({"label_weight": 0, "soft_target_weight": 0}, "nothing to train for"),
         ({"targets": "references", "soft_target_weight": 0}, "nothing would be taken from the teacher"),

@@ -372,7 +372,7 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
             "classifier_pooling has no meaning for task=tagging",
         ),
         ({"classifier_pooling": "max"}, "classifier_pooling: invalid choice"),
-        ({"label_separator": ""}, "label_separator is empty"),
+        ({"label_separator": ""}, "label_separator='' is empty"),
         ({"metric_for_best_model": "f1"}, "f1 is not computed; choose one of loss, accuracy, macro_f1"),
         (
             {"task": "regression", "label_smoothing_factor": 0.1},

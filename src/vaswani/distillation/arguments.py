@@ -1,17 +1,17 @@
 """What a distillation can be told, beside what a training run can: a section of its own for the same YAML."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
-from vaswani.training.arguments import option
 from vaswani.training.config_file import RunConfig
 from vaswani.training.metrics import METRICS
+from vaswani.training.options import MOST_BEAMS, Section, option
 
 
 @dataclass
-class DistillationObjectives:
+class DistillationObjectives(Section):
     """What a student is trained for: the weights of a sum of losses, each in nats per token.
 
     DistilBERT's (arXiv:1910.01108, section 3) are soft_target_weight=5, label_weight=2, cosine_weight=1 at
@@ -22,42 +22,45 @@ class DistillationObjectives:
     """
 
     label_weight: float = option(
-        1.0, "Weight of the task's own loss, cross-entropy with the labels (smoothed as in training)."
+        1.0,
+        "Weight of the task's own loss, cross-entropy with the labels (smoothed as in training).",
+        at_least=0,
     )
     soft_target_weight: float = option(
-        1.0, "Weight of the divergence from the teacher's distributions, times temperature squared."
+        1.0,
+        "Weight of the divergence from the teacher's distributions, times temperature squared.",
+        at_least=0,
     )
     divergence: str = option(
         "forward_kl", "How student and teacher are compared: forward_kl, reverse_kl or jensen_shannon."
     )
-    temperature: float = option(1.0, "Divides the logits of student and teacher before they are compared.")
+    temperature: float = option(
+        1.0,
+        "Divides the logits of student and teacher before they are compared; 1 changes nothing.",
+        above=0,
+    )
     cosine_weight: float = option(
-        0.0, "Weight of 1 - cosine between the last hidden states, each stack's; projected if widths differ."
+        0.0,
+        "Weight of 1 - cosine between the last hidden states, each stack's; projected if widths differ.",
+        at_least=0,
     )
     relation_weight: float = option(
-        0.0, "Weight of MiniLM's query-key and value relations, in the last self-attention of each stack."
+        0.0,
+        "Weight of MiniLM's query-key and value relations, in the last self-attention of each stack.",
+        at_least=0,
     )
-    relation_heads: int = option(8, "Heads into which relations are split; divides both widths.")
+    relation_heads: int = option(8, "Heads into which relations are split; divides both widths.", at_least=1)
 
     def __post_init__(self) -> None:
-        weights = {name: getattr(self, name) for name in WEIGHTS}
-        for name, weight in weights.items():
-            if not 0 <= weight < float("inf"):
-                raise UserError(f"{name}={weight} must be 0 or a positive number")
-        if not any(weights.values()):
+        super().__post_init__()
+        if not any(getattr(self, name) for name in WEIGHTS):
             raise UserError(
-                f"nothing to train for: all of {', '.join(weights)} are 0; give one a positive number"
-            )
-        if not 0 < self.temperature < float("inf"):
-            raise UserError(
-                f"temperature={self.temperature} must be above 0; 1 leaves the distributions as they are"
+                f"nothing to train for: all of {', '.join(WEIGHTS)} are 0; give one a positive number"
             )
         if self.divergence not in DIVERGENCES:
             raise UserError(
                 f"divergence={self.divergence} is unknown; choose one of {', '.join(DIVERGENCES)}"
             )
-        if self.relation_heads < 1:
-            raise UserError(f"relation_heads={self.relation_heads} must be at least 1")
 
     @property
     def uses_distributions(self) -> bool:
@@ -82,12 +85,10 @@ class DistillationArguments(DistillationObjectives):
         UserError: for a combination that cannot work, before any work is done.
     """
 
-    teacher: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Folder or Hub name of any encoder-decoder; several are averaged. A configuration file "
-            "(.yaml) is trained first, unless it has been."
-        },
+    teacher: list[str] = option(
+        [],
+        "Folder or Hub name of any encoder-decoder; several are averaged. A configuration file (.yaml) is "
+        "trained first, unless it has been.",
     )
     teacher_dtype: str | None = option(None, "float32, bfloat16 or float16; default as saved.")
     targets: Literal["references", "teacher", "both"] = option(
@@ -95,11 +96,14 @@ class DistillationArguments(DistillationObjectives):
         "What to learn to write: the corpus's targets, the teacher's translations of its sources "
         "(sequence-level distillation, arXiv:1606.07947), or both.",
     )
-    teacher_num_beams: int = option(5, "Beams of the teacher's search for its translations.")
+    teacher_num_beams: int = option(
+        5, "Beams of the teacher's search for its translations.", at_least=1, at_most=MOST_BEAMS
+    )
     teacher_top_k: int | None = option(
         None,
         "Keep the k likeliest tokens of each of the teacher's distributions on disk, instead of computing "
         "them in every epoch.",
+        at_least=1,
     )
     teacher_cache: str | None = option(
         None, "Folder of the teacher's translations and distributions; default teacher_cache in output_dir."
@@ -128,10 +132,6 @@ class DistillationArguments(DistillationObjectives):
             raise UserError(
                 f"retention_metric={self.retention_metric} is unknown; choose one of {', '.join(METRICS)}"
             )
-        for name in ("teacher_num_beams", "teacher_top_k"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}={value} must be at least 1")
         if self.targets == "references" and not (self.uses_distributions or self.uses_states):
             raise UserError(
                 "nothing would be taken from the teacher; set targets=teacher, or one of "

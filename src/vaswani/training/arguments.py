@@ -7,7 +7,7 @@ the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer
 import importlib.util
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal
 
 import transformers
 from transformers import Seq2SeqTrainingArguments
@@ -16,6 +16,14 @@ from transformers.trainer_utils import SchedulerType
 
 from vaswani.data.corpus import CorpusSpec
 from vaswani.errors import UserError
+from vaswani.training.options import (
+    LARGEST_LENGTH_PENALTY,
+    LARGEST_SEED,
+    MOST_BEAMS,
+    Section,
+    check_values,
+    option,
+)
 from vaswani.training.processes import choose_device, requested_fsdp_size
 from vaswani.training.schedule import paper_peak_learning_rate
 
@@ -26,13 +34,8 @@ def _name(choice: Enum | str) -> str:
     return choice.value if isinstance(choice, Enum) else choice
 
 
-def option(default: Any, text: str) -> Any:
-    """A dataclass field with its line of help."""
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
-class FamilyArguments:
+class FamilyArguments(Section):
     """The fields of a configuration that encoders, decoders and both together share."""
 
     d_model: int = option(512, "Width of the residual stream.")
@@ -63,12 +66,16 @@ class FamilyArguments:
     initializer_range: float | None = option(
         None, "Standard deviation of new weights; default Glorot's uniform distribution."
     )
-    sparse_block_size: int = option(64, "Tokens in a block of sparse attention.")
-    sparse_window_blocks: int = option(3, "Blocks around the query that it sees, its own among them.")
-    sparse_global_blocks: int = option(2, "Blocks at the start that see all and that all see.")
-    sparse_global_tokens: int = option(0, "In place of these, so many tokens in blocks of their own.")
-    sparse_random_blocks: int = option(3, "Blocks drawn for each layer, head and query block.")
-    sparse_seed: int = option(0, "Which blocks are drawn.")
+    sparse_block_size: int = option(64, "Tokens in a block of sparse attention.", at_least=1)
+    sparse_window_blocks: int = option(
+        3, "Blocks around the query that it sees, its own among them.", at_least=1
+    )
+    sparse_global_blocks: int = option(2, "Blocks at the start that see all and that all see.", at_least=0)
+    sparse_global_tokens: int = option(
+        0, "In place of these, so many tokens in blocks of their own.", at_least=0
+    )
+    sparse_random_blocks: int = option(3, "Blocks drawn for each layer, head and query block.", at_least=0)
+    sparse_seed: int = option(0, "Which blocks are drawn.", at_least=0, at_most=LARGEST_SEED)
     attn_implementation: str | None = option(
         None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
     )
@@ -87,17 +94,14 @@ class ModelArguments(FamilyArguments):
     share_encoder_decoder_embeddings: bool | None = option(
         None, "One embedding for source and target; by default exactly when there is one vocabulary."
     )
-    encoder_attention: list[str] = field(
-        default_factory=lambda: ["full"],
-        metadata={"help": "Self-attention of the encoder: full, sparse, or one of these for each layer."},
+    encoder_attention: list[str] = option(
+        ["full"], "Self-attention of the encoder: full, sparse, or one of these for each layer."
     )
-    decoder_attention: list[str] = field(
-        default_factory=lambda: ["full"], metadata={"help": "Self-attention of the decoder, likewise."}
-    )
+    decoder_attention: list[str] = option(["full"], "Self-attention of the decoder, likewise.")
 
 
 @dataclass
-class DataArguments:
+class DataArguments(Section):
     """The parallel corpus, its vocabulary and the limits on its rows."""
 
     task: Literal["translation", "summarization"] = option(
@@ -105,14 +109,11 @@ class DataArguments:
     )
     dataset: str | None = option(None, "'dates' for the built-in corpus, or a data set's Hub name or folder.")
     dataset_config: str | None = option(None, "Configuration name of the data set.")
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Training file (JSONL, CSV, TSV, Parquet), or two text files: source and target."},
+    train_file: list[str] = option(
+        [], "Training file (JSONL, CSV, TSV, Parquet), or two text files: source and target."
     )
-    validation_file: list[str] = field(
-        default_factory=list, metadata={"help": "Validation file(s), likewise."}
-    )
-    test_file: list[str] = field(default_factory=list, metadata={"help": "Test file(s), likewise."})
+    validation_file: list[str] = option([], "Validation file(s), likewise.")
+    test_file: list[str] = option([], "Test file(s), likewise.")
     source_field: str = option(
         "source", "Column of the source text; a dot reaches into nested columns (translation.de)."
     )
@@ -121,22 +122,27 @@ class DataArguments:
         False, "Read the training data as it is needed (larger than memory); requires max_steps."
     )
     max_validation_rows: int | None = option(
-        None, "Evaluate on this many validation rows, evenly spread; default all."
+        None, "Evaluate on this many validation rows, evenly spread; default all.", at_least=1
     )
-    vocab_size: int = option(37000, "Most tokens that the byte-pair vocabulary may have.")
+    vocab_size: int = option(37000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
     shared_vocab: bool = option(True, "One vocabulary for source and target.")
-    tokenizer_rows: int | None = option(None, "Train the vocabulary on the first so many rows; default all.")
+    tokenizer_rows: int | None = option(
+        None, "Train the vocabulary on the first so many rows; default all.", at_least=1
+    )
     max_source_length: int = option(
-        256, "Rows with more source tokens are left out of training, and counted."
+        256, "Rows with more source tokens are left out of training, and counted.", at_least=1
     )
     max_target_length: int = option(
-        256, "Rows with more target tokens are left out of training, and counted."
+        256, "Rows with more target tokens are left out of training, and counted.", at_least=1
     )
     truncate: bool = option(
         False, "Cut longer rows off instead of leaving them out; in evaluation the source alone."
     )
     bpe_dropout: float = option(
-        0.0, "Probability of skipping a merge when training text is split (BPE-dropout, arXiv:1910.13267)."
+        0.0,
+        "Probability of skipping a merge when training text is split (BPE-dropout, arXiv:1910.13267).",
+        at_least=0,
+        at_most=1,
     )
 
     @property
@@ -146,12 +152,11 @@ class DataArguments:
 
 
 @dataclass
-class CardArguments:
+class CardArguments(Section):
     """What the model card says that no training can know; what is left out is "not stated" there."""
 
-    language: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Codes of the languages, such as: de en. Of the built-in dates they are known."},
+    language: list[str] = option(
+        [], "Codes of the languages, such as: de en. Of the built-in dates they are known."
     )
     license: str | None = option(None, "Of the model, as the Hub calls it: apache-2.0, mit, cc-by-4.0 ...")
     data_name: str | None = option(None, "How the data are called; default as they are given.")
@@ -168,7 +173,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     """
 
     learning_rate: float | None = option(  # type: ignore[assignment]  # None is resolved before the optimizer is built
-        None, "Peak learning rate; default the paper's (d_model * warmup_steps)^-0.5 (equation 3)."
+        None, "Peak learning rate; default the paper's (d_model * warmup_steps)^-0.5 (equation 3).", above=0
     )
     lr_scheduler_type: SchedulerType | str = field(
         default=SchedulerType.INVERSE_SQRT,
@@ -176,27 +181,31 @@ class BaseTrainingArguments(transformers.TrainingArguments):
             "help": "inverse_sqrt is the paper's (linear warm-up, then 1/sqrt(step)); or another that exists."
         },
     )
-    warmup_steps: float = option(4000, "Warm-up updates; below 1, a fraction of all updates (section 5.3).")
-    adam_beta2: float = option(0.98, "Adam's beta2 (section 5.3).")
-    adam_epsilon: float = option(1e-9, "Adam's epsilon (section 5.3).")
+    warmup_steps: float = option(
+        4000, "Warm-up updates; below 1, a fraction of all updates (section 5.3).", at_least=0
+    )
+    adam_beta2: float = option(0.98, "Adam's beta2 (section 5.3).", at_least=0, below=1)
+    adam_epsilon: float = option(1e-9, "Adam's epsilon (section 5.3).", above=0, at_most=1)
     max_tokens_per_batch: int = option(
         8192,
         "Tokens of one batch on one device, those of targets and padding included; for training and "
         "evaluation.",
+        at_least=1,
     )
     early_stopping_patience: int | None = option(
-        None, "Stop after this many evaluations without a better metric_for_best_model."
+        None, "Stop after this many evaluations without a better metric_for_best_model.", at_least=1
     )
-    fsdp_size: int = option(1, "Processes that share out all parameters (FSDP2), each with its own batches.")
+    fsdp_size: int = option(
+        1, "Processes that share out all parameters (FSDP2), each with its own batches.", at_least=1
+    )
     tensor_parallel_size: int = option(
-        1, "Processes that share out heads and inner features, with the same batches."
+        1, "Processes that share out heads and inner features, with the same batches.", at_least=1
     )
     non_finite_loss: Literal["stop", "skip"] = option(
         "stop", "What to do when a loss or gradient is NaN or infinite: stop, or skip that update."
     )
-    report_to: list[str] = field(
-        default_factory=lambda: ["none"],
-        metadata={"help": "Where to log: none, tensorboard, trackio or another that transformers knows."},
+    report_to: list[str] = option(
+        ["none"], "Where to log: none, tensorboard, trackio or another that transformers knows."
     )
     ddp_find_unused_parameters: bool | None = option(
         False, "Look for parameters without a gradient in each update; our models use all of theirs."
@@ -207,17 +216,12 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        check_values(self)
         choose_device()
         self.fsdp_size = requested_fsdp_size() or self.fsdp_size
         super().__post_init__()
         self._check_reporting()
         self._check_early_stopping()
-        if self.max_tokens_per_batch < 1:
-            raise UserError(f"max_tokens_per_batch={self.max_tokens_per_batch} must be at least 1")
-        if not 0 <= self.label_smoothing_factor < 1:
-            raise UserError(
-                f"label_smoothing_factor={self.label_smoothing_factor} must be at least 0 and below 1"
-            )
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
             raise UserError(
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
@@ -234,8 +238,6 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     def _check_early_stopping(self) -> None:
         if self.early_stopping_patience is None:
             return
-        if self.early_stopping_patience < 1:
-            raise UserError(f"early_stopping_patience={self.early_stopping_patience} must be at least 1")
         if self.eval_strategy == "no" or self.metric_for_best_model is None:
             raise UserError(
                 f"early_stopping_patience needs an eval_strategy, which is {_name(self.eval_strategy)} "
@@ -263,9 +265,16 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
         UserError: for a combination that cannot work, before any work is done.
     """
 
-    label_smoothing_factor: float = option(0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.")
+    label_smoothing_factor: float = option(
+        0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.", at_least=0, below=1
+    )
     predict_with_generate: bool = option(True, "Evaluate by what is written, not by the loss alone.")
-    generation_num_beams: int | None = option(4, "Beams when evaluating (section 6.1).")
+    generation_num_beams: int | None = option(
+        4, "Beams when evaluating (section 6.1).", at_least=1, at_most=MOST_BEAMS
+    )
     generation_length_penalty: float = option(
-        0.6, "Exponent of the length that divides a beam's log-probability."
+        0.6,
+        "Exponent of the length that divides a beam's log-probability.",
+        at_least=-LARGEST_LENGTH_PENALTY,
+        at_most=LARGEST_LENGTH_PENALTY,
     )

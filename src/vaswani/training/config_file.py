@@ -32,6 +32,7 @@ from vaswani.training.arguments import (
     TrainingArguments,
 )
 from vaswani.training.metrics import METRICS
+from vaswani.training.options import METADATA
 
 # Not a property of the run (where it continues), or not for others to read.
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
@@ -237,6 +238,10 @@ class _Parser(HfArgumentParser):
         self._help = f"see vaswani {kind.command} --help"
         self._without_effect = kind.without_effect
         self._place = ""  # where the values being read come from, for messages
+
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        """As in argparse, to which the library passes all metadata of a field."""
+        return super().add_argument(*names, **{k: v for k, v in options.items() if k not in METADATA})
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse; its message reads `argument --name/--na-me: what is wrong`."""

@@ -8,13 +8,14 @@ from transformers.trainer_utils import SchedulerType
 
 from vaswani.data.labelled import LabelledSpec
 from vaswani.errors import UserError
-from vaswani.training.arguments import BaseTrainingArguments, CardArguments, option
+from vaswani.training.arguments import BaseTrainingArguments, CardArguments
 from vaswani.training.config_file import FIELDS_WITHOUT_EFFECT, BaseConfig
 from vaswani.training.labels import TASKS
+from vaswani.training.options import Section, option
 
 
 @dataclass
-class PretrainedModelArguments:
+class PretrainedModelArguments(Section):
     """The model that a fine-tuning begins with.
 
     Raises:
@@ -37,6 +38,7 @@ class PretrainedModelArguments:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model is None:
             raise UserError(
                 "no model was given; set model to the folder of a pre-trained encoder, or its name on the Hub"
@@ -44,7 +46,7 @@ class PretrainedModelArguments:
 
 
 @dataclass
-class LabelledDataArguments:
+class LabelledDataArguments(Section):
     """The task, the labelled rows and the limit on their length.
 
     Raises:
@@ -57,34 +59,29 @@ class LabelledDataArguments:
     )
     dataset: str | None = option(None, "A data set's folder, or its name on the Hub.")
     dataset_config: str | None = option(None, "Configuration name of the data set.")
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Training file (JSONL, CSV, TSV, Parquet; for tagging also CoNLL's columns), or two text "
-            "files: texts and labels, line by line."
-        },
+    train_file: list[str] = option(
+        [],
+        "Training file (JSONL, CSV, TSV, Parquet; for tagging also CoNLL's columns), or two text files: "
+        "texts and labels, line by line.",
     )
-    validation_file: list[str] = field(
-        default_factory=list, metadata={"help": "Validation file(s), likewise."}
-    )
-    test_file: list[str] = field(default_factory=list, metadata={"help": "Test file(s), likewise."})
+    validation_file: list[str] = option([], "Validation file(s), likewise.")
+    test_file: list[str] = option([], "Test file(s), likewise.")
     text_field: str = option(
         "text", "Column of the text, for tagging of its words; a dot reaches into nested columns."
     )
     text_pair_field: str | None = option(None, "Column of a second text, for tasks on pairs of texts.")
     label_field: str = option("label", "Column of the label, the labels, the number, or the tags.")
-    label_separator: str = option(",", "Of the labels of a row where they are one text, and not a list.")
+    label_separator: str = option(
+        ",", "Of the labels of a row where they are one text, and not a list.", may_be_blank=True
+    )
     max_length: int = option(
-        512, "Longer rows are cut off after so many tokens; those of tagging in training alone."
+        512, "Longer rows are cut off after so many tokens; those of tagging in training alone.", at_least=1
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.task == "tagging" and self.text_pair_field is not None:
             raise UserError("text_pair_field has no meaning for task=tagging; leave it out")
-        if self.max_length < 1:
-            raise UserError(f"max_length={self.max_length} must be at least 1")
-        if not self.label_separator:
-            raise UserError("label_separator is empty; give the mark between labels, such as ','")
 
     @property
     def corpus(self) -> LabelledSpec:
@@ -101,17 +98,21 @@ class FinetuningTrainingArguments(BaseTrainingArguments):
         UserError: for a combination that cannot work, before any work is done.
     """
 
-    learning_rate: float = option(5e-5, "Peak learning rate.")
+    learning_rate: float = option(5e-5, "Peak learning rate.", above=0)
     lr_scheduler_type: SchedulerType | str = field(
         default=SchedulerType.LINEAR,
         metadata={"help": "linear, to zero at the end; or inverse_sqrt or another that exists."},
     )
-    warmup_steps: float = option(0.1, "Warm-up updates; below 1, a fraction of all updates.")
-    adam_beta2: float = option(0.999, "Adam's beta2.")
-    adam_epsilon: float = option(1e-8, "Adam's epsilon.")
-    label_smoothing_factor: float = option(0.0, "Label smoothing epsilon, of classification and tagging.")
+    warmup_steps: float = option(0.1, "Warm-up updates; below 1, a fraction of all updates.", at_least=0)
+    adam_beta2: float = option(0.999, "Adam's beta2.", at_least=0, below=1)
+    adam_epsilon: float = option(1e-8, "Adam's epsilon.", above=0, at_most=1)
+    label_smoothing_factor: float = option(
+        0.0, "Label smoothing epsilon, of classification and tagging.", at_least=0, below=1
+    )
     max_tokens_per_batch: int = option(
-        4096, "Tokens of one batch on one device, padding included; for training and evaluation."
+        4096,
+        "Tokens of one batch on one device, padding included; for training and evaluation.",
+        at_least=1,
     )
 
     def __post_init__(self) -> None:

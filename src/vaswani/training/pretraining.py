@@ -238,14 +238,6 @@ class MaskedLMRun(PretrainingRun):
 
     purpose = "masked"
 
-    def check(self) -> None:
-        """Find what would fail only after the corpus was read, or at the first evaluation."""
-        if not 0 < self.config.task.mask_probability <= 1:
-            raise UserError(
-                f"mask_probability={self.config.task.mask_probability} must be above 0 and at most 1"
-            )
-        super().check()
-
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         super()._check_pretrained(pretrained)
         frame_of(pretrained.tokenizer)

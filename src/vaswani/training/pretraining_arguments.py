@@ -11,15 +11,16 @@ from typing import Any, ClassVar, Literal
 
 from vaswani.data.corpus import TextCorpusSpec
 from vaswani.errors import UserError
-from vaswani.training.arguments import BaseTrainingArguments, CardArguments, FamilyArguments, option
+from vaswani.training.arguments import BaseTrainingArguments, CardArguments, FamilyArguments
 from vaswani.training.config_file import FIELDS_WITHOUT_EFFECT, BaseConfig
+from vaswani.training.options import Section, option
 
 SHORTEST_SEQUENCE = 8  # tokens
 
 
 def _default(name: str, value: Any) -> Any:
     """A field of `FamilyArguments` with another default."""
-    return option(value, FamilyArguments.__dataclass_fields__[name].metadata["help"])
+    return field(default=value, metadata=FamilyArguments.__dataclass_fields__[name].metadata)
 
 
 @dataclass
@@ -39,9 +40,8 @@ class EncoderArguments(FamilyArguments):
     encoder_layers: int = option(12, "Layers.")
     encoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
     encoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
-    encoder_attention: list[str] = field(
-        default_factory=lambda: ["full"],
-        metadata={"help": "Self-attention: full, sparse, or one of these for each layer."},
+    encoder_attention: list[str] = option(
+        ["full"], "Self-attention: full, sparse, or one of these for each layer."
     )
     mlm_transform: bool = option(True, "A layer before the output projection, as in BERT.")
     pooler: bool | None = option(
@@ -63,16 +63,13 @@ class DecoderArguments(FamilyArguments):
     decoder_layers: int = option(12, "Layers.")
     decoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
     decoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
-    decoder_attention: list[str] = field(
-        default_factory=lambda: ["full"],
-        metadata={
-            "help": "Self-attention: full, sparse, or one of these for each layer; sparse needs no_pack."
-        },
+    decoder_attention: list[str] = option(
+        ["full"], "Self-attention: full, sparse, or one of these for each layer; sparse needs no_pack."
     )
 
 
 @dataclass
-class ContinuedModelArguments:
+class ContinuedModelArguments(Section):
     """The model that a pre-training goes on with."""
 
     model: str | None = option(
@@ -84,23 +81,16 @@ class ContinuedModelArguments:
 
 
 @dataclass
-class TextArguments:
-    """The corpus of texts and the length of its sequences.
-
-    Raises:
-        UserError: for a length that leaves no room for text.
-    """
+class TextArguments(Section):
+    """The corpus of texts and the length of its sequences."""
 
     dataset: str | None = option(
         None, "A folder with train.jsonl, train.txt, ... (also .gz), or a data set's Hub name."
     )
     dataset_config: str | None = option(None, "Configuration name of the data set.")
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Training file: JSONL, CSV, TSV, Parquet (also .gz), or plain text."},
-    )
-    validation_file: list[str] = field(default_factory=list, metadata={"help": "Validation file, likewise."})
-    test_file: list[str] = field(default_factory=list, metadata={"help": "Test file, likewise."})
+    train_file: list[str] = option([], "Training file: JSONL, CSV, TSV, Parquet (also .gz), or plain text.")
+    validation_file: list[str] = option([], "Validation file, likewise.")
+    test_file: list[str] = option([], "Test file, likewise.")
     text_field: str = option("text", "Column of the text; a dot reaches into nested columns.")
     documents: Literal["line", "blank_line"] = option(
         "line", "In plain text files: a document on each line, or blank lines between documents."
@@ -109,13 +99,9 @@ class TextArguments:
         False, "Read the training data as it is needed (larger than memory); requires max_steps."
     )
     max_validation_rows: int | None = option(
-        None, "Evaluate on this many validation sequences, evenly spread; default all."
+        None, "Evaluate on this many validation sequences, evenly spread; default all.", at_least=1
     )
-    max_length: int = option(512, "Most tokens of a sequence.")
-
-    def __post_init__(self) -> None:
-        if self.max_length < SHORTEST_SEQUENCE:
-            raise UserError(f"max_length={self.max_length} must be at least {SHORTEST_SEQUENCE}")
+    max_length: int = option(512, "Most tokens of a sequence.", at_least=SHORTEST_SEQUENCE)
 
     @property
     def corpus(self) -> TextCorpusSpec:
@@ -130,18 +116,20 @@ class TextAndVocabularyArguments(TextArguments):
     tokenizer: Literal["bpe", "bytes"] = option(
         "bpe", "Learn a byte-pair vocabulary, or take each byte for a token (a model of characters)."
     )
-    vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.")
-    tokenizer_rows: int | None = option(None, "Train the vocabulary on the first so many rows; default all.")
+    vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
+    tokenizer_rows: int | None = option(
+        None, "Train the vocabulary on the first so many rows; default all.", at_least=1
+    )
 
 
 @dataclass
-class MaskedObjective:
+class MaskedObjective(Section):
     """Finding masked tokens and, if asked for, telling whether one segment follows the other."""
 
     objective: Literal["masked"] = option(
         "masked", "What is learned: masked (BERT's kind, an encoder), or causal (GPT's, a decoder)."
     )
-    mask_probability: float = option(0.15, "Share of the tokens that are to be found.")
+    mask_probability: float = option(0.15, "Share of the tokens that are to be found.", above=0, at_most=1)
     whole_word_masking: bool = option(False, "Mask all tokens of a word or none.")
     next_sentence: bool = option(
         False,
@@ -151,7 +139,7 @@ class MaskedObjective:
 
 
 @dataclass
-class CausalObjective:
+class CausalObjective(Section):
     """Telling each token from those before it."""
 
     objective: Literal["causal"] = option("causal", "What is learned: masked, or causal.")

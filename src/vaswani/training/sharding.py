@@ -59,9 +59,6 @@ def check_sizes(fsdp_size: int, tensor_parallel_size: int, num_processes: int) -
     Raises:
         UserError: they do not.
     """
-    for name, size in (("fsdp_size", fsdp_size), ("tensor_parallel_size", tensor_parallel_size)):
-        if size < 1:
-            raise UserError(f"{name}={size} must be at least 1")
     if num_processes % (fsdp_size * tensor_parallel_size):
         raise UserError(
             f"fsdp_size={fsdp_size} times tensor_parallel_size={tensor_parallel_size} does not divide the "

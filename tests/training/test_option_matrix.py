@@ -1,0 +1,195 @@
+"""Every option of every kind of run, with every awkward value: refused before the corpus is read, or used.
+
+The cases are made from the dataclasses, so that a new field, ours or one of a later transformers, is tested
+as it appears.
+"""
+
+import math
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import pytest
+
+from tiny_runs import as_flags
+from toy_labels import save_toy_encoder
+from toy_texts import toy_documents
+from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
+from vaswani.data.tokenization import save_tokenizers, train_tokenizer
+from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.run import DistillationRun
+from vaswani.errors import UserError
+from vaswani.training.arguments import TrainingArguments
+from vaswani.training.base_run import BaseRun
+from vaswani.training.config_file import BaseConfig, RunConfig, load_config, sections
+from vaswani.training.finetuning import FinetuningRun
+from vaswani.training.finetuning_arguments import FinetuningConfig
+from vaswani.training.options import INHERITED_BOUNDS
+from vaswani.training.pretraining import CausalLMRun, MaskedLMRun
+from vaswani.training.pretraining_arguments import (
+    CausalLMConfig,
+    ContinuedCausalLMConfig,
+    ContinuedMaskedLMConfig,
+    MaskedLMConfig,
+    PretrainingConfig,
+)
+from vaswani.training.run import TrainingRun
+
+AWKWARD = ("nan", "inf", "-inf", "-1", "0", "1e30", str(10**12))
+COMMON = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-3}
+
+
+class CorpusReached(Exception):  # noqa: N818 - no error
+    """Everything that could be known before was fine."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run, and the least that it must be told."""
+
+    command: type[BaseConfig]
+    config: type[BaseConfig]
+    run: type[BaseRun]
+    options: dict[str, Any]
+
+
+TEXTS = {"dataset": "texts", "max_length": 24, "objective": "masked"}
+KINDS = {
+    "train": Kind(RunConfig, RunConfig, TrainingRun, {"dataset": "dates"}),
+    "distill": Kind(DistillationConfig, DistillationConfig, DistillationRun, {"dataset": "dates"}),
+    "masked": Kind(PretrainingConfig, MaskedLMConfig, MaskedLMRun, TEXTS),
+    "causal": Kind(PretrainingConfig, CausalLMConfig, CausalLMRun, TEXTS | {"objective": "causal"}),
+    "more masked": Kind(PretrainingConfig, ContinuedMaskedLMConfig, MaskedLMRun, TEXTS),
+    "more causal": Kind(
+        PretrainingConfig, ContinuedCausalLMConfig, CausalLMRun, TEXTS | {"objective": "causal"}
+    ),
+    "finetune": Kind(FinetuningConfig, FinetuningConfig, FinetuningRun, {"dataset": "x", "max_length": 24}),
+}
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """What a kind of run begins with."""
+    folder = tmp_path_factory.mktemp("models")
+    encoder = {"model": str(save_toy_encoder(folder / "encoder"))}
+    tokenizer = train_tokenizer(toy_documents(5), 300, purpose="causal")
+    shape = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+    decoder = VaswaniForCausalLM(VaswaniDecoderConfig(vocab_size=len(tokenizer), **shape))
+    decoder.save_pretrained(folder / "decoder")
+    save_tokenizers(tokenizer, tokenizer, folder / "decoder")
+    return {
+        "distill": {"teacher": "teacher"},
+        "more masked": encoder,
+        "more causal": {"model": str(folder / "decoder")},
+        "finetune": encoder,
+    }
+
+
+@pytest.fixture
+def start(models, tmp_path, monkeypatch):
+    """Begin a run, and return its configuration once it asks for the corpus."""
+
+    def load(self: BaseRun) -> None:
+        raise CorpusReached
+
+    for run in (BaseRun, FinetuningRun):
+        monkeypatch.setattr(run, "load", load)
+    monkeypatch.chdir(tmp_path)
+
+    def begin(kind_name: str, name: str, value: str) -> BaseConfig:
+        kind = KINDS[kind_name]
+        given = {**COMMON, **kind.options, **models.get(kind_name, {}), "output_dir": "run"}
+        given.pop(name, None)
+        config = load_config(None, [*as_flags(given), f"--{name}={value}"], kind.command)
+        assert type(config) is kind.config
+        with pytest.raises(CorpusReached):
+            kind.run(config).run()
+        return config
+
+    return begin
+
+
+def hints_of(hint: Any) -> set[Any]:
+    """The types that a hint allows, those inside a list among them."""
+    inner = () if typing.get_origin(hint) in (Literal, dict) else typing.get_args(hint)
+    return {hint}.union(*map(hints_of, inner))
+
+
+def all_fields(kinds: set[type]) -> Iterator[tuple[str, str, str]]:
+    """The fields of these types, each once: the kind of run where it appears first, its section, its name."""
+    seen = set()
+    for name, kind in KINDS.items():
+        for title, section in sections(kind.config).items():
+            hints = typing.get_type_hints(section)
+            for one in fields(section):
+                identity = (one.name, one.metadata.get("bounds"), str(one.default))
+                takes = hints_of(hints[one.name]) & kinds and one.init
+                if takes and one.name not in kind.config.without_effect and identity not in seen:
+                    seen.add(identity)
+                    yield name, title, one.name
+
+
+NUMERIC = list(all_fields({int, float}))
+TEXTUAL = [place for place in all_fields({str}) if place[-1] != "generation_config"]  # a path, opened early
+
+ZERO_TURNS_OFF = {
+    *("dropout", "attention_dropout", "activation_dropout", "bpe_dropout", "label_smoothing_factor"),
+    *("weight_decay", "max_grad_norm", "neftune_noise_alpha", "warmup_steps", "eval_delay"),
+    *("sparse_global_blocks", "sparse_global_tokens", "sparse_random_blocks", "dataloader_num_workers"),
+    *("label_weight", "soft_target_weight", "cosine_weight", "relation_weight"),
+    *("adam_beta1", "adam_beta2"),  # the gradient itself, and its last square
+}
+ACCEPTED = {
+    **{(name, "0"): "turns it off" for name in ZERO_TURNS_OFF},
+    **{(name, "0"): "a seed like others" for name in ("seed", "data_seed", "sparse_seed")},
+    ("generation_length_penalty", "0"): "ranks by the sum of log-probabilities",
+    ("generation_length_penalty", "-1"): "prefers short hypotheses",
+    ("max_steps", "-1"): "num_train_epochs decides",
+    ("local_rank", "0"): "old launchers pass it",
+    ("local_rank", "-1"): "the library's default",
+}
+# Each of them is a value that the other tests see at work, or the default.
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+@pytest.mark.parametrize(("kind", "section", "name"), NUMERIC, ids=lambda part: part)
+def test_awkward_numbers_are_refused_or_used(start, kind, section, name, value):
+    if (name, value) in ACCEPTED:
+        config = start(kind, name, value)
+        assert getattr(getattr(config, section), name) == float(value)
+        return
+    with pytest.raises(UserError) as refused:
+        start(kind, name, value)
+    message = str(refused.value)
+    assert name in message
+    assert value in message or str(float(value)) in message
+    assert "\n" not in message
+
+
+def test_what_is_accepted_is_still_a_field():
+    assert {name for name, _ in ACCEPTED} <= {name for _, _, name in NUMERIC}
+
+
+def test_every_number_of_the_library_has_bounds():
+    """A field of a later transformers fails here until its bounds are known."""
+    inherited = {
+        name
+        for kind, section, name in NUMERIC
+        if "bounds" not in sections(KINDS[kind].config)[section].__dataclass_fields__[name].metadata
+    }
+    assert inherited <= INHERITED_BOUNDS.keys()
+
+
+@pytest.mark.parametrize("name", INHERITED_BOUNDS)
+def test_arguments_made_in_python_are_checked_too(name):
+    with pytest.raises(UserError, match=f"{name}=nan must be"):
+        TrainingArguments(**{name: math.nan})
+
+
+@pytest.mark.parametrize("value", ["", "\ud800", "a\0b"], ids=["empty", "surrogate", "NUL"])
+@pytest.mark.parametrize(("kind", "section", "name"), TEXTUAL, ids=lambda part: part)
+def test_awkward_texts_are_refused(start, kind, section, name, value):
+    with pytest.raises(UserError, match=name) as refused:
+        start(kind, name, value)
+    assert "\n" not in str(refused.value)
