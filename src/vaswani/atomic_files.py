@@ -6,10 +6,11 @@ import re
 import shutil
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError, is_full_disk, one_line
 
 _HOST = socket.gethostname()[:40]
 
@@ -86,8 +87,53 @@ def check_empty(output: Path, what: str) -> None:
         output: the folder.
         what: is to be written there, such as "the student".
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"output {output} is not an empty folder; give another one for {what}")
+    if not os.path.lexists(output):
+        return
+    if not output.is_dir():
+        raise UserError(f"output {output} is not a folder; give another name for {what}")
+    if found := next(output.iterdir(), None):
+        raise UserError(
+            f"output {output} is not an empty folder; give another one for {what} (it holds {found.name!r})"
+        )
+
+
+@contextmanager
+def whole_folder(output: Path, what: str) -> Iterator[Path]:
+    """Give a folder to write files into, which move into `output` when the block ends without an error.
+
+    After an error, a full disk for one, nothing is left: the same command can be tried again.
+
+    Args:
+        output: a folder that is empty or does not exist yet; it may be a mount point.
+        what: is to be written there, such as "the student".
+
+    Raises:
+        UserError: `output` is not empty.
+        RunError: the folder or its files cannot be written.
+    """
+    discard_unfinished(output)
+    check_empty(output, what)
+    made = [folder for folder in (output, *output.absolute().parents) if not folder.exists()]
+    unfinished = unfinished_path(output / "folder")
+    moved: list[Path] = []
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in [*unfinished.iterdir()]:
+            sync(path)
+            moved.append(path.rename(output / path.name))
+        unfinished.rmdir()
+        sync(output)
+    except BaseException as error:
+        for path in (unfinished, *moved):
+            remove(path)
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError) or is_full_disk(error):
+            reason = "no space left on its disk" if is_full_disk(error) else one_line(error)
+            raise RunError(f"cannot write {what} into {output}: {reason}; nothing was saved") from error
+        raise
 
 
 def sha256_of(path: Path) -> str:

@@ -20,6 +20,12 @@ class RunError(RuntimeError):
     exit_status = 1
 
 
+class PipeClosedError(RunError):
+    """Nobody reads standard output any more, as after `| head -1`: the command ends and says nothing."""
+
+    exit_status = 128 + 13  # of SIGPIPE, as shells show it
+
+
 class StoppedError(RunError):
     """A run that SIGTERM asked to stop has saved its state; the exit status is as shells tell it."""
 

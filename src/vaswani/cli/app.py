@@ -10,11 +10,13 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
 
-from vaswani.errors import RunError, StoppedError, UserError
+from vaswani.cli.screen import flush_standard_output, open_standard_streams, tell
+from vaswani.errors import PipeClosedError, RunError, StoppedError, UserError
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
 SECONDS_BEFORE_THE_OTHERS_TELL = 2.0
@@ -43,16 +45,19 @@ def run(arguments: Sequence[str]) -> int:
         status = app(
             [argument for argument in arguments if argument != "--debug"], "vaswani", standalone_mode=False
         )
+        flush_standard_output()
     except Exception as error:
         if debug:
             traceback.print_exc()
+        with suppress(RunError):
+            flush_standard_output()
         status, message = _status_and_message(error)
         was_asked_to = isinstance(error, StoppedError) or isinstance(error.__cause__, KeyboardInterrupt)
         if message and not (was_asked_to and _rank() > 0):  # several processes stop as one
             _tell(message)
         return status
     if status == TYPER_INTERRUPTED:
-        print("vaswani: interrupted", file=sys.stderr)
+        tell("interrupted")
         return 1
     return status or 0
 
@@ -67,10 +72,12 @@ def _tell(message: str) -> None:
     rank = _rank()
     if rank > 0:
         time.sleep(SECONDS_BEFORE_THE_OTHERS_TELL)  # launchers end the others when one has failed
-    print(f"vaswani: {f'process {rank}: ' if rank > 0 else ''}{message}", file=sys.stderr, flush=True)
+    tell(f"{f'process {rank}: ' if rank > 0 else ''}{message}")
 
 
 def _status_and_message(error: Exception) -> tuple[int, str]:
+    if isinstance(error, PipeClosedError):
+        return error.exit_status, ""
     if isinstance(error, UserError | RunError):
         return error.exit_status, str(error)
     if hasattr(error, "format_message"):  # typer's own, about usage
@@ -80,6 +87,7 @@ def _status_and_message(error: Exception) -> tuple[int, str]:
 
 def main() -> NoReturn:
     """Entry point of the command."""
+    open_standard_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end a run
     sys.exit(run(sys.argv[1:]))

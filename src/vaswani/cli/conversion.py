@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.screen import hide_library_progress
+from vaswani.cli.screen import hide_library_progress, say
 
 
 @app.command()
@@ -39,7 +39,7 @@ def convert(
     hide_library_progress()
     made = convert_folder(source, output, to, architecture)
     tokenizer = "with its tokenizer" if made.has_tokenizer else "without a tokenizer, for there was none"
-    print(
+    say(
         f"saved {output}: {made.before} → {made.after}, {made.num_parameters:,} parameters, {tokenizer}; "
         f"outputs differ by at most {made.difference:.1g}"
     )
@@ -68,4 +68,4 @@ def combine(
     hide_library_progress()
     set_seed(seed)
     model = combine_folders(encoder, decoder, output)
-    print(f"saved {output}: {model.num_parameters():,} parameters")
+    say(f"saved {output}: {model.num_parameters():,} parameters")

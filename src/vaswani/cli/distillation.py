@@ -19,7 +19,7 @@ from vaswani.cli.options import (
     Split,
     TargetField,
 )
-from vaswani.cli.screen import hide_library_progress, progress_bar, warn
+from vaswani.cli.screen import hide_library_progress, progress_bar, say, warn
 from vaswani.cli.splits import load_split
 from vaswani.errors import UserError
 
@@ -55,7 +55,7 @@ def student(
     layers = [parse_layers(encoder_layers, "encoder_layers"), parse_layers(decoder_layers, "decoder_layers")]
     before, after = save_student(teacher, output, *layers)
     fewer = 100 * (1 - after / before)
-    print(f"saved {output}: teacher {before:,} parameters, student {after:,} ({fewer:.1f} % fewer)")
+    say(f"saved {output}: teacher {before:,} parameters, student {after:,} ({fewer:.1f} % fewer)")
 
 
 @app.command()
@@ -101,7 +101,6 @@ def compare(
     from vaswani.distillation.comparison import compare as compare_models
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, prepare_folder, write_report
-    from vaswani.inference.files import STANDARD_STREAM, LineWriter
     from vaswani.training.metrics import check_task, task_of_metric
 
     check_task(task_of_metric(metric))
@@ -133,9 +132,9 @@ def compare(
             metric=metric,
             progress=bar.update,
         )
-    LineWriter(STANDARD_STREAM).write(as_markdown(comparison).rstrip("\n"))
     write_report(comparison, folder)
     warn(f"wrote the report into {folder}")
+    say(as_markdown(comparison).rstrip("\n"))
 
 
 def _without_folders(data: str) -> str:

@@ -71,12 +71,14 @@ def embed(
     """Turn text, line by line, into vectors: of the lines, of their words or of their tokens."""
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.embedding import Embedder
-    from vaswani.inference.files import STANDARD_STREAM, LineReport, count_lines, decoded, open_lines
+    from vaswani.inference.files import LineReport, decoded
     from vaswani.inference.vector_files import check_output, write_vectors
+    from vaswani.line_files import STANDARD_STREAM, check_not_input, count_lines, open_lines
 
     unit = _unit(words, tokens)
     _check_use(unit, pooling, subtoken_pooling, backward_model)
     check_output(unit, output_name)
+    check_not_input(output_name, input_name)
     options: dict[str, Any] = {
         "pooling": pooling or "mean",
         "subtoken_pooling": subtoken_pooling or "first",

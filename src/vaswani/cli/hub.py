@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.screen import hide_library_progress
+from vaswani.cli.screen import hide_library_progress, say
 
 if TYPE_CHECKING:
     from vaswani.hub.run_facts import RunFacts
@@ -40,11 +40,10 @@ def card(
     them too, as fields of its configuration.
     """
     from vaswani.hub.card import model_card
-    from vaswani.inference.files import STANDARD_STREAM, LineWriter
 
     facts = _facts(model, language, license_name, data_name, data_url, data_license)
     name = repo or model.absolute().name
-    LineWriter(STANDARD_STREAM).write(str(model_card(facts, name)).rstrip("\n"))
+    say(str(model_card(facts, name)).rstrip("\n"))
 
 
 @app.command()
@@ -69,7 +68,7 @@ def push(
     hide_library_progress()
     check_folder(model)
     facts = _facts(model, language, license_name, data_name, data_url, data_license)
-    print(f"published {push_folder(model, repo, facts, private=private or None, revision=revision)}")
+    say(f"published {push_folder(model, repo, facts, private=private or None, revision=revision)}")
 
 
 def _facts(

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import app
+from vaswani.cli.screen import say
 from vaswani.errors import UserError
 
 plot = typer.Typer(help="Draw pictures of how a model works.", no_args_is_help=True)
@@ -19,8 +20,8 @@ def report(
     """Draw the curves of a training into its folder, and print what it has come to."""
     from vaswani.insight.curves import read_history, save_curves, summary
 
-    print(summary(read_history(run)))
-    print(f"saved {save_curves(run)}")
+    say(summary(read_history(run)))
+    say(f"saved {save_curves(run)}")
 
 
 @plot.command("sparse-pattern")
@@ -57,4 +58,4 @@ def plot_sparse_pattern(
     except ValueError as error:
         raise UserError(str(error)) from error
     save_sparse_pattern(pattern, num_blocks, output)
-    print(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")
+    say(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")

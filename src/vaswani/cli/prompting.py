@@ -10,7 +10,7 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import Device, DType, Revision
-from vaswani.cli.screen import hide_library_progress, progress_bar, warn
+from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,15 +42,17 @@ def prompt(
     dtype: DType = None,
 ) -> None:
     """Do a task by zero-, one- or few-shot prompting, and report the accuracy."""
-    from vaswani.inference.files import STANDARD_STREAM, LineWriter
     from vaswani.inference.prompting import Prompter, count_answers
     from vaswani.inference.task_file import load_task
+    from vaswani.line_files import LineWriter, check_not_input
 
+    check_standard_output()
     task, counts = load_task(task_file), _numbers_of_shots(shots)
     for count in counts:
         task.check_shots(count)
     hide_library_progress()
-    screen, results = LineWriter(STANDARD_STREAM), []
+    results: list[PromptingResult] = []
+    check_not_input(output_name or os.devnull, task_file)
     with LineWriter(output_name or os.devnull) as writer:
         prompter = Prompter.from_pretrained(
             model,
@@ -60,18 +62,21 @@ def prompt(
             max_tokens_per_batch=max_tokens_per_batch,
         )
         for count in counts:
+            if results:
+                say(str(results[-1]))
             with progress_bar(count_answers(task), " answers") as bar:
                 result = prompter.answer(task, count, seed=seed, progress=bar.update)
             _warn_of_fewer_shots(result, prompter.language_model.positions)
             for answer in result.answers:
                 record = {"asked_shots": count, **asdict(answer)}
                 writer.write(json.dumps(record, ensure_ascii=False))
-            screen.write(str(result))
-            results.append(result.to_dict())
+            results.append(result)
+    say(str(results[-1]))  # once the answers are in their file
     if as_json:
         way = {"generate": True} if task.generate else {"normalize": task.normalize}
-        record = {"model": model, "task": str(task_file), **way, "seed": seed, "results": results}
-        screen.write(json.dumps(record))
+        record = {"model": model, "task": str(task_file), **way, "seed": seed}
+        record["results"] = [result.to_dict() for result in results]
+        say(json.dumps(record))
 
 
 def _numbers_of_shots(text: str) -> list[int]:

@@ -1,10 +1,88 @@
-"""What commands show on standard error: progress, and remarks."""
+"""What commands show: results on standard output, progress and remarks on standard error.
 
+A standard error that is closed, full or read by nobody costs the messages and nothing else. The same of
+standard output is an error, after results that go into files are safe in them.
+"""
+
+import os
 import sys
+import time
+from threading import Event, Thread
+from types import TracebackType
 from typing import TYPE_CHECKING
+
+from vaswani.errors import PipeClosedError, RunError
+from vaswani.line_files import STANDARD_STREAM, LineWriter, give_up, reason
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+FIRST_DELAY, LONGEST_DELAY = 5.0, 60.0  # seconds between two lines of progress; they double
+
+
+def open_standard_streams() -> None:
+    """Put something in the place of standard streams that are closed.
+
+    Else the next file that is opened would take the place, and what is meant for the screen would be written
+    into it. Reading standard input and writing standard output still fail: nothing is lost in silence.
+    """
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            _open_null(descriptor, os.O_RDONLY if name == "stdout" else os.O_WRONLY)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+
+
+def _open_null(descriptor: int, flags: int) -> None:
+    opened = os.open(os.devnull, flags)
+    if opened != descriptor:
+        os.dup2(opened, descriptor)
+        os.close(opened)
+
+
+def check_standard_output() -> None:
+    """Raise a RunError now, and not after the work, where standard output is closed or its disk is full."""
+    LineWriter(STANDARD_STREAM)
+
+
+def say(text: str) -> None:
+    """Write a line on standard output, or raise a RunError."""
+    LineWriter(STANDARD_STREAM).write(text)
+
+
+def flush_standard_output() -> None:
+    """Write what `print` has left in memory.
+
+    Raises:
+        PipeClosedError: standard output is a pipe that nobody reads any more.
+        RunError: it cannot be written otherwise.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        give_up(sys.stdout)
+        raise PipeClosedError("nobody reads standard output any more") from error
+    except OSError as error:
+        give_up(sys.stdout)
+        raise RunError(f"cannot write standard output: {reason(error)}") from error
+
+
+def tell(message: str) -> None:
+    """Write a line on standard error, if that is possible."""
+    try:
+        print(f"vaswani: {message}", file=sys.stderr, flush=True)
+    except OSError:
+        give_up(sys.stderr)
+
+
+def warn(message: str) -> None:
+    """Write a line on standard error, above the bar if there is one."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=sys.stderr):
+        tell(message)
 
 
 def hide_library_progress() -> None:
@@ -14,13 +92,56 @@ def hide_library_progress() -> None:
     disable_progress_bar()
 
 
-def progress_bar(total: int | None, unit: str, hidden: bool = False) -> "tqdm":
+def progress_bar(total: int | None, unit: str, hidden: bool = False) -> "tqdm | ProgressLines":
+    """Return a bar on the terminal, or a line now and then where there is none or it shows the results.
+
+    Args:
+        total: of the work; None if it is not known.
+        unit: of the work, such as " lines".
+        hidden: whether the terminal shows the results.
+    """
+    if hidden or not sys.stderr.isatty():
+        return ProgressLines(total, unit)
     from tqdm import tqdm
 
-    return tqdm(total=total, unit=unit, file=sys.stderr, disable=hidden or None)  # None: unless on a terminal
+    return tqdm(total=total, unit=unit, file=sys.stderr)
 
 
-def warn(message: str) -> None:
-    from tqdm import tqdm
+class ProgressLines:
+    """Tells on standard error how far the work is: after 5 seconds, 10 more, and so on up to a minute.
 
-    tqdm.write(f"vaswani: {message}", file=sys.stderr)  # above the bar, if there is one
+    Where the total is not known, the input may be a pipe that is waited for: a line tells of what is new.
+    """
+
+    def __init__(self, total: int | None, unit: str):
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self._start = time.monotonic()
+        self._ended = Event()
+        self._thread = Thread(target=self._tell_now_and_then, daemon=True)
+
+    def update(self, count: int = 1) -> None:
+        """Count so much more as done."""
+        self.done += count
+
+    def __str__(self) -> str:
+        of = "" if self.total is None else f" of {self.total:,}"
+        return f"{self.done:,}{of}{self.unit} after {time.monotonic() - self._start:.0f} s"
+
+    def __enter__(self) -> "ProgressLines":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _tell_now_and_then(self) -> None:
+        told, delay = None, FIRST_DELAY
+        while not self._ended.wait(delay):
+            if self.total is not None or self.done != told:
+                tell(str(self))
+            told, delay = self.done, min(2 * delay, LONGEST_DELAY)

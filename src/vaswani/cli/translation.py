@@ -24,7 +24,7 @@ from vaswani.cli.options import (
     Split,
     TargetField,
 )
-from vaswani.cli.screen import hide_library_progress, progress_bar, warn
+from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.cli.splits import load_split
 
 if TYPE_CHECKING:
@@ -60,8 +60,10 @@ def translate(
 ) -> None:
     """Translate text, line by line: standard input to standard output, or files."""
     from vaswani.inference.batches import BUFFERED_TEXTS
-    from vaswani.inference.files import STANDARD_STREAM, LineWriter, count_lines, open_lines, translate_lines
+    from vaswani.inference.files import translate_lines
+    from vaswani.line_files import STANDARD_STREAM, LineWriter, check_not_input, count_lines, open_lines
 
+    check_not_input(output_name, input_name)
     with open_lines(input_name) as lines, LineWriter(output_name) as writer:
         translator = _load_translator(
             model,
@@ -126,14 +128,17 @@ def evaluate(
 ) -> None:
     """Translate a corpus, or summarize it, and score the result."""
     from vaswani.inference.evaluation import evaluate as evaluate_translator
-    from vaswani.inference.files import STANDARD_STREAM, LineWriter, as_text
+    from vaswani.inference.files import as_text
+    from vaswani.line_files import LineWriter, check_not_input
     from vaswani.training.metrics import check_task, score_texts
 
     check_task(task)
+    check_standard_output()
     files = [data] if target_file is None else [data, target_file]
     split, rows = load_split(
         files, split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
     )
+    check_not_input(output_name or os.devnull, *files)
     with LineWriter(output_name or os.devnull) as writer:
         translator = _load_translator(
             model,
@@ -150,8 +155,7 @@ def evaluate(
             evaluation = evaluate_translator(translator, rows, partial(score_texts, task=task), bar.update)
         for translation in evaluation.translations:
             writer.write(as_text(translation))
-    screen = LineWriter(STANDARD_STREAM)
-    screen.write(str(evaluation))
+    say(str(evaluation))
     if as_json:
         search = {
             "num_beams": num_beams,
@@ -160,7 +164,7 @@ def evaluate(
             "max_length": max_length,
         }
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
-        screen.write(json.dumps(record))
+        say(json.dumps(record))
 
 
 def _load_translator(model: str, **options: Any) -> "Translator":

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vaswani.atomic_files import check_empty
+from vaswani.atomic_files import check_empty, whole_folder
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
@@ -112,12 +112,14 @@ def save_student(
 
     Raises:
         UserError: what stands in the way, before anything is written.
+        RunError: the disk is full or cannot be written; nothing is left.
     """
     check_empty(output, "the student")
     model, source_tokenizer, target_tokenizer = load_checkpoint(teacher, device="cpu")
     student = student_from_teacher(model, encoder_layers, decoder_layers)
-    student.save_pretrained(output)
-    save_tokenizers(source_tokenizer, target_tokenizer, output)
+    with whole_folder(output, "the student") as folder:
+        student.save_pretrained(folder)
+        save_tokenizers(source_tokenizer, target_tokenizer, folder)
     return model.num_parameters(), student.num_parameters()
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from vaswani.atomic_files import write_whole
 from vaswani.errors import RunError, UserError
 from vaswani.inference.embedding import Unit
-from vaswani.inference.files import LineWriter
+from vaswani.line_files import LineWriter
 
 _ARRAYS = (".npy", ".safetensors")
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vaswani.atomic_files import check_empty
+from vaswani.atomic_files import check_empty, whole_folder
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.hub.checkpoint import check_weights, load_weights, local_folder
@@ -60,7 +60,8 @@ def convert_folder(
     Raises:
         UserError: no such checkpoint; a kind that cannot be converted (naming those that can); a field or a
             tensor without a counterpart, named; pickled weights that hold more than tensors.
-        RunError: the two compute different things.
+        RunError: the two compute different things; the disk is full or cannot be written, and nothing is
+            left.
     """
     check_empty(output, "the model")
     folder = local_folder(source)
@@ -88,7 +89,8 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     """Make an encoder-decoder of trained halves (see `combine`) and save it with their tokenizers.
 
     Raises:
-        UserError: no such checkpoint, halves that do not fit, or no tokenizer.
+        UserError: no such checkpoint, halves that do not fit, no tokenizer, or an output that is not empty.
+        RunError: the disk is full or cannot be written; nothing is left.
     """
     check_empty(output, "the model")
     folders = [local_folder(name) if name else None for name in (encoder, decoder)]
@@ -96,8 +98,9 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     model = combine(*halves, **values)
     source, target = (folder or next(filter(None, folders)) for folder in folders)
     tokenizers = (load_tokenizers(source)[0], load_tokenizers(target)[-1])
-    model.save_pretrained(output)
-    save_tokenizers(tokenizers[0], tokenizers[0] if source == target else tokenizers[1], output)
+    with whole_folder(output, "the model") as folder:
+        model.save_pretrained(folder)
+        save_tokenizers(tokenizers[0], tokenizers[0] if source == target else tokenizers[1], folder)
     return model
 
 
@@ -168,7 +171,8 @@ def _save(model: PreTrainedModel, output: Path, folder: Path) -> bool:
     """Write the model, and the tokenizers of the folder that it came from, if there are any."""
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
     tokenizers = load_tokenizers(folder) if has_tokenizer else None
-    model.save_pretrained(output)
-    if tokenizers:
-        save_tokenizers(*tokenizers, output)
+    with whole_folder(output, "the model") as unfinished:
+        model.save_pretrained(unfinished)
+        if tokenizers:
+            save_tokenizers(*tokenizers, unfinished)
     return has_tokenizer

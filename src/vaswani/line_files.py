@@ -1,0 +1,175 @@
+"""Text files and standard streams, line by line and in bounded memory."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from vaswani.errors import PipeClosedError, RunError, UserError
+
+STANDARD_STREAM = "-"
+LONGEST_LINE = 1 << 22  # bytes; a tokenizer takes up to 400 times as many, and /dev/zero never ends
+
+
+@contextmanager
+def open_lines(name: str) -> Iterator[BinaryIO]:
+    """Open a file, or standard input for "-", for reading lines of bytes.
+
+    Raises:
+        UserError: the file cannot be opened.
+    """
+    if name == STANDARD_STREAM:
+        yield _standard_buffer(sys.stdin, "read standard input")
+        return
+    try:
+        stream = open(name, "rb")  # noqa: SIM115 - closed below
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UserError(f"cannot read {name}: {reason(error)}") from error
+    with stream:
+        yield stream
+
+
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a stream, each with its line feed, which the last may lack.
+
+    Raises:
+        UserError: a line of more than `LONGEST_LINE` bytes, naming its number.
+        RunError: the stream cannot be read.
+    """
+    number = 0
+    while True:
+        number += 1
+        try:
+            line = stream.readline(LONGEST_LINE + 1)
+        except OSError as error:
+            raise RunError(f"cannot read line {number:,} of the input: {reason(error)}") from error
+        if len(line) > LONGEST_LINE:
+            raise UserError(
+                f"line {number:,} of the input has more than {LONGEST_LINE >> 20} MiB; "
+                "expected text, with a line feed after each sentence or paragraph"
+            )
+        if not line:
+            return
+        yield line
+
+
+def count_lines(name: str) -> int | None:
+    """Count the lines of a file; None where counting would use them up."""
+    if not Path(name).is_file():
+        return None
+    with open_lines(name) as stream:
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
+
+
+def check_not_input(output: str, *inputs: str | Path | None) -> None:
+    """Raise a UserError if the output would replace a file that is read."""
+    for name in inputs:
+        if name and Path(output).is_file() and Path(name).is_file() and os.path.samefile(output, name):
+            raise UserError(f"--output {output} would replace the input {name}; give another file")
+
+
+class LineWriter:
+    """Writes lines to a file, which appears when it is complete, or to standard output for "-".
+
+    Until then, and after a failure, the lines are in the file's name + ".partial".
+
+    Raises:
+        UserError: the file cannot be opened.
+        PipeClosedError: standard output is a pipe that nobody reads any more.
+        RunError: a line cannot be written, for example because the disk is full.
+    """
+
+    def __init__(self, name: str):
+        path = Path(name)
+        self._final: Path | None = None
+        self._is_standard = name == STANDARD_STREAM
+        self._name, self._is_empty = name, True
+        if self._is_standard:
+            self._name = "standard output"
+            self._stream: Any = _standard_buffer(sys.stdout, "write standard output")
+            self._check_open()
+            return
+        try:
+            if path.is_file() or not path.exists():  # not so /dev/null or a named pipe
+                self._final = path.resolve()  # of a link, its target
+                self._name = f"{self._final}.partial"
+            self._stream = open(self._name, "wb")  # noqa: SIM115 - closed in __exit__
+        except (OSError, ValueError) as error:
+            missing = path.absolute().parent
+            advice = "" if missing.is_dir() else f"; make the folder {missing} first"
+            raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
+
+    def write(self, line: str) -> None:
+        """Write one line, in UTF-8, and flush it."""
+        try:
+            self._stream.write(line.encode("utf-8", errors="replace") + b"\n")
+            self._stream.flush()
+        except OSError as error:
+            give_up(self._stream)
+            raise self._failure(error) from error
+        self._is_empty = False
+
+    def _check_open(self) -> None:
+        """Fail now, and not after hours of work, where standard output is closed or its disk is full."""
+        try:
+            os.write(self._stream.fileno(), b"")
+        except io.UnsupportedOperation:  # it lives in memory
+            return
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> RunError:
+        if self._is_standard and error.errno == errno.EPIPE:
+            return PipeClosedError("nobody reads standard output any more")
+        return RunError(f"cannot write {self._name}: {reason(error)}")
+
+    def __enter__(self) -> LineWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_standard:
+            return
+        self._stream.close()
+        if self._final is None:
+            return
+        if error is None:
+            self._rename()
+        elif self._is_empty:
+            with suppress(OSError):
+                os.unlink(self._name)
+
+    def _rename(self) -> None:
+        try:
+            os.replace(self._name, str(self._final))
+        except OSError as error:
+            raise RunError(
+                f"cannot rename {self._name}, which is complete, to {self._final}: {reason(error)}"
+            ) from error
+
+
+def give_up(stream: Any) -> None:
+    """Drop what a stream could not write, or Python would try again, and complain, at the end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def reason(error: Exception) -> str:
+    """What the system says about a file, without Python's number and quotes."""
+    if getattr(error, "errno", None) == errno.EBADF:
+        return "it is closed"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _standard_buffer(stream: Any, purpose: str) -> Any:
+    if stream is None:
+        raise UserError(f"cannot {purpose}: it is closed")
+    return stream.buffer

@@ -1,0 +1,189 @@
+"""Commands whose standard streams are closed, full or read by nobody: files are whole all the same.
+
+All commands run in one process for each state of the streams, which are put anew before each command.
+"""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import BertConfig, BertForMaskedLM
+
+from rank_processes import CONTEXT
+from toy_translation import save_toy_checkpoint, toy_rows, toy_tokenizer
+from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
+
+STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
+BROKEN_PIPE = 141  # as a shell shows SIGPIPE
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A translator, two halves of one, a model of another kind, a corpus and a task."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    save_toy_checkpoint(folder / "translator")
+    for kind, model in {
+        "encoder": VaswaniForMaskedLM(
+            VaswaniEncoderConfig(
+                vocab_size=304, d_model=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8
+            )
+        ),
+        "decoder": VaswaniForCausalLM(
+            VaswaniDecoderConfig(
+                vocab_size=304, d_model=8, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=8
+            )
+        ),
+    }.items():
+        model.save_pretrained(folder / kind)
+        toy_tokenizer().save_pretrained(folder / kind)
+    sides = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertForMaskedLM(BertConfig(vocab_size=20, **sides)).save_pretrained(folder / "bert")
+    rows = toy_rows(4, seed=0)
+    texts = [json.dumps({"source": source, "target": target}) for source, target in rows]
+    (folder / "rows.jsonl").write_text("".join(f"{text}\n" for text in texts))
+    (folder / "in.txt").write_text("".join(f"{source}\n" for source, _ in rows))
+    task = {"prompt": "{source}:", "answer": " {target}", "choices": [" 1", " 2"], "examples": [], "test": []}
+    task["test"] = [{"source": "one", "target": "1"}, {"source": "two", "target": "2"}]
+    (folder / "task.yaml").write_text(yaml.safe_dump(task))
+    return folder
+
+
+def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path]]]:
+    """Of each command its arguments, and the files that it writes into the folder."""
+    translator, search = ["--model", models / "translator"], ["--num_beams", "1", "--max_length", "5"]
+    found: dict[str, tuple[list[Any], list[str]]] = {
+        "translate": ([*translator, "--input", models / "in.txt", *search], ["out.txt"]),
+        "evaluate": ([*translator, "--data", models / "rows.jsonl", *search], ["evaluated.txt"]),
+        "embed": (["--model", models / "encoder", "--input", models / "in.txt"], ["vectors.jsonl"]),
+        "prompt": (["--model", models / "decoder", "--task", models / "task.yaml"], ["answers.jsonl"]),
+        "student": ([folder / "student", "--teacher", models / "translator"], ["student/model.safetensors"]),
+        "convert": ([models / "bert", folder / "ours"], ["ours/model.safetensors"]),
+        "combine": ([folder / "both", "--encoder", models / "encoder"], ["both/model.safetensors"]),
+        "card": (["--model", models / "translator"], []),
+        "plot": (["sparse-pattern", "--output", folder / "plot.svg", "--length", "512"], ["plot.svg"]),
+    }
+    for name in ("translate", "evaluate", "embed", "prompt"):
+        found[name][0].extend(["--output", folder / found[name][1][0]])
+    found["compare"] = (
+        [models / "translator", folder / "student", "--data", models / "rows.jsonl", *search],
+        ["student/report.md", "student/report.json"],
+    )
+    return {
+        name: ([name, *map(str, arguments)], [folder / file for file in files])
+        for name, (arguments, files) in found.items()
+    }
+
+
+def run_in(state: dict[str, str], folder: Path, arguments: list[list[str]]) -> None:
+    """Run commands in this process, whose streams are as said, and write their statuses and errors."""
+    from vaswani.cli import main
+
+    told = []
+    kept = os.dup(2)
+    for number, command in enumerate(arguments):
+        errors = folder / f"{number}.err"
+        for name, descriptor in STANDARD.items():
+            put_stream(name, descriptor, state.get(name, str(errors) if name == "stderr" else os.devnull))
+        sys.argv = ["vaswani", *command]
+        try:
+            main()
+        except SystemExit as ended:
+            told.append((ended.code, errors.read_text() if errors.exists() else ""))
+    os.dup2(kept, 2)
+    (folder / "told.json").write_text(json.dumps(told))
+
+
+def put_stream(name: str, descriptor: int, state: str) -> None:
+    """Close a stream, break it or open a file in its place, and make Python's of it as at its start."""
+    if state == "closed":
+        with suppress(OSError):
+            os.close(descriptor)
+        setattr(sys, name, None)
+        return
+    if state == "gone":
+        reads, opened = os.pipe()
+        os.close(reads)
+    else:
+        opened = os.open(state, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    if opened != descriptor:
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    stream = io.FileIO(descriptor, "r" if name == "stdin" else "w", closefd=False)
+    buffer = io.BufferedReader(stream) if name == "stdin" else io.BufferedWriter(stream)
+    setattr(sys, name, io.TextIOWrapper(buffer, line_buffering=name == "stderr"))
+
+
+@pytest.fixture
+def outcomes(models: Path, tmp_path: Path) -> Callable[..., dict[str, tuple[int, str]]]:
+    def run_all(state: dict[str, str], *names: str, **further: list[str]) -> dict[str, tuple[int, str]]:
+        """Status and messages of commands of `commands`, and of further ones."""
+        wanted = {name: arguments for name, (arguments, _) in commands(models, tmp_path).items()}
+        wanted = {name: wanted[name] for name in names} | further
+        process = CONTEXT.Process(target=run_in, args=(state, tmp_path, list(wanted.values())))
+        process.start()
+        process.join(300)
+        assert process.exitcode == 0
+        told = json.loads((tmp_path / "told.json").read_text())
+        return {name: tuple(one) for name, one in zip(wanted, told, strict=True)}
+
+    return run_all
+
+
+SAYS = {  # of standard output: the status where it fails, and what is said
+    "closed": (1, "vaswani: cannot write standard output: it is closed\n"),
+    "gone": (BROKEN_PIPE, ""),
+    "/dev/full": (1, "vaswani: cannot write standard output: No space left on device\n"),
+}
+NEEDS_STANDARD_OUTPUT = ("evaluate", "prompt")  # their scores go nowhere else: they do not even begin
+
+
+@pytest.mark.parametrize("state", SAYS)
+def test_files_are_whole_when_standard_output_fails(outcomes, models, tmp_path, state) -> None:
+    expected = commands(models, tmp_path)
+    told = outcomes({"stdout": state}, *expected)
+    for name, (status, errors) in told.items():
+        if name in ("translate", "embed"):  # which write nothing there
+            said = {"translate": "vaswani: translated 4 lines", "embed": "vaswani: embedded 4 lines"}
+            assert (status, errors[: len(said[name])]) == (0, said[name])
+        else:
+            assert status == SAYS[state][0], (name, errors)
+            assert errors.endswith(SAYS[state][1]), (name, errors)
+            assert "Traceback" not in errors
+        written = [] if name in NEEDS_STANDARD_OUTPUT and state != "gone" else expected[name][1]
+        assert all(file.stat().st_size for file in written), name
+    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("unfinished-*"))
+
+
+@pytest.mark.parametrize("state", ["closed", "gone", "/dev/full"])
+def test_what_cannot_be_said_on_standard_error_stops_nothing(outcomes, models, tmp_path, state) -> None:
+    names = ["translate", "evaluate", "embed", "student", "compare"]
+    expected = commands(models, tmp_path)
+    told = outcomes({"stderr": state}, *names, wrong=["translate", "--model", "nowhere/x/y"])
+    assert told.pop("wrong")[0] == 2
+    assert {name: status for name, (status, _) in told.items()} == dict.fromkeys(names, 0)
+    assert all(file.stat().st_size for name in names for file in expected[name][1])
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_closed_standard_input_is_an_error_and_no_empty_text(outcomes, models) -> None:
+    told = outcomes({"stdin": "closed"}, translate=["translate", "--model", str(models / "translator")])
+    assert told["translate"] == (1, "vaswani: cannot read line 1 of the input: it is closed\n")
+
+
+def test_results_on_a_standard_output_that_fails(outcomes, models) -> None:
+    model, text = ["--model", str(models / "translator")], ["--input", str(models / "in.txt")]
+    for state, expected in SAYS.items():
+        told = outcomes(
+            {"stdout": state}, translate=["translate", *model, *text], embed=["embed", *model, *text]
+        )
+        assert set(told.values()) == {expected}
