@@ -90,7 +90,7 @@ def check_empty(output: Path, what: str) -> None:
     if not os.path.lexists(output):
         return
     if not output.is_dir():
-        raise UserError(f"output {output} is not a folder; give another name for {what}")
+        raise UserError(f"output {output} is not an empty folder; give another one for {what} (it is a file)")
     if found := next(output.iterdir(), None):
         raise UserError(
             f"output {output} is not an empty folder; give another one for {what} (it holds {found.name!r})"

@@ -102,11 +102,17 @@ def test_a_model_type_that_nobody_knows(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", '{"model_type": "vas', "[]", '{"model_type": "vaswani", "d_model": 30}']
+    ("text", "problem"),
+    [
+        ("", "is damaged or half-written ("),
+        ('{"model_type": "vas', "is damaged or half-written ("),
+        ("[]", "holds a JSON value of type list; expected an object"),
+        ('{"model_type": "vaswani", "d_model": 30}', "cannot be used: "),
+    ],
 )
-def test_a_configuration_that_makes_no_sense(checkpoint: Path, text: str) -> None:
+def test_a_configuration_that_makes_no_sense(checkpoint: Path, text: str, problem: str) -> None:
     (checkpoint / "config.json").write_text(text)
-    assert message_of(checkpoint).startswith(f"{checkpoint / 'config.json'} cannot be used: ")
+    assert message_of(checkpoint).startswith(f"{checkpoint / 'config.json'} {problem}")
 
 
 # A checkpoint that is not whole.

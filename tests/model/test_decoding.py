@@ -1,5 +1,8 @@
 """Beam search with the paper's length rules, against an enumeration of all outputs."""
 
+import math
+import pickle
+import re
 from copy import deepcopy
 from itertools import product
 
@@ -100,3 +103,13 @@ def test_each_source_has_its_own_length_limit(model, num_beams: int) -> None:
     together = decode([0, 1, 2])
     assert [len(output) for output in together] == limits.tolist()
     assert together == [decode([row])[0] for row in range(3)]
+
+
+@pytest.mark.parametrize("alpha", [math.nan, math.inf, -math.inf, 1e308, 1e30, 10.5, -11])
+def test_an_alpha_that_no_length_can_be_raised_to_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match=f"length_penalty={re.escape(str(float(alpha)))} must be a"):
+        GNMTLengthPenalty(alpha)
+
+
+def test_an_alpha_can_be_copied() -> None:
+    assert deepcopy(GNMTLengthPenalty(0.6)) == pickle.loads(pickle.dumps(GNMTLengthPenalty(0.6))) == 0.6

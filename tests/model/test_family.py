@@ -1,5 +1,6 @@
 """Encoders and decoders: what they share with the encoder-decoder, and what each option of theirs changes."""
 
+import re
 from typing import Any
 
 import pytest
@@ -332,16 +333,19 @@ def test_segments_have_embeddings() -> None:
         (VaswaniEncoderConfig, {"classifier_pooling": "max"}, "'cls', 'mean'"),
         (VaswaniEncoderConfig, {"token_type_vocab_size": -1}, "token_type_vocab_size=-1 must be at least 0"),
         (VaswaniDecoderConfig, {"layer_norm_eps": 0}, "layer_norm_eps=0 must be above 0"),
-        (VaswaniDecoderConfig, {"initializer_range": 0.0}, "initializer_range=0.0 must be above 0, or None"),
+        (
+            VaswaniDecoderConfig,
+            {"initializer_range": 0.0},
+            "initializer_range=0.0 must be above 0 and",
+        ),
         (VaswaniDecoderConfig, {"sinusoidal_offset": -1}, "sinusoidal_offset=-1 must be at least 0"),
         (VaswaniDecoderConfig, {"decoder_attention": ["full"]}, "decoder_attention lists 1 layers"),
         (VaswaniDecoderConfig, {"pad_token_id": 60_000}, "pad_token_id=60000 lies outside the vocabulary"),
     ],
 )
 def test_impossible_configurations(config_class: Any, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(StrictDataclassError) as caught:
+    with pytest.raises((StrictDataclassError, ValueError), match=re.escape(message)):
         config_class(**fields)
-    assert message in str(caught.value.__cause__)
 
 
 def test_one_checkpoint_serves_every_head(tmp_path) -> None:

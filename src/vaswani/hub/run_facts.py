@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import yaml
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -26,6 +28,8 @@ from transformers import (
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
+from vaswani.json_files import read_object
+from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
 SETTINGS_FILE = "training_config.yaml"
 CORPUS_FILE = "corpus.json"
@@ -35,6 +39,7 @@ _AUTO_CLASSES: tuple[Any, ...] = (
     *(AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining),
     *(AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering),
 )
+_COUNTS_LAYERS = re.compile(r"(^|_)(n_layers?|layers)$")
 DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
 
 
@@ -100,14 +105,37 @@ def read_config(folder: Path) -> PreTrainedConfig:
         UserError: there is no model, or its configuration cannot be one.
     """
     path = folder / "config.json"
-    if not path.is_file():
+    if not path.exists():
         checkpoints = sorted(folder.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime)
         remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
         raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
+    values = read_object(path)
     try:
+        _check_sizes(values)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # not JSON, an unknown model type, a field that fails its validation
-        raise UserError(f"{path} cannot be used: {one_line(error.__cause__ or error)}") from error
+    except Exception as error:  # an unknown model type, a field that fails its validation
+        model_type, reason = values.get("model_type"), one_line(error.__cause__ or error)
+        if (
+            "trust_remote_code" in reason
+            or not isinstance(model_type, str)
+            or model_type not in CONFIG_MAPPING
+        ):
+            reason = (
+                f"model_type={model_type!r} is unknown to transformers, and code of checkpoints is not run"
+            )
+        raise UserError(f"{path} cannot be used: {reason}") from error
+
+
+def _check_sizes(values: dict[str, Any]) -> None:
+    """Check the numbers from which transformers builds lists before it builds a model.
+
+    Raises:
+        ValueError: one is larger than any model needs.
+    """
+    for name, value in values.items():
+        most = MOST_LABELS if name == "num_labels" else MOST_LAYERS if _COUNTS_LAYERS.search(name) else None
+        if most is not None and isinstance(value, int | float) and not value <= most:
+            raise ValueError(f"{name}={value} must be at most {most:,}")
 
 
 def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:

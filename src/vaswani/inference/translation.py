@@ -114,7 +114,10 @@ class Translator:
         self._targets = TextCodec(self.target_tokenizer, "target")
         self._sources.frame().check_room(max_source_length=max_source_length)
         self.num_beams = num_beams
-        self.length_penalty = GNMTLengthPenalty(length_penalty)
+        try:
+            self.length_penalty = GNMTLengthPenalty(length_penalty)
+        except ValueError as error:
+            raise UserError(str(error)) from error
         self.max_source_length = max_source_length
         self.positions = position_limit(model)
         self.max_length = max_length if self.positions is None else min(max_length, self.positions)

@@ -62,7 +62,7 @@ def block_reasons(pattern: SparsePattern, num_blocks: int) -> torch.Tensor:
         int8 [H, N, N] of `Reason`. A block that several name has the first of global, window and random; the
         diagonal of a causal pattern is `DIAGONAL`, whatever names it.
     """
-    pattern = pattern.in_blocks()
+    pattern = pattern.in_blocks().within(num_blocks)
     full_rows = pattern.num_global_rows(num_blocks)
     blocks = pattern.key_blocks(num_blocks)  # [H, N − full_rows, g + w + r]
     counts = torch.tensor([pattern.global_blocks, pattern.window_blocks, pattern.random_blocks])

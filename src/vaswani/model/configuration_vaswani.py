@@ -17,7 +17,11 @@ from .sparse_pattern import SparsePattern
 # Beyond these a configuration is a mistake, or an attack on the memory of whoever loads it.
 MOST_LAYERS = 1_000
 LARGEST_SIZE = 2**27  # tokens, positions and widths
-LARGEST_SPARSE_SIZE = 2**16  # tokens in a block, and blocks that a block sees
+LARGEST_SPARSE_BLOCK = 2**16  # tokens in a block of sparse attention
+MOST_SPARSE_BLOCKS = 2**10  # blocks that a block sees, of each kind
+MOST_LABELS = 2**18
+LARGEST_EPSILON = 1.0
+LARGEST_DEVIATION = 10.0
 
 
 @strict
@@ -104,6 +108,7 @@ class VaswaniFamilyConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
 
     def __post_init__(self, **kwargs):
+        self._check_before_building(kwargs)
         if self.final_norm is None:
             self.final_norm = self.norm_order == "pre"
         if self.attention_output_bias is None:
@@ -118,6 +123,28 @@ class VaswaniFamilyConfig(PreTrainedConfig):
         if cls is VaswaniFamilyConfig and config_dict.get("model_type") in kinds:
             return kinds[config_dict["model_type"]].from_dict(config_dict, **kwargs)
         return super().from_dict(config_dict, **kwargs)
+
+    def _check_before_building(self, further: dict[str, Any]) -> None:
+        """Check what sizes are built from: a `config.json` may ask for more memory than there is.
+
+        Args:
+            further: arguments that are no fields of this class; transformers sets them later.
+
+        Raises:
+            ValueError: a size that no machine holds, an impossible label, or settings for single layers.
+        """
+        self.validate_sizes()
+        num_labels = further.get("num_labels")
+        is_whole = isinstance(num_labels, int) and not isinstance(num_labels, bool)
+        if num_labels is not None and not (is_whole and 1 <= num_labels <= MOST_LABELS):
+            raise ValueError(f"num_labels={num_labels!r} must be a whole number from 1 to {MOST_LABELS:,}.")
+        labels = self.id2label or {}
+        if len(labels) > MOST_LABELS:
+            raise ValueError(f"id2label has {len(labels):,} labels; expected at most {MOST_LABELS:,}.")
+        if strange := [label for label in labels if not str(label).isdecimal()]:
+            raise ValueError(f"id2label has the key {strange[0]!r}; expected numbers of labels: 0, 1, ...")
+        if further.get("per_layer_config"):
+            raise ValueError("per_layer_config is not supported: all layers have one shape; leave it out.")
 
     def _checked_auto_map(self, found: dict[str, str]) -> dict[str, str]:
         """Ours, unless a checkpoint names other code, which nobody should run unawares."""
@@ -145,18 +172,20 @@ class VaswaniFamilyConfig(PreTrainedConfig):
         return SparsePattern.from_config(self, num_heads, layer, causal=stack == "decoder")
 
     def validate_sizes(self):
-        """Every size is a positive number that a machine can hold; layer counts may not be zero either."""
+        """Every size is positive and no more than a machine can hold; those of sparse attention may be 0."""
         sizes = ["vocab_size", "d_model", "max_position_embeddings"]
         sizes += [f"{stack}_{size}" for stack in self.stacks for size in ("ffn_dim", "attention_heads")]
         limits = dict.fromkeys(sizes, LARGEST_SIZE)
         limits |= dict.fromkeys((f"{stack}_layers" for stack in self.stacks), MOST_LAYERS)
-        sparse = ("block_size", "window_blocks", "global_blocks", "global_tokens", "random_blocks")
         for name, limit in limits.items():
             if not 1 <= getattr(self, name) <= limit:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1 and at most {limit:,}.")
-        for name in (f"sparse_{name}" for name in sparse):
-            if getattr(self, name) > LARGEST_SPARSE_SIZE:
-                raise ValueError(f"{name}={getattr(self, name)} must be at most {LARGEST_SPARSE_SIZE:,}.")
+        blocks = ("sparse_window_blocks", "sparse_global_blocks", "sparse_random_blocks")
+        limits = {"sparse_block_size": LARGEST_SPARSE_BLOCK, **dict.fromkeys(blocks, MOST_SPARSE_BLOCKS)}
+        limits["sparse_global_tokens"] = MOST_SPARSE_BLOCKS * max(1, self.sparse_block_size)
+        for name, limit in limits.items():
+            if not 0 <= getattr(self, name) <= limit:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and at most {limit:,}.")
 
     def validate_heads(self):
         """The heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
@@ -170,8 +199,10 @@ class VaswaniFamilyConfig(PreTrainedConfig):
 
     def validate_positions(self):
         """Sinusoids come in pairs of sine and cosine, and start at a position."""
-        if self.sinusoidal_offset < 0:
-            raise ValueError(f"sinusoidal_offset={self.sinusoidal_offset} must be at least 0.")
+        if not 0 <= self.sinusoidal_offset <= LARGEST_SIZE:
+            raise ValueError(
+                f"sinusoidal_offset={self.sinusoidal_offset} must be at least 0 and at most {LARGEST_SIZE:,}."
+            )
         if self.sinusoidal_layout == "tensor2tensor" and self.d_model < 4:
             raise ValueError(
                 f'd_model={self.d_model} must be at least 4 for sinusoidal_layout="tensor2tensor".'
@@ -185,19 +216,22 @@ class VaswaniFamilyConfig(PreTrainedConfig):
     def validate_attention(self):
         """Each layer is full or sparse, and the pattern is possible where one is."""
         for stack in self.stacks:
-            layers, attention = self.layer_attention(stack), getattr(self, f"{stack}_attention")
-            if set(layers) - {"full", "sparse"}:
+            attention, num_layers = getattr(self, f"{stack}_attention"), getattr(self, f"{stack}_layers")
+            kinds = [attention] if isinstance(attention, str) else attention
+            if strange := set(kinds) - {"full", "sparse"}:
                 raise ValueError(
-                    f'{stack}_attention={attention!r} must be "full", "sparse" or a list of these.'
+                    f'{stack}_attention={min(strange)!r} must be "full", "sparse" or a list of these.'
                 )
-            if len(layers) != getattr(self, f"{stack}_layers"):
+            if len(kinds) != num_layers and kinds is attention:
                 raise ValueError(
-                    f"{stack}_attention lists {len(layers)} layers and "
-                    f"{stack}_layers={getattr(self, f'{stack}_layers')}; list as many."
+                    f"{stack}_attention lists {len(kinds)} layers and {stack}_layers={num_layers}; "
+                    "list as many."
                 )
-            if "sparse" in layers:
+            if "sparse" in kinds:
                 try:
-                    self.sparse_pattern(stack, layers.index("sparse"))
+                    SparsePattern.from_config(
+                        self, getattr(self, f"{stack}_attention_heads"), 0, causal=stack == "decoder"
+                    )
                 except ValueError as error:
                     raise ValueError(f"sparse attention in the {stack}: sparse_{error}") from None
 
@@ -217,23 +251,30 @@ class VaswaniFamilyConfig(PreTrainedConfig):
 
     def validate_numbers(self):
         """What norms and new weights are made with."""
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps={self.layer_norm_eps} must be above 0.")
-        if self.initializer_range is not None and self.initializer_range <= 0:
-            raise ValueError(f"initializer_range={self.initializer_range} must be above 0, or None.")
+        if not 0 < self.layer_norm_eps <= LARGEST_EPSILON:
+            raise ValueError(
+                f"layer_norm_eps={self.layer_norm_eps} must be above 0 and at most {LARGEST_EPSILON:g}."
+            )
+        if self.initializer_range is not None and not 0 < self.initializer_range <= LARGEST_DEVIATION:
+            raise ValueError(
+                f"initializer_range={self.initializer_range} must be above 0 and at most "
+                f"{LARGEST_DEVIATION:g}, or None."
+            )
 
     def validate_vocabularies(self):
         """The special tokens lie inside the vocabulary."""
-        self._check_tokens({"pad_token_id": self.vocab_size, "bos_token_id": self.vocab_size})
+        names = ("pad_token_id", "bos_token_id", "eos_token_id")
+        self._check_tokens(dict.fromkeys(names, self.vocab_size))
 
     def _check_tokens(self, limits: dict[str, int]) -> None:
         """Each of these tokens lies inside a vocabulary of so many."""
         for name, limit in limits.items():
-            token = getattr(self, name)
-            if token is not None and not 0 <= token < limit:
-                raise ValueError(
-                    f"{name}={token} lies outside the vocabulary of {limit} tokens (0 to {limit - 1})."
-                )
+            tokens = getattr(self, name)
+            for token in tokens if isinstance(tokens, list) else [tokens]:
+                if token is not None and not 0 <= token < limit:
+                    raise ValueError(
+                        f"{name}={token} lies outside the vocabulary of {limit} tokens (0 to {limit - 1})."
+                    )
 
 
 @strict
@@ -308,8 +349,8 @@ class VaswaniConfig(VaswaniFamilyConfig):
                 f"share_encoder_decoder_embeddings=True needs one vocabulary, but vocab_size={source} and "
                 f"decoder_vocab_size={target}; set share_encoder_decoder_embeddings=False."
             )
-        limits = {"pad_token_id": min(source, target)}
-        self._check_tokens({**limits, "decoder_start_token_id": target, "bos_token_id": target})
+        of_target = ("decoder_start_token_id", "bos_token_id", "eos_token_id")
+        self._check_tokens({"pad_token_id": min(source, target), **dict.fromkeys(of_target, target)})
 
 
 @strict

@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
+LARGEST_ALPHA = 10  # of a length penalty
 EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to input length + 50"
 
 
@@ -37,7 +38,19 @@ class GNMTLengthPenalty(float):
     transformers ranks hypotheses, and decides when to stop, by `log_probability / length**length_penalty`.
     With a plain float that divides by |Y|^α, which favours long outputs more. With this number the same
     search divides by GNMT's penalty. |Y| counts the generated tokens, the final `</s>` included.
+
+    Raises:
+        ValueError: α is no number from -10 to 10; with others the penalty of a long output overflows.
     """
+
+    def __new__(cls, alpha: float) -> "GNMTLengthPenalty":
+        number = super().__new__(cls, alpha)
+        if not abs(number) <= LARGEST_ALPHA:
+            raise ValueError(
+                f"length_penalty={float(number)} must be a number from {-LARGEST_ALPHA} to {LARGEST_ALPHA}; "
+                "0.6 is usual"
+            )
+        return number
 
     def of(self, length: Any) -> Any:
         """lp of a length, or of a tensor of lengths (which, raised to it, takes it for a plain float)."""

@@ -37,7 +37,7 @@ def sparse_key_blocks(pattern: list[int], num_blocks: int, query_blocks: torch.T
 
 @sparse_key_blocks.register_fake
 def _(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
-    drawn = _pattern_of(pattern)
+    drawn = _pattern_of(pattern).within(num_blocks)
     blocks = drawn.global_blocks + drawn.window_blocks + drawn.random_blocks
     return query_blocks.new_empty(drawn.num_heads, len(query_blocks), blocks)
 

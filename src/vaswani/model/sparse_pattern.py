@@ -150,6 +150,16 @@ class SparsePattern:
         blocks = (self.global_tokens + self.gap) // self.block_size
         return replace(self, global_blocks=blocks, global_tokens=0)
 
+    def within(self, num_blocks: int) -> "SparsePattern":
+        """The same pattern for N blocks, with no more global, window and random blocks than N can fill."""
+        window = max(1, num_blocks if self.causal else 2 * num_blocks - 1)
+        return replace(
+            self,
+            global_blocks=min(self.global_blocks, num_blocks),
+            window_blocks=min(self.window_blocks, window),
+            random_blocks=min(self.random_blocks, num_blocks),
+        )
+
     def places(self, tokens: torch.Tensor) -> torch.Tensor:
         """Where tokens stand in the sequence with that gap: int64 of any shape -> the same."""
         return tokens + self.gap * (tokens >= self.global_tokens)
@@ -180,9 +190,11 @@ class SparsePattern:
         Returns:
             int64 [H, N − first', g + w + r], first' = max(first, `num_global_rows`): for each query block
             global blocks, then its window, then its random blocks in ascending order; −1 where there is none.
+            g, w and r are those of `within(N)`.
         """
-        if self.global_tokens:
-            return self.in_blocks().key_blocks(num_blocks, first, device)
+        fitted = self.in_blocks().within(num_blocks)
+        if fitted != self:
+            return fitted.key_blocks(num_blocks, first, device)
         first = max(first, self.num_global_rows(num_blocks))
         query = torch.arange(first, num_blocks, device=device)
         fixed = self._fixed_key_blocks(query, num_blocks).expand(self.num_heads, -1, -1)

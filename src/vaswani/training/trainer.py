@@ -43,7 +43,8 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
         generation = self.model.generation_config
         generation.num_beams = self.args.generation_num_beams
-        generation.length_penalty = self.args.generation_length_penalty if self._searches else None
+        penalty = GNMTLengthPenalty(self.args.generation_length_penalty)
+        generation.length_penalty = float(penalty) if self._searches else None
         generation._from_model_config = False
 
     # ---------------------------------------------------------------------------------------------- training

@@ -1,0 +1,77 @@
+"""JSON that is read from files that may be damaged, and JSON that is written and must be valid."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from vaswani.errors import RunError, UserError
+
+LARGEST_FILE = 1 << 28  # bytes; the largest tokenizers of the Hub have a tenth of this
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        UserError: it is missing, a folder, unreadable, or holds something else; the message names the file
+            and says what to do.
+    """
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{path} is larger than {LARGEST_FILE:,} bytes; use another checkpoint")
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise UserError(unreadable(path, error)) from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged or half-written ({error}); use another checkpoint") from error
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise UserError(
+            f"{path} holds a JSON value of type {kind}; expected an object: use another checkpoint"
+        )
+    return value
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """What to tell of a file that the system does not open."""
+    if isinstance(error, FileNotFoundError):
+        return f"{path} is missing; the checkpoint may be half-written: use another one"
+    if isinstance(error, IsADirectoryError) or path.is_dir():
+        return f"{path} is a folder; expected a file: use another checkpoint"
+    reason = error.strerror or str(error)
+    return f"{path} cannot be read ({reason}); check its permissions, or use another checkpoint"
+
+
+def as_json(value: Any, **options: Any) -> str:
+    """Return a value as JSON that every reader takes: without NaN and infinity.
+
+    Raises:
+        RunError: the value holds NaN or infinity.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError as error:
+        where = _first_non_finite(value)
+        raise RunError(
+            f"a result is not a finite number: {where}; check the model's weights and its dtype"
+        ) from error
+
+
+def _first_non_finite(value: Any, name: str = "") -> str:
+    """The place of the first NaN or infinity in a JSON value, with the value; empty if there is none."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{name or 'value'}={value}"
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
+    found = (_first_non_finite(part, f"{name}.{key}".lstrip(".")) for key, part in parts)
+    return next(filter(None, found), "")
