@@ -82,7 +82,7 @@ def config_of(name: str) -> PreTrainedConfig:
     path = CONFIGS / f"{name}.yaml"
     if not name.startswith("systems/"):
         run = load_config(path)
-        return model_config(run.model, run.data.vocab_size, run.data.vocab_size)
+        return model_config(run.model, run.data.vocab_size, run.data.vocab_size, one_vocabulary=True)
     pretraining = load_config(path, [], PretrainingConfig)
     kind = MaskedLMRun if isinstance(pretraining, MaskedLMConfig) else CausalLMRun
     return kind(pretraining).model_config(pretraining.data.vocab_size)

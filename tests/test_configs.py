@@ -31,7 +31,7 @@ def test_every_configuration_resolves(path):
     config = load_config(path, corpus, kind)
     assert config.output_dir == Path("runs") / path.stem
     if isinstance(config, RunConfig):
-        model_config(config.model, config.data.vocab_size, config.data.vocab_size)
+        model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_models_have_the_size_that_is_said(name, millions):
     config = load_config(CONFIGS / f"{name}.yaml")
     with torch.device("meta"):
         model = VaswaniForConditionalGeneration(
-            model_config(config.model, config.data.vocab_size, config.data.vocab_size)
+            model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)
         )
     assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.03)
 

@@ -53,7 +53,7 @@ def toy_tokenizers(separate: bool = False) -> tuple[PreTrainedTokenizerBase, Pre
 def toy_model(separate: bool = False, **fields: Any) -> VaswaniForConditionalGeneration:
     """A model of its own for each test, with weights trained once for all."""
     source, target = toy_tokenizers(separate)
-    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target)}
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target) if separate else None}
     model = VaswaniForConditionalGeneration(VaswaniConfig(**{**SHAPE, **sizes, **fields}))
     model.load_state_dict(_trained_weights(separate, tuple(fields.items())))
     return model.eval()
@@ -62,7 +62,7 @@ def toy_model(separate: bool = False, **fields: Any) -> VaswaniForConditionalGen
 @cache
 def _trained_weights(separate: bool, fields: tuple[tuple[str, Any], ...]) -> dict[str, torch.Tensor]:
     source, target = toy_tokenizers(separate)
-    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target)}
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target) if separate else None}
     torch.manual_seed(0)
     model = VaswaniForConditionalGeneration(VaswaniConfig(**{**SHAPE, **sizes, **dict(fields)}))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)

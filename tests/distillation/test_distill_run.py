@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, BertConfig, BertModel
 
 from tiny_runs import as_flags
-from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.comparison import Comparison
-from vaswani.distillation.run import distill
+from vaswani.distillation.run import DistillationRun, distill
 from vaswani.distillation.student import save_student
+from vaswani.distillation.teacher import Teacher
 from vaswani.errors import UserError
 from vaswani.training.config_file import load_config
 
@@ -88,6 +89,18 @@ def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teache
     assert load_config(folder / "training_config.yaml", [], DistillationConfig).distillation.teacher == [
         str(teacher)
     ]
+
+
+@pytest.mark.parametrize("words", ["one two three", "eins zwei drei"])
+def test_a_student_shares_embeddings_if_its_teacher_has_one_vocabulary(options, teacher, words):
+    """By what the tokens are: source and target have as many in either case."""
+    source, target = (train_tokenizer([text] * 4, 262) for text in ("one two three", words))
+    config = load_config(None, as_flags(options), DistillationConfig)
+    distillation = DistillationRun(config)
+    distillation.teacher = Teacher(AutoModelForSeq2SeqLM.from_pretrained(teacher), source, target)
+    shape = distillation.build_model((source, target)).config
+    assert shape.vocab_size == shape.decoder_vocab_size
+    assert shape.share_encoder_decoder_embeddings is (words == "one two three")
 
 
 def test_every_choice_of_targets_moves_the_student(options):

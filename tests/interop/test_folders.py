@@ -284,8 +284,17 @@ def encoder(**fields: Any) -> VaswaniForMaskedLM:
 def decoder(**fields: Any) -> VaswaniForCausalLM:
     shape = {"decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
     return randomize(
-        VaswaniForCausalLM(VaswaniDecoderConfig(vocab_size=310, **{**SHARED, **shape, **fields}))
+        VaswaniForCausalLM(VaswaniDecoderConfig(**{"vocab_size": 310, **SHARED, **shape, **fields}))
     )
+
+
+def test_two_halves_share_no_embedding() -> None:
+    halves = encoder(), decoder(vocab_size=300)
+    assert combine(*halves).config.share_encoder_decoder_embeddings is False
+    with pytest.raises(UserError, match="would replace the encoder's embeddings by the decoder's"):
+        combine(*halves, share_encoder_decoder_embeddings=True)
+    alone = combine(encoder(), None, share_encoder_decoder_embeddings=True)
+    assert alone.model.decoder.embed_tokens.weight is alone.model.encoder.embed_tokens.weight
 
 
 @pytest.mark.parametrize("position_embedding", ["learned", "sinusoidal"])

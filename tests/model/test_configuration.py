@@ -1,5 +1,6 @@
 """The configuration refuses what cannot be, and the paper's models have the paper's sizes."""
 
+import json
 from typing import Any
 
 import pytest
@@ -43,6 +44,16 @@ def test_an_impossible_value_is_named_with_its_remedy(fields: dict[str, Any], me
 def test_two_vocabularies_are_not_shared_by_default() -> None:
     assert tiny_config().share_encoder_decoder_embeddings
     assert not tiny_config(decoder_vocab_size=50).share_encoder_decoder_embeddings
+
+
+@pytest.mark.parametrize("shares", [None, True, False])
+def test_vocabularies_of_one_size_are_shared_only_if_that_is_said(shares: bool | None) -> None:
+    size = tiny_config().vocab_size
+    config = tiny_config(decoder_vocab_size=size, share_encoder_decoder_embeddings=shares)
+    assert config.share_encoder_decoder_embeddings is bool(shares)
+    saved = json.loads(config.to_json_string())
+    assert saved["share_encoder_decoder_embeddings"] is bool(shares)
+    assert VaswaniConfig.from_dict(saved).share_encoder_decoder_embeddings is bool(shares)
 
 
 def expected_parameters(vocab: int, d: int, ffn: int, layers: int) -> int:

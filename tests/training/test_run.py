@@ -11,10 +11,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from vaswani import VaswaniConfig
-from vaswani.data.tokenization import load_tokenizers
+from vaswani.data.text_codec import has_one_vocabulary
+from vaswani.data.tokenization import load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.insight.curves import save_curves
 from vaswani.training import base_run
+from vaswani.training import run as training_run
 from vaswani.training.config_file import load_config
 from vaswani.training.run import build_model, model_config, train
 
@@ -185,7 +187,7 @@ def test_every_model_field_reaches_the_model(tiny_run):
     other |= {"embedding_norm": True, "layer_norm_eps": 1e-3, "norm_bias": False, "lm_head_bias": True}
     other |= {"initializer_range": 0.1}
     config = load_config(None, as_flags({**tiny_run, **other, "attn_implementation": "eager"}))
-    model = build_model(config, model_config(config.model, 50, 60))
+    model = build_model(config, model_config(config.model, 50, 60, one_vocabulary=False))
     assert {name: getattr(model.config, name) for name in other} == other
     assert (model.config.vocab_size, model.config.decoder_vocab_size) == (50, 60)
     assert model.config._attn_implementation == "eager"
@@ -199,6 +201,65 @@ def test_separate_vocabularies_are_saved_with_each_checkpoint(tiny_run):
         assert target.decode(target("2001-02-03")["input_ids"], skip_special_tokens=True) == "2001-02-03"
     config = VaswaniConfig.from_pretrained(tiny_run["output_dir"])
     assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
+
+
+def test_two_vocabularies_of_one_size_have_two_embeddings(tiny_run, capsys):
+    run(tiny_run, shared_vocab=False, vocab_size=261)
+    folder = Path(tiny_run["output_dir"])
+    config = VaswaniConfig.from_pretrained(folder)
+    assert config.vocab_size == config.decoder_vocab_size == 261
+    assert config.share_encoder_decoder_embeddings is False
+    settings = yaml.safe_load((folder / "training_config.yaml").read_text())
+    assert settings["share_encoder_decoder_embeddings"] is False
+    assert "embeddings of 261 source and 261 target tokens" in capsys.readouterr().out
+    source, target = (model_part.embed_tokens.weight for model_part in parts(folder))
+    assert not torch.equal(source, target)
+
+
+def parts(folder: Path) -> tuple:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).model
+    return model.encoder, model.decoder
+
+
+def test_one_vocabulary_has_one_embedding_and_the_settings_say_so(tiny_run, capsys):
+    run(tiny_run)
+    settings = yaml.safe_load((Path(tiny_run["output_dir"]) / "training_config.yaml").read_text())
+    assert settings["share_encoder_decoder_embeddings"] is True
+    assert "embeddings of 300 tokens" in capsys.readouterr().out
+    source, target = (model_part.embed_tokens.weight for model_part in parts(Path(tiny_run["output_dir"])))
+    assert source is target
+
+
+def test_vocabularies_are_compared_token_by_token():
+    def tokenizer(text):
+        return train_tokenizer([text] * 4, 262)
+
+    assert has_one_vocabulary(tokenizer("one two"), tokenizer("one two"))
+    assert not has_one_vocabulary(tokenizer("one two"), tokenizer("eins zwei"))
+
+
+def test_one_embedding_for_two_vocabularies_is_refused_before_the_corpus_is_read(tiny_run):
+    with pytest.raises(UserError, match="share_encoder_decoder_embeddings=true needs one vocabulary"):
+        run(
+            tiny_run,
+            shared_vocab=False,
+            share_encoder_decoder_embeddings=True,
+            train_file="is-not-read.jsonl",
+        )
+
+
+def test_a_run_that_began_with_one_embedding_for_two_vocabularies_goes_on_so(tiny_run, caplog):
+    options = {**tiny_run, "shared_vocab": False, "vocab_size": 261}
+    with pytest.MonkeyPatch.context() as earlier_version:
+        earlier_version.setattr(training_run, "has_one_vocabulary", lambda source, target: True)
+        run(options)
+    folder = Path(options["output_dir"])
+    assert VaswaniConfig.from_pretrained(folder).share_encoder_decoder_embeddings is True
+    (folder / "model.safetensors").unlink()
+    before = weights(folder / "checkpoint-6")
+    run(options, resume_from_checkpoint=folder / "checkpoint-3")
+    assert "was begun with one embedding for two vocabularies" in caplog.text
+    assert torch.equal(weights(folder), before)
 
 
 def test_training_leaves_out_long_rows_and_evaluation_does_not(tiny_run, capsys):

@@ -103,9 +103,10 @@ class TextCodec:
             UserError: the tokenizer fails on one of them.
         """
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
-        given = dict(zip(names, texts, strict=False))
+        given: dict[str, Any] = dict(zip(names, texts, strict=False))
         with exclusive(self.tokenizer):
-            return self.tokenizer(**given, truncation=False, padding=False, verbose=False, **options)
+            one_sided = _one_sided(self.tokenizer, self.side)
+            return one_sided(**given, truncation=False, padding=False, verbose=False, **options)
 
     def token_ids(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
         """The token ids of each text, with special tokens."""
@@ -117,7 +118,11 @@ class TextCodec:
     def decode(self, token_ids: Any) -> list[str]:
         """The text of each row of token ids, without special tokens."""
         with exclusive(self.tokenizer):
-            return self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+            return _one_sided(self.tokenizer, self.side).batch_decode(token_ids, skip_special_tokens=True)
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token of this side."""
+        return _one_sided(self.tokenizer, self.side).get_vocab()
 
     def frame(self) -> Frame:
         """The special tokens that stand around every text, as the tokenizer is set at present."""
@@ -129,6 +134,35 @@ class TextCodec:
                 if whole[start:end] == plain:
                     return Frame(tuple(whole[:start]), tuple(whole[end:]), keeps_end)
         return Frame((), tuple(self.token_ids([""])[0]), keeps_end)
+
+
+def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> bool:
+    """Whether a token id means the same in sources and in targets."""
+    return TextCodec(source, "source").vocabulary() == TextCodec(target, "target").vocabulary()
+
+
+def _one_sided(tokenizer: PreTrainedTokenizerBase, side: Side) -> Any:
+    """The tokenizer itself or, if it has two vocabularies (MarianMT, FSMT), a view of it with one of them.
+
+    The library's own code encodes FSMT's targets with the source vocabulary and decodes with the target's
+    alone. The view encodes and decodes with the vocabulary, the sentencepiece model and the language of its
+    side.
+    """
+    if not hasattr(tokenizer, "get_tgt_vocab"):
+        return tokenizer
+    state = vars(tokenizer).copy()
+    target = state.get("target_encoder") or {token: number for number, token in state["decoder"].items()}
+    vocabulary = target if side == "target" else state["encoder"]
+    state["encoder"] = state["current_encoder"] = state["target_encoder"] = vocabulary
+    state["decoder"] = {number: token for token, number in vocabulary.items()}
+    if "spm_source" in state:
+        model = state[f"spm_{side}"]
+        state["spm_source"] = state["spm_target"] = state["current_spm"] = model
+    if "langs" in state.get("init_kwargs", {}):
+        state["src_lang"] = state["tgt_lang"] = state["tgt_lang" if side == "target" else "src_lang"]
+    view = object.__new__(type(tokenizer))
+    view.__dict__ = state
+    return view
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.batching import Seq2SeqCollator, token_lengths
 from vaswani.data.corpus import Corpus, RowReport
+from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
@@ -52,6 +53,7 @@ from vaswani.training.run import (
     build_model,
     build_trainer,
     check_config,
+    check_sharing,
     model_config,
     publish,
 )
@@ -96,6 +98,8 @@ class DistillationRun(TrainingRun):
     def check(self) -> None:
         """Find what would fail only later."""
         check_config(self.config)
+        if self.options.vocabulary == "own":
+            check_sharing(self.config.model, self.config.data.shared_vocab)
         retention_metric(self.config)
         if self.config.data.streaming:
             raise UserError("a distillation reads its corpus more than once; leave out streaming")
@@ -134,7 +138,7 @@ class DistillationRun(TrainingRun):
         if options.vocabulary == "own":
             return super().build_model(tokenizers)
         if options.student == RANDOM:
-            return build_model(self.config, _shape_for(model, self.teacher.model))
+            return self.new_model(_shape_for(model, self.teacher))
         if options.student == FROM_TEACHER:
             _check_teachers_fields(model, self.teacher.model.config)
             dropouts = {name: getattr(model, name) for name in DROPOUTS}
@@ -245,6 +249,10 @@ class BaselineRun(TrainingRun):
         self.config.training.resume_from_checkpoint = "true" if has_begun else None
         self.run()
 
+    def check(self) -> None:
+        """Find what would fail only later; the student's vocabularies decide what its embeddings share."""
+        check_config(self.config)
+
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """Those of the student."""
         return load_tokenizers(self.student)
@@ -278,13 +286,14 @@ def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> 
             )
 
 
-def _shape_for(model: ModelArguments, teacher: PreTrainedModel) -> PreTrainedConfig:
+def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
     """The configuration of a student that reads and writes the teacher's tokens."""
-    embeddings: tuple[Any, ...] = (teacher.get_input_embeddings(), teacher.get_output_embeddings())
-    sizes = [matrix.weight.shape[0] for matrix in embeddings]
+    matrices: tuple[Any, ...] = (teacher.model.get_input_embeddings(), teacher.model.get_output_embeddings())
+    source, target = (matrix.weight.shape[0] for matrix in matrices)
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-    special_tokens: dict[str, Any] = {name: getattr(teacher.config, name, None) for name in names}
-    return model_config(model, sizes[0], sizes[1], **special_tokens)
+    special_tokens: dict[str, Any] = {name: getattr(teacher.model.config, name, None) for name in names}
+    one_vocabulary = has_one_vocabulary(*teacher.tokenizers)
+    return model_config(model, source, target, one_vocabulary=one_vocabulary, **special_tokens)
 
 
 def retention_metric(config: DistillationConfig) -> str:

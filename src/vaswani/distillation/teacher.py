@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.corpus import CorpusSpec
+from vaswani.data.text_codec import Side, TextCodec
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
@@ -64,12 +65,14 @@ def check_same_vocabulary(
     Raises:
         UserError: they do not; distributions over them cannot be compared.
     """
-    for side, one, other in zip(("source", "target"), tokenizers, others, strict=True):
-        if one.get_vocab() != other.get_vocab():
+    sides: tuple[Side, Side] = ("source", "target")
+    for side, one, other in zip(sides, tokenizers, others, strict=True):
+        vocabulary, of_other = TextCodec(one, side).vocabulary(), TextCodec(other, side).vocabulary()
+        if vocabulary != of_other:
             raise UserError(
-                f"{whose} have different {side} vocabularies ({len(one)} and {len(other)} tokens), so "
-                "their distributions cannot be compared; distil by sequences: one teacher, targets=teacher, "
-                "and soft_target_weight, cosine_weight and relation_weight 0"
+                f"{whose} have different {side} vocabularies ({len(vocabulary)} and {len(of_other)} tokens), "
+                "so their distributions cannot be compared; distil by sequences: one teacher, "
+                "targets=teacher, and soft_target_weight, cosine_weight and relation_weight 0"
             )
 
 

@@ -45,6 +45,11 @@ def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniF
     """
     if encoder is None and decoder is None:
         raise UserError("nothing to combine: give an encoder, a decoder or both")
+    if values.get("share_encoder_decoder_embeddings") and None not in (encoder, decoder):
+        raise UserError(
+            "share_encoder_decoder_embeddings=True would replace the encoder's embeddings by the decoder's: "
+            "halves that were trained apart have one each; leave it out"
+        )
     model: Any = VaswaniForConditionalGeneration(_config(encoder, decoder, values))
     half: Any = decoder if encoder is None else encoder
     model.to(half.dtype)

@@ -282,12 +282,15 @@ class VaswaniConfig(VaswaniFamilyConfig):
     """Shape and behaviour of a `VaswaniModel`, an encoder-decoder. The defaults are the paper's base model.
 
     Args:
-        decoder_vocab_size: size of the target vocabulary; `None` means `vocab_size`: one serves both.
+        decoder_vocab_size: size of the target's own vocabulary; `None` means that source and target have one
+            vocabulary, of `vocab_size` tokens.
         encoder_layers, decoder_layers: number of layers N (section 3.1).
         encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
         encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
-        share_encoder_decoder_embeddings: one matrix embeds source and target; needs one vocabulary.
-            `None` shares exactly when the two vocabularies have one size.
+        share_encoder_decoder_embeddings: one matrix embeds source and target, which is right only where a
+            token id means the same on both sides. `None` shares exactly when no `decoder_vocab_size` is
+            given: two vocabularies of one size are two vocabularies. To share although both sizes are given,
+            set it to `True`.
         encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
             `SparsePattern`) or a list with one of these for each layer. Attention to the source is full.
 
@@ -326,10 +329,10 @@ class VaswaniConfig(VaswaniFamilyConfig):
     decoder_start_token_id: int | None = 1
 
     def __post_init__(self, **kwargs):
+        if self.share_encoder_decoder_embeddings is None:
+            self.share_encoder_decoder_embeddings = self.decoder_vocab_size is None
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
-        if self.share_encoder_decoder_embeddings is None:
-            self.share_encoder_decoder_embeddings = self.decoder_vocab_size == self.vocab_size
         super().__post_init__(**kwargs)
 
     def validate_sizes(self):

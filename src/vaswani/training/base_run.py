@@ -319,12 +319,12 @@ def _check_same_model(arguments: Any, model: PreTrainedModel, checkpoint: Path) 
 def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
     """Say what is trained on what."""
     print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
-    source = model.config.vocab_size
-    sizes = sorted({source, getattr(model.config, "decoder_vocab_size", source)})
-    vocabulary = " and ".join(f"{size:,}" for size in sizes)
+    vocabulary = f"{model.config.vocab_size:,}"
+    if getattr(model.config, "share_encoder_decoder_embeddings", None) is False:
+        vocabulary = f"{vocabulary} source and {model.config.decoder_vocab_size:,} target"
     share = f" (of which this process holds {held_parameters(model):,})" if is_sharded(model) else ""
     print(
-        f"model: {model.num_parameters():,} parameters{share}, vocabulary of {vocabulary} tokens", flush=True
+        f"model: {model.num_parameters():,} parameters{share}, embeddings of {vocabulary} tokens", flush=True
     )
 
 

@@ -1,12 +1,15 @@
 """A whole training of an encoder-decoder: from a resolved configuration to a saved model and its scores."""
 
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import (
+    AutoConfig,
     AutoModelForSeq2SeqLM,
     EarlyStoppingCallback,
     PreTrainedConfig,
@@ -17,6 +20,7 @@ from transformers import (
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
 from vaswani.data.corpus import Corpus
 from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniConfig
@@ -37,6 +41,8 @@ from vaswani.training.metrics import METRICS_OF_TASK, TextMetrics, check_task
 from vaswani.training.trainer import Trainer
 from vaswani.training.translation_evaluation import evaluate_translator
 
+logger = logging.getLogger(__name__)
+
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
@@ -51,13 +57,16 @@ class TrainingRun(BaseRun):
     """A training run on pairs; a run of another kind replaces some of its steps."""
 
     config: RunConfig
+    resumed_shape: PreTrainedConfig | None = None  # of the checkpoint that the run goes on from
 
     def check(self) -> None:
         """Find what would fail only after the corpus was read, or at the first evaluation."""
         check_config(self.config)
+        check_sharing(self.config.model, self.config.data.shared_vocab)
 
     def load_tokenizers(self, checkpoint: Path) -> Tokenizers:
         """The source and the target tokenizer of a checkpoint."""
+        self.resumed_shape = AutoConfig.from_pretrained(checkpoint)
         return load_tokenizers(checkpoint)
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
@@ -71,7 +80,27 @@ class TrainingRun(BaseRun):
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The model as it is before training."""
         source, target = tokenizers
-        return build_model(self.config, model_config(self.config.model, len(source), len(target)))
+        one_vocabulary = has_one_vocabulary(source, target)
+        shape = model_config(self.config.model, len(source), len(target), one_vocabulary=one_vocabulary)
+        if self._shared_before() and not one_vocabulary:
+            logger.warning(
+                "This run was begun with one embedding for two vocabularies, as an earlier version did when "
+                "their sizes were equal, and goes on so; a new training gives each vocabulary its own."
+            )
+            shape.share_encoder_decoder_embeddings = True
+            return build_model(self.config, shape)
+        return self.new_model(shape)
+
+    def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
+        """A model with fresh weights; the run's settings then say what its embeddings share."""
+        shares = shape.share_encoder_decoder_embeddings
+        self.config.model = replace(self.config.model, share_encoder_decoder_embeddings=shares)
+        return build_model(self.config, shape)
+
+    def _shared_before(self) -> bool:
+        """Whether the checkpoint to go on from has one embedding, and nothing else was asked for."""
+        asked = self.config.model.share_encoder_decoder_embeddings
+        return asked is None and getattr(self.resumed_shape, "share_encoder_decoder_embeddings", False)
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """The rows of each split as token ids."""
@@ -89,15 +118,42 @@ class TrainingRun(BaseRun):
 
 
 def model_config(
-    arguments: ModelArguments, vocab_size: int, decoder_vocab_size: int, **special_tokens: Any
+    arguments: ModelArguments,
+    vocab_size: int,
+    decoder_vocab_size: int,
+    *,
+    one_vocabulary: bool,
+    **special_tokens: Any,
 ) -> VaswaniConfig:
-    """The model's configuration; the ids of special tokens are by default those of our own tokenizers.
+    """The model's configuration.
+
+    Args:
+        arguments: its fields as the run was given them.
+        vocab_size: tokens of the source.
+        decoder_vocab_size: tokens of the target.
+        one_vocabulary: whether a token id means the same in sources and in targets.
+        special_tokens: ids of special tokens, by default those of our own tokenizers.
 
     Raises:
-        UserError: for values that make no model, such as heads that do not divide the width.
+        UserError: for values that make no model, such as heads that do not divide the width, or one
+            embedding for two vocabularies.
     """
-    sizes = {"vocab_size": vocab_size, "decoder_vocab_size": decoder_vocab_size}
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "decoder_vocab_size": decoder_vocab_size}
+    if arguments.share_encoder_decoder_embeddings is None:
+        shares = one_vocabulary and vocab_size == decoder_vocab_size
+        arguments = replace(arguments, share_encoder_decoder_embeddings=shares)
+    check_sharing(arguments, one_vocabulary)
     return config_from(VaswaniConfig, arguments, **sizes, **special_tokens)
+
+
+def check_sharing(arguments: ModelArguments, one_vocabulary: bool) -> None:
+    """Raise a UserError if one embedding was asked for and there are two vocabularies."""
+    if arguments.share_encoder_decoder_embeddings and not one_vocabulary:
+        raise UserError(
+            "share_encoder_decoder_embeddings=true needs one vocabulary, and here a token id means one thing "
+            "in sources and another in targets; leave share_encoder_decoder_embeddings out, or set "
+            "shared_vocab=true to train one vocabulary"
+        )
 
 
 def build_model(config: RunConfig, shape: PreTrainedConfig) -> PreTrainedModel:
@@ -169,7 +225,7 @@ def check_config(config: RunConfig) -> None:
     args, data = config.training, config.data
     check_devices(args)
     check_stream(config)
-    model_config(config.model, data.vocab_size, data.vocab_size)
+    model_config(config.model, data.vocab_size, data.vocab_size, one_vocabulary=True)
     args.resolve_learning_rate(config.model.d_model)
     if data.truncate and data.bpe_dropout > 0:
         raise UserError("truncate=true and bpe_dropout exclude each other; set one of them to its default")
