@@ -3,9 +3,17 @@
 import errno
 import signal
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 # transformers and safetensors report a full disk as errors of their own, with these words in them.
 _FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed", "iostream error")
+
+
+# What the system says of a folder that cannot be made or written to.
+_UNWRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EISDIR),
+    *(errno.ENOTEMPTY,),
+)
 
 
 class UserError(ValueError):
@@ -65,3 +73,33 @@ def is_full_disk(error: BaseException) -> bool:
         or any(words in str(link) for words in _FULL_DISK)
         for link in causes(error)
     )
+
+
+def describe_cache_failure(error: BaseException, cache: Path, variables: str) -> str | None:
+    """What to tell when a cache cannot be written; None if the error is about something else.
+
+    Args:
+        error: that came while files were written there.
+        cache: the folder.
+        variables: of the environment, that put it elsewhere.
+    """
+    if is_full_disk(error):
+        return (
+            f"no space left on the disk of the cache {cache}: free some, or set {variables} to a folder on "
+            "another disk"
+        )
+    for link in causes(error):
+        if isinstance(link, OSError) and link.errno in _UNWRITABLE and _concerns(link.filename, cache):
+            return (
+                f"cannot write to the cache {cache} ({link.strerror}): set {variables} to a folder that you "
+                "can write to"
+            )
+    return None
+
+
+def _concerns(file: object, folder: Path) -> bool:
+    """Whether an error about a file or folder tells that another folder cannot be written to."""
+    if not isinstance(file, str | Path):
+        return False
+    path = Path(file)
+    return path.is_relative_to(folder) or folder.is_relative_to(path)

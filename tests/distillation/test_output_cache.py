@@ -1,7 +1,8 @@
 """A cache fits what it was computed from, survives interruptions, and tells damage."""
 
 import json
-import re
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from datasets import Dataset, concatenate_datasets, load_from_disk
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
+from damage import DAMAGES
 from toy_translation import toy_model
+from vaswani.atomic_files import unfinished_path
 from vaswani.distillation.output_cache import MANIFEST, OutputCache, fingerprint_model, fingerprint_rows
 from vaswani.errors import RunError, UserError
 
@@ -89,25 +92,51 @@ def test_a_shard_that_cannot_be_written_leaves_nothing_behind(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("damage", ["cut_off", "emptied", "longer", "header", "content"])
-def test_damage_is_told(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", set(DAMAGES) - {"give_away"})
+def test_a_damaged_shard_is_told_and_computed_again(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = open_cache(tmp_path)
+    fill(cache)
+    contents = list(cache.read_all())
+    DAMAGES[damage](cache.path(2))
+    is_gone = damage in ("unlink", "put_a_folder", "put_a_broken_link", "put_a_pipe")
+    words = (
+        "lacks 1 of 4 shards" if is_gone else "shard-000002 is truncated or damaged; delete it and run again"
+    )
+    with pytest.raises(UserError, match=words):
+        list(open_cache(tmp_path).read_all())
+    assert open_cache(tmp_path).missing_shards() == [2]
+    messages = [record.message for record in caplog.records]
+    assert messages == ([] if damage == "unlink" else [f"{cache.path(2)} is damaged and is computed again."])
+    fill(cache)
+    assert list(cache.read_all()) == contents
+    assert cache.missing_shards() == []
+
+
+@pytest.mark.parametrize("place", [20, -20, 79])
+def test_any_bit_of_a_shard_counts(tmp_path: Path, place: int) -> None:
     cache = open_cache(tmp_path)
     fill(cache)
     data = bytearray(cache.path(2).read_bytes())
-    if damage == "cut_off":
-        del data[-1]
-    elif damage == "emptied":
-        data.clear()
-    elif damage == "longer":
-        data += b"\0"
-    else:
-        data[20 if damage == "header" else -20] ^= 1
+    data[place] ^= 1
     cache.path(2).write_bytes(data)
-    with pytest.raises(UserError, match="shard-000002 is truncated or damaged; delete it and run again"):
-        list(open_cache(tmp_path).read_all())
-    cache.path(2).unlink()
-    fill(cache)
-    assert len(list(cache.read_all())) == 4
+    assert cache.missing_shards() == [2]
+
+
+def test_what_a_dead_process_left_unfinished_is_deleted(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path)
+    child = subprocess.Popen(["true"])
+    child.wait()
+    of_the_dead, of_the_living = (
+        unfinished_path(cache.path(0)).with_name(unfinished_path(cache.path(0)).name.replace(ours, str(pid)))
+        for ours, pid in ((str(os.getpid()), child.pid), (str(os.getpid()), os.getppid()))
+    )
+    of_the_dead.write_text("half")
+    of_the_living.write_text("half")
+    open_cache(tmp_path)
+    assert not of_the_dead.exists()
+    assert of_the_living.exists()
 
 
 # The manifest.
@@ -150,12 +179,16 @@ def test_a_cache_of_something_else_is_refused(
     open_cache(tmp_path)  # which was left as it is
 
 
-@pytest.mark.parametrize("content", [b"", b'{"kind": "num', b"\xff\xfe"])
-def test_a_damaged_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
-    open_cache(tmp_path)
-    (tmp_path / MANIFEST).write_bytes(content)
-    with pytest.raises(UserError, match=rf"{MANIFEST} is damaged; delete {re.escape(str(tmp_path))}"):
+@pytest.mark.parametrize("damage", set(DAMAGES) - {"give_away"})
+def test_a_damaged_manifest_is_refused(tmp_path: Path, damage: str) -> None:
+    fill(open_cache(tmp_path))
+    DAMAGES[damage](tmp_path / MANIFEST)
+    with pytest.raises(UserError) as failed:
         open_cache(tmp_path)
+    assert str(tmp_path / MANIFEST) in str(failed.value) or "was computed otherwise" in str(failed.value)
+    assert str(tmp_path) in str(failed.value)
+    assert "delete" in str(failed.value)
+    assert "\n" not in str(failed.value)
 
 
 def test_shards_without_a_manifest_are_not_taken_for_ones_of_this_run(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ class _LengthLimits:
 
     def truncate(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Cut off the token ids of some rows, and count them anew; the end-of-sequence token stays."""
+        rows = dict(rows)  # a copy: `map` removes the columns of the batch that it hands out
         names = (("input_ids", "source_length"), ("labels", "target_length"))
         for (ids, length), most, cuts in zip(names, self.longest, self.truncated, strict=True):
             if cuts and most is not None:
@@ -217,21 +218,24 @@ def _tokenize_whole(
     keys = [tokenizer_key(tokenizer, __file__) for tokenizer in tokenizers.values()]
     if all(keys):
         key = hashlib.sha256("".join([dataset._fingerprint, *map(str, keys)]).encode()).hexdigest()
-        return _select_fit(_map_tokens(dataset, tokenizers, key), limits, report)
-    scratch = tempfile.mkdtemp(prefix="vaswani-tokens-")
-    tokens = _map_tokens(dataset, tokenizers, secrets.token_hex(16), Path(scratch))
-    tokens = _select_fit(tokens, limits, report)
+        return _tokenize_to_file(dataset, tokenizers, limits, report, key)
+    scratch = Path(tempfile.mkdtemp(prefix="vaswani-tokens-"))
+    tokens = _tokenize_to_file(dataset, tokenizers, limits, report, secrets.token_hex(16), scratch)
     weakref.finalize(tokens, shutil.rmtree, scratch, ignore_errors=True)
     return tokens
 
 
-def _map_tokens(
-    dataset: Dataset, tokenizers: dict[str, PreTrainedTokenizerBase], key: str, folder: Path | None = None
+def _tokenize_to_file(
+    dataset: Dataset,
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+    limits: _LengthLimits,
+    report: RowReport,
+    key: str,
+    folder: Path | None = None,
 ) -> Dataset:
-    return map_to_file(dataset, _encode, TOKEN_FEATURES, key, folder, fn_kwargs=tokenizers, desc="Tokenizing")
-
-
-def _select_fit(tokens: Dataset, limits: _LengthLimits, report: RowReport) -> Dataset:
+    """The rows that fit, from the cache, or from a folder of this process alone."""
+    options: dict[str, Any] = {"folder": folder, "fn_kwargs": tokenizers, "desc": "Tokenizing"}
+    tokens = map_to_file(dataset, _encode, TOKEN_FEATURES, key, **options)
     source, target = token_lengths(tokens)
     fit = limits.fitting(source, target, report)
     if not fit.size:
@@ -240,7 +244,10 @@ def _select_fit(tokens: Dataset, limits: _LengthLimits, report: RowReport) -> Da
         logger.warning("Only %d of %d rows fit within %s.", fit.size, len(tokens), limits)
     is_cut = limits.too_long(source, target, truncated=True)[fit].any()
     tokens = tokens if fit.size == len(tokens) else tokens.select(fit)
-    return tokens.map(limits.truncate, batched=True, desc="Truncating") if is_cut else tokens
+    if not is_cut:
+        return tokens
+    key = hashlib.sha256(f"{key} {limits!r}".encode()).hexdigest()
+    return map_to_file(tokens, limits.truncate, TOKEN_FEATURES, key, folder, desc="Truncating")
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):

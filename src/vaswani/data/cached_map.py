@@ -1,15 +1,17 @@
-"""Rows made of other rows, kept in a file that appears under a key of all that they depend on."""
+"""Rows made of other rows, kept in the cache under a key of all that they depend on."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 from datasets import Dataset, Features
 from transformers import PreTrainedTokenizerBase
+
+from vaswani.data.cache import ROWS, cache_errors, cached_folder, open_rows
 
 
 def map_to_file(
@@ -20,37 +22,39 @@ def map_to_file(
     folder: Path | None = None,
     **options: Any,
 ) -> Dataset:
-    """Map batches of rows to a file named by its key, or take the file that is there.
+    """Map batches of rows to a file of the cache, or take the file that is there (see `cached_folder`).
 
-    The library alone would write it beside the rows: for a data set saved on disk, into the user's folder.
+    The library alone would write it beside the rows, into the user's folder where a data set was saved on
+    disk, and would read it again whatever became of it.
 
     Args:
         dataset: the rows; where they are in memory, the result is too.
         function: from the columns of some rows to those that take their place; rows may become more or fewer.
         features: of the result.
         key: all that it depends on, as a hash.
-        folder: of the file; default the cache of `datasets`.
+        folder: of a file that is for this process alone; default the cache of `datasets`.
         options: as for `Dataset.map`.
+
+    Raises:
+        UserError, RunError: the file cannot be written.
     """
-    on_disk = bool(dataset.cache_files)
-    folder = cache_folder() if folder is None else folder
-    if on_disk:
-        folder.mkdir(parents=True, exist_ok=True)
-    return dataset.map(
+    write = partial(
+        dataset.map,
         function,
         batched=True,
         remove_columns=dataset.column_names,
         features=features,
         new_fingerprint=key,
-        cache_file_name=str(folder / f"tokens-{key}.arrow") if on_disk else None,
-        keep_in_memory=not on_disk,
+        load_from_cache_file=False,
         **options,
     )
-
-
-def cache_folder() -> Path:
-    """Where such files lie, in the cache of `datasets`."""
-    return Path(datasets.config.HF_DATASETS_CACHE, "vaswani")
+    if not dataset.cache_files or not len(dataset):
+        return write(keep_in_memory=True)
+    if folder is not None:
+        with cache_errors(folder, "TMPDIR"):
+            return write(cache_file_name=str(folder / f"{key}.arrow"))
+    rows = cached_folder(f"tokens-{key}", lambda made: write(cache_file_name=str(made / ROWS)))
+    return open_rows(rows / ROWS, key)
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase, module: str) -> str | None:

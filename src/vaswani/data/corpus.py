@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -27,6 +26,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from vaswani.atomic_files import sha256_of
 from vaswani.data import reading
+from vaswani.data.cache import ROWS, cached_folder, open_rows
 from vaswani.data.reading import Row
 from vaswani.errors import UserError, listing, one_line
 
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 BUILT_IN_DATES = "dates"
+REPORT = "report.json"
 TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
 
@@ -375,39 +376,29 @@ def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tu
 
     This module and the readers are part of the key: rows that an older version read are not served.
     """
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     for module in (__file__, reading.__file__):
-        key.update(Path(module).read_bytes())
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani" / key.hexdigest()
-    if not folder.exists():
-        _write_rows(source, spec, folder)
-    report = RowReport(**json.loads((folder / "report.json").read_text()))
+        digest.update(Path(module).read_bytes())
+    key = digest.hexdigest()
+    folder = cached_folder(key, partial(_write_rows, source, spec))
+    report = RowReport(**json.loads((folder / REPORT).read_text()))
     judge(source, report)
-    return Dataset.from_file(str(folder / "rows.arrow")), report
+    return open_rows(folder / ROWS, key), report
 
 
 def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
-    """Read a source into `folder`, which appears once complete: processes may do this side by side."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Read a source into files of a folder."""
     report = RowReport()
-    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as temporary:
-        unfinished = Path(temporary, "corpus")
-        unfinished.mkdir()
-        rows = _usable_rows(source.rows(), report)
-        with (
-            ArrowWriter(path=str(unfinished / "rows.arrow"), features=spec.features) as writer,
-            datasets.utils.tqdm(desc=f"Reading {source.name}", unit=" rows") as progress,
-        ):
-            while batch := list(islice(rows, reading.ROWS_PER_BATCH)):
-                writer.write_batch(dict(zip(spec.columns, zip(*batch, strict=True), strict=True)))
-                progress.update(len(batch))
-            writer.finalize()
-        (unfinished / "report.json").write_text(json.dumps(asdict(report)))
-        try:
-            os.rename(unfinished, folder)
-        except OSError:
-            if not folder.exists():  # else another process was faster, with the same rows
-                raise
+    rows = _usable_rows(source.rows(), report)
+    with (
+        ArrowWriter(path=str(folder / ROWS), features=spec.features) as writer,
+        datasets.utils.tqdm(desc=f"Reading {source.name}", unit=" rows") as progress,
+    ):
+        while batch := list(islice(rows, reading.ROWS_PER_BATCH)):
+            writer.write_batch(dict(zip(spec.columns, zip(*batch, strict=True), strict=True)))
+            progress.update(len(batch))
+        writer.finalize()
+    (folder / REPORT).write_text(json.dumps(asdict(report)))
 
 
 # Where the splits of a corpus are found.

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from vaswani.atomic_files import write_whole
+from vaswani.atomic_files import discard_unfinished, remove, write_whole
 from vaswani.errors import RunError, UserError
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -74,10 +78,13 @@ class OutputCache:
         path = self.folder / MANIFEST
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            discard_unfinished(self.folder)
             # In this order: a process that starts beside this one writes its manifest before its first shard.
             has_shards = any(self.folder.glob("shard-*"))
             if not path.exists() and not has_shards:
                 write_whole(path, manifest.encode())
+            if path.exists() and not path.is_file():
+                raise ValueError("not a file")
             found = json.loads(path.read_bytes())
         except OSError as error:
             raise UserError(
@@ -106,13 +113,24 @@ class OutputCache:
         return self.folder / f"shard-{shard:06}"
 
     def missing_shards(self, process_index: int = 0, num_processes: int = 1) -> list[int]:
-        """The shards to be computed by one of several processes.
+        """The shards to be computed by one of several processes; those that are damaged are deleted first.
 
         All shards are dealt out in turn, and not only those that are missing: these get fewer while processes
         that began earlier are at work, and a shard could fall to two of them or to none.
         """
         shards = range(process_index, self.num_shards, num_processes)
-        return [shard for shard in shards if not self.path(shard).exists()]
+        return [shard for shard in shards if not self._has(shard)]
+
+    def _has(self, shard: int) -> bool:
+        """Whether a shard is there as it was written; one that is damaged is deleted."""
+        path = self.path(shard)
+        if not os.path.lexists(path):
+            return False
+        if path.is_file() and self._content(shard) is not None:
+            return True
+        logger.warning("%s is damaged and is computed again.", path)
+        remove(path)
+        return False
 
     def write(self, shard: int, content: bytes) -> None:
         """Store a shard, which appears once it is complete.
@@ -133,11 +151,22 @@ class OutputCache:
         Raises:
             UserError: it is not what was written.
         """
-        data = self.path(shard).read_bytes()
-        header, content = data[:HEADER_SIZE], data[HEADER_SIZE:]
-        if header != _header(content):
+        content = self._content(shard)
+        if content is None:
             raise UserError(f"{self.path(shard)} is truncated or damaged; delete it and run again")
         return content
+
+    def _content(self, shard: int) -> bytes | None:
+        """The content of a shard, or None if it is not what was written."""
+        try:
+            data = self.path(shard).read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"cannot read {self.path(shard)} ({error.strerror}); make it readable, or give another "
+                "teacher_cache folder"
+            ) from error
+        header, content = data[:HEADER_SIZE], data[HEADER_SIZE:]
+        return content if header == _header(content) else None
 
     def read_all(self) -> Iterator[bytes]:
         """The contents of all shards, in the order of the rows.
@@ -145,7 +174,7 @@ class OutputCache:
         Raises:
             UserError: at once if shards are missing; as they are read, if one is damaged.
         """
-        if missing := self.missing_shards():
+        if missing := [shard for shard in range(self.num_shards) if not self.path(shard).is_file()]:
             raise UserError(
                 f"{self.folder} is not complete: it lacks {len(missing)} of {self.num_shards} shards; "
                 "run the teacher again, and it will compute those"
