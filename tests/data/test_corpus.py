@@ -144,6 +144,19 @@ class TestFiles:
         with pytest.raises(UserError, match=message):
             load(write(data, name), target_field="de", streaming=streaming)
 
+    @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.parquet"])
+    def test_a_field_that_there_is_twice_is_refused_where_it_is_asked_for(self, name, data):
+        path, names, row = data / name, ["source", "note", "target", "source", "note"], list("vwxyz")
+        if name.endswith(".parquet"):
+            pq.write_table(pa.table([[cell] for cell in row], names=names), path)
+        else:
+            path.write_text("".join("\t,"[name == "a.csv"].join(line) + "\n" for line in (names, row)))
+        with pytest.raises(UserError, match=rf"^source_field: .*{name} has 2 fields 'source'; give each"):
+            load([str(path)])
+        if not name.endswith(".parquet"):
+            path.write_text(path.read_text().replace("source", "first", 1))
+            assert pairs(load([str(path)]).splits["train"]) == [("y", "x")]  # notes are not asked for
+
     def test_a_field_that_only_holds_others_is_answered_with_them(self, data):
         path = data / "a.jsonl"
         path.write_text('{"t": {"en": "a", "de": "b"}}\n')

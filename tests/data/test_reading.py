@@ -297,3 +297,26 @@ def test_unknown_endings(name, tmp_path):
 
 def test_endings_in_capitals(tmp_path):
     assert rows_of(write(tmp_path / "A.TSV", "source\ttarget\na\tb\n")) == [("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            '{"source": "a"}\n{"source": "b", "n": {"x": 1, "x": 2}}\n',
+            r"line 2 of .*a\.jsonl: .*'x' more",
+        ),
+        (
+            "a.json",
+            '[{"source": "a", "target": "b", "source": "c"}]',
+            r"a\.json: .* key 'source' more than once",
+        ),
+    ],
+)
+def test_a_repeated_key_is_named(name, content, message, tmp_path):
+    path = write(tmp_path / name, content)
+    with pytest.raises(UserError, match=message):
+        rows_of(path)
+    with pytest.raises(UserError, match=message):
+        table_format(path).fields(path)

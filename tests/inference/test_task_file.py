@@ -113,6 +113,7 @@ def test_what_a_file_must_not_hold(tmp_path: Path, values: dict[str, Any], messa
     ("content", "message"),
     [
         ('{"text": "t", "label": "no"}\n{"text": \n', "line 2 of {path} is not JSON"),
+        ('{"text": "t", "text": "u"}', "line 1 of {path}: an object gives the key 'text' more than once"),
         ('{"text": "t", "label": "no"}\n["text"]\n', "line 2 of {path} must be an object"),
         ("[" * 100_000, "line 1 of {path} is not JSON"),
         (b"\xff\xfe\n", "{path} is not UTF-8"),
@@ -133,6 +134,7 @@ def test_what_a_file_of_rows_must_not_hold(tmp_path: Path, content: str | bytes,
         ("- prompt", "must hold `key: value` lines, got a list"),
         ("", "must hold `key: value` lines, got a NoneType"),
         ("prompt: [", "is not YAML: while parsing"),
+        ("prompt: a\ntest: []\nprompt: b", "is not YAML: prompt is given twice, in lines 1 and 3"),
         ("prompt: !!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
     ],
 )

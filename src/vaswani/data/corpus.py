@@ -445,8 +445,10 @@ def find_splits(
 
 
 def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
-    """Raise a UserError unless the fields that were asked for are among those that exist, naming these."""
+    """Raise a UserError unless each field that was asked for exists, and only once."""
     for option, name in spec.options.items():
+        if (times := list(existing).count(name)) > 1:
+            raise UserError(f"{option}: {where} has {times} fields '{name}'; give each a name of its own")
         if existing and name not in existing:
             raise UserError(f"{option}: {where} has no field '{name}'; it has {listing(existing)}")
 

@@ -123,12 +123,31 @@ def read_paragraphs(path: Path) -> Iterator[Row]:
         yield ("\n".join(document),)
 
 
+class RepeatedKeyError(ValueError):
+    """A JSON object gives a key twice, so which value is meant cannot be told."""
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise RepeatedKeyError(f"an object gives the key {repeated!r} more than once")
+    return value
+
+
+# Reads JSON, and raises `RepeatedKeyError` where Python's own reader keeps the last of several values.
+parse_json: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_without_repeated_keys).decode
+
+
 def _json_lines(path: Path) -> Iterator[Any]:
     """The values of a JSON Lines file: {} for a blank line, None for one that is not JSON."""
     with _open_text(path) as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             try:
-                yield json.loads(line)
+                yield parse_json(line)
+            except RepeatedKeyError as error:
+                raise UserError(f"line {number:,} of {path}: {error}; leave one of them") from error
             except (ValueError, RecursionError):
                 yield {} if line.isspace() else None
 
@@ -144,7 +163,9 @@ def _json_values(path: Path) -> Iterator[Any]:
             return
         file.seek(0)
         try:
-            values = json.load(file)
+            values = parse_json(file.read())
+        except RepeatedKeyError as error:
+            raise UserError(f"{path}: {error}; leave one of them") from error
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} begins a JSON array but is not valid JSON: {error}") from error
     yield from values
@@ -236,15 +257,17 @@ def _holds_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
 
 
-def arrow_fields(schema: pa.Schema | pa.StructType, prefix: str = "") -> dict[str, pa.DataType]:
-    """The dotted names of the columns without columns of their own, and what they hold."""
-    fields: dict[str, pa.DataType] = {}
+def _arrow_leaves(schema: pa.Schema | pa.StructType, prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
     for field in schema:
         if pa.types.is_struct(field.type):
-            fields |= arrow_fields(field.type, f"{prefix}{field.name}.")
+            yield from _arrow_leaves(field.type, f"{prefix}{field.name}.")
         else:
-            fields[prefix + field.name] = field.type
-    return fields
+            yield prefix + field.name, field.type
+
+
+def arrow_fields(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The dotted names of the columns without columns of their own, and what they hold."""
+    return dict(_arrow_leaves(schema))
 
 
 def check_holds_text(schema: pa.Schema, name: str, where: str) -> None:
@@ -291,7 +314,7 @@ def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 
 def _parquet_fields(path: Path) -> list[str]:
     with _open_parquet(path) as file:
-        return list(arrow_fields(file.schema_arrow))
+        return [name for name, _ in _arrow_leaves(file.schema_arrow)]
 
 
 def _parquet_rows(path: Path, *fields: str) -> Iterator[Row]:

@@ -30,6 +30,7 @@ from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
 from vaswani.json_files import read_object
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
+from vaswani.yaml_reading import load_yaml
 
 SETTINGS_FILE = "training_config.yaml"
 CORPUS_FILE = "corpus.json"
@@ -89,7 +90,7 @@ def read_run_facts(folder: Path, config: PreTrainedConfig | None = None) -> RunF
     return RunFacts(
         config=config,
         num_parameters=count_parameters(config),
-        settings=_read(folder / SETTINGS_FILE, yaml.safe_load),
+        settings=_read(folder / SETTINGS_FILE, load_yaml),
         corpus=_read(folder / CORPUS_FILE, json.loads),
         evaluation=_read(folder / EVALUATION_FILE, json.loads),
         distillation=_read(folder / DISTILLATION_REPORT, str) or "",

@@ -12,15 +12,16 @@ test:
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vaswani.data.reading import RepeatedKeyError, parse_json
 from vaswani.errors import UserError, one_line
 from vaswani.inference.task import Row, Task
+from vaswani.yaml_reading import load_yaml
 
 
 def _is_text(value: Any) -> bool:
@@ -81,8 +82,8 @@ def load_task(path: str | Path) -> Task:
 def _read_yaml(path: Path) -> dict[str, Any]:
     text = _read_text(path, "task file")
     try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        values = load_yaml(text)
+    except yaml.YAMLError as error:
         raise UserError(f"task file {path} is not YAML: {one_line(error)}") from error
     if not isinstance(values, Mapping):
         raise UserError(f"task file {path} must hold `key: value` lines, got a {type(values).__name__}")
@@ -119,7 +120,9 @@ def read_rows(path: Path) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(_read_text(path, "file").split("\n"), 1):
         try:
-            row = json.loads(line) if line.strip() else None
+            row = parse_json(line) if line.strip() else None
+        except RepeatedKeyError as error:
+            raise UserError(f"line {number} of {path}: {error}; leave one of them") from error
         except (ValueError, RecursionError) as error:
             raise UserError(f"line {number} of {path} is not JSON ({error})") from error
         if isinstance(row, dict):

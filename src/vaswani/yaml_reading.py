@@ -1,0 +1,33 @@
+"""YAML as this project reads it: plain values only, and no key twice."""
+
+from typing import Any
+
+import yaml
+
+
+def load_yaml(text: str) -> Any:
+    """Read YAML into plain values.
+
+    Raises:
+        yaml.YAMLError: for text that is not YAML, that is nested too deeply, or that gives a key twice: of
+            these PyYAML would keep the last.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which refuses a mapping that has a key twice."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                name, line = (key.tag, key.value), key.start_mark.line + 1
+                if name in lines:
+                    raise yaml.YAMLError(f"{key.value} is given twice, in lines {lines[name]} and {line}")
+                lines[name] = line
+        return node
