@@ -133,18 +133,18 @@ def test_plot_draws_the_defaults_of_the_pattern(tmp_path, monkeypatch, capsys):
 
 def test_each_option_of_plot_moves_the_picture(tmp_path):
     pictures = {
-        options: plotted(tmp_path / "pattern.png", "--length", "1024", *options.split())
+        options: plotted(tmp_path / "pattern.png", *f"--length {options}".split())
         for options in (
-            "",
-            "--length 1088",
-            "--block_size 128",
-            "--window 5",
-            "--global 1",
-            "--random 2",
-            "--seed 1",
-            "--layer 1",
-            "--heads 1",
-            "--causal",
+            "1024",
+            "1088",
+            "1024 --block_size 128",
+            "1024 --window 5",
+            "1024 --global 1",
+            "1024 --random 2",
+            "1024 --seed 1",
+            "1024 --layer 1",
+            "1024 --heads 1",
+            "1024 --causal",
         )
     }
     assert len(set(pictures.values())) == len(pictures)
@@ -169,7 +169,7 @@ def test_each_option_of_plot_moves_the_picture(tmp_path):
     [
         ("--window 2", "window_blocks=2 must be odd, as many blocks on either side; try 3"),
         ("--window wide", "Invalid value for '--window'"),
-        ("--length 0", "a picture shows 1 to 512 blocks, not 0"),
+        ("--length 0", "length=0 must be at least 1"),
         ("--length 1000000000", "length=1000000000 makes 15625000 blocks of 64"),
         ("--heads 99", "a picture shows at most 32 heads, not 99"),
         ("--output nowhere/pattern.png", "cannot write nowhere/pattern.png: No such file or directory"),

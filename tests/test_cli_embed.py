@@ -223,7 +223,8 @@ def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
 def test_wrong_flags_are_one_line_and_status_2(
     model: Path, text: Path, capfd, flags: list[str], message: str
 ) -> None:
-    status, output, errors = embed(capfd, "--model", model, "--input", text, *flags)
+    source = [] if "--input" in flags else ["--input", text]
+    status, output, errors = embed(capfd, "--model", model, *source, *flags)
     assert (status, output) == (2, "")
     assert message in errors
     assert errors.count("\n") == 1

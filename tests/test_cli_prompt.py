@@ -1,5 +1,6 @@
 """`vaswani prompt` as a user runs it: a task file, a model, results on the screen and in files."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -137,7 +138,8 @@ def test_wrong_flags_are_one_line_and_status_2(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, flags: list[str], message: str
 ) -> None:
     task = write_task(tmp_path)
-    status, output, errors = outcome(capfd, "--model", model, "--task", task, *flags)
+    given = {"--model": model, "--task": task} | dict(zip(flags[::2], flags[1::2], strict=True))
+    status, output, errors = outcome(capfd, *itertools.chain(*given.items()))
     assert (status, output) == (2, "")
     assert errors.startswith("vaswani: ")
     assert message in errors

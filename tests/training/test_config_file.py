@@ -90,6 +90,9 @@ def test_boolean_flags_stand_alone_take_a_value_or_are_negated():
         ("dropout: null", "dropout in .*run.yaml: null is not possible"),
         ("- dropout", "must hold `key: value` lines, got a list"),
         ("a: b: c", "run.yaml cannot be read: mapping values are not allowed here"),
+        ("seed: 1\nd_model: 2\n'seed': 3", "run.yaml cannot be read: seed is given twice, in lines 1 and 3"),
+        ("fsdp_config: {a: 1, a: 2}", "run.yaml cannot be read: a is given twice, in lines 1 and 1"),
+        ("a: " + "[" * 3000, "run.yaml cannot be read: it is nested too deeply"),
         (
             "load_best_model_at_end: true",
             "load_best_model_at_end requires the save and eval strategy to match",

@@ -15,13 +15,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from vaswani.cli.application import Application
 from vaswani.cli.screen import flush_standard_output, open_standard_streams, tell
 from vaswani.errors import PipeClosedError, RunError, StoppedError, UserError
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
 SECONDS_BEFORE_THE_OTHERS_TELL = 2.0
 
-app = typer.Typer(
+app = Application(
     help="The original Transformer: train it, evaluate it, translate with it.",
     no_args_is_help=True,
     add_completion=False,

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import app
+from vaswani.cli.options import seed_of
 from vaswani.cli.screen import hide_library_progress, say
 
 
@@ -54,7 +55,7 @@ def combine(
     decoder: Annotated[
         str | None, typer.Option("--decoder", help="Likewise of a vaswani_decoder model.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the weights that are new.")] = 0,
+    seed: Annotated[int, seed_of("the weights that are new")] = 0,
 ) -> None:
     """Make an encoder-decoder of halves that were trained apart, to be trained on.
 

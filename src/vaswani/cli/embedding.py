@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import Device, DType, Revision
+from vaswani.cli.options import Device, DType, Revision, number
 from vaswani.cli.screen import hide_library_progress, progress_bar, warn
 from vaswani.errors import UserError
 
@@ -62,7 +62,7 @@ def embed(
         ),
     ] = None,
     max_tokens_per_batch: Annotated[
-        int, typer.Option("--max_tokens_per_batch", help="Tokens of a batch, padding included.")
+        int, number("--max_tokens_per_batch", help="Tokens of a batch, padding included.", at_least=1)
     ] = 8192,
     revision: Revision = None,
     device: Device = None,

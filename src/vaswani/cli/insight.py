@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import app
+from vaswani.cli.application import Application
+from vaswani.cli.options import number, seed_of
 from vaswani.cli.screen import say
 from vaswani.errors import UserError
 
-plot = typer.Typer(help="Draw pictures of how a model works.", no_args_is_help=True)
+plot = Application(help="Draw pictures of how a model works.", no_args_is_help=True)
 app.add_typer(plot, name="plot")
 
 
@@ -29,14 +31,20 @@ def plot_sparse_pattern(
     output: Annotated[
         Path, typer.Option("--output", metavar="FILE", help="A .png, .pdf or .svg file.")
     ] = Path("sparse_pattern.png"),
-    length: Annotated[int, typer.Option("--length", help="Tokens of the sequence.")] = 4096,
-    block_size: Annotated[int, typer.Option("--block_size", help="Tokens of a block.")] = 64,
-    window: Annotated[int, typer.Option("--window", help="Blocks of the window, the own one included.")] = 3,
-    global_blocks: Annotated[int, typer.Option("--global", help="Global blocks, from the start.")] = 2,
-    random_blocks: Annotated[int, typer.Option("--random", help="Random blocks of each query block.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random blocks.")] = 0,
-    layer: Annotated[int, typer.Option("--layer", help="Each draws other random blocks.")] = 0,
-    heads: Annotated[int, typer.Option("--heads", help="A panel each; each draws other random blocks.")] = 2,
+    length: Annotated[int, number("--length", help="Tokens of the sequence.", at_least=1)] = 4096,
+    block_size: Annotated[int, number("--block_size", help="Tokens of a block.", at_least=1)] = 64,
+    window: Annotated[
+        int, number("--window", help="Blocks of the window, the own one included.", at_least=1)
+    ] = 3,
+    global_blocks: Annotated[int, number("--global", help="Global blocks, from the start.", at_least=0)] = 2,
+    random_blocks: Annotated[
+        int, number("--random", help="Random blocks of each query block.", at_least=0)
+    ] = 3,
+    seed: Annotated[int, seed_of("the random blocks")] = 0,
+    layer: Annotated[int, number("--layer", help="Each draws other random blocks.", at_least=0)] = 0,
+    heads: Annotated[
+        int, number("--heads", help="A panel each; each draws other random blocks.", at_least=1)
+    ] = 2,
     causal: Annotated[bool, typer.Option("--causal", help="A decoder's: nothing sees what follows.")] = False,
 ) -> None:
     """Draw which block of a sequence attends to which, and why."""

@@ -1,8 +1,34 @@
-"""Options that several commands take."""
+"""Options that several commands take, and how those that are numbers declare their bounds."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS, Bounds
+
+
+def number(*names: str, help: str, **bounds: Any) -> Any:
+    """An option that is a number within bounds.
+
+    Args:
+        names: of the option.
+        help: its text.
+        bounds: as for `Bounds`.
+    """
+    limits = Bounds(**bounds)
+
+    def check(parameter: typer.CallbackParam, value: float | None) -> float | None:
+        if value is not None:
+            limits.check(parameter.opts[0].lstrip("-"), value)
+        return value
+
+    return typer.Option(*names, help=help, callback=check)
+
+
+def seed_of(what: str) -> Any:
+    """The option `--seed`."""
+    return number("--seed", help=f"Of {what}.", at_least=0, at_most=LARGEST_SEED)
+
 
 ModelName = Annotated[
     str, typer.Option("--model", help="Folder of a trained model, or an encoder-decoder's name on the Hub.")
@@ -14,18 +40,35 @@ DatasetConfig = Annotated[
 ]
 SourceField = Annotated[str, typer.Option("--source_field", help="A dot reaches into columns.")]
 TargetField = Annotated[str, typer.Option("--target_field", help="Likewise.")]
-NumBeams = Annotated[int, typer.Option("--num_beams", help="Hypotheses kept in the search.")]
-LengthPenalty = Annotated[float, typer.Option("--length_penalty", help="GNMT's α: ((5 + length) / 6)^α.")]
+NumBeams = Annotated[
+    int, number("--num_beams", help="Hypotheses kept in the search.", at_least=1, at_most=MOST_BEAMS)
+]
+LengthPenalty = Annotated[
+    float,
+    number(
+        "--length_penalty",
+        help="GNMT's α: ((5 + length) / 6)^α.",
+        at_least=-LARGEST_ALPHA,
+        at_most=LARGEST_ALPHA,
+    ),
+]
 MaxSourceLength = Annotated[
     int | None,
-    typer.Option("--max_source_length", help="Cut sources off after so many tokens. Default: not at all."),
+    number(
+        "--max_source_length", help="Cut sources off after so many tokens. Default: not at all.", at_least=1
+    ),
 ]
 MaxLength = Annotated[
-    int, typer.Option("--max_length", help="Most tokens of a translation; the source's + 50 if that is less.")
+    int,
+    number(
+        "--max_length", help="Most tokens of a translation; the source's + 50 if that is less.", at_least=1
+    ),
 ]
 MaxTokensPerBatch = Annotated[
     int,
-    typer.Option("--max_tokens_per_batch", help="Tokens of a batch: of sources and what they may become."),
+    number(
+        "--max_tokens_per_batch", help="Tokens of a batch: of sources and what they may become.", at_least=1
+    ),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Default: a CUDA device if there is one.")]
 Revision = Annotated[

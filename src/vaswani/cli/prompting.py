@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import Device, DType, Revision
+from vaswani.cli.options import Device, DType, Revision, number, seed_of
 from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.errors import UserError
 
@@ -28,14 +28,14 @@ def prompt(
     shots: Annotated[
         str, typer.Option("--shots", metavar="K[,K...]", help="Examples in each prompt: 4, or 0,1,4.")
     ] = "0",
-    seed: Annotated[int, typer.Option("--seed", help="Of the draws of examples for each question.")] = 0,
+    seed: Annotated[int, seed_of("the draws of examples for each question")] = 0,
     output_name: Annotated[
         str | None,
         typer.Option("--output", metavar="FILE", help="Keep prompts, answers and scores as JSONL."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
     max_tokens_per_batch: Annotated[
-        int, typer.Option("--max_tokens_per_batch", help="Of prompts with their answers.")
+        int, number("--max_tokens_per_batch", help="Of prompts with their answers.", at_least=1)
     ] = 8192,
     revision: Revision = None,
     device: Device = None,

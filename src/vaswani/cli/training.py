@@ -9,15 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
+from vaswani.cli.options import number
 from vaswani.cli.screen import hide_library_progress
 from vaswani.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from vaswani.training.config_file import Config, RunConfig
 
+MOST_PROCESSES = 1024
+
 ConfigFile = Annotated[Path | None, typer.Option("--config")]
 NumProcesses = Annotated[
-    int, typer.Option("--num_processes", "--num-processes", help="On this machine, a device each.")
+    int,
+    number(
+        *("--num_processes", "--num-processes"),
+        help="On this machine, a device each.",
+        at_least=1,
+        at_most=MOST_PROCESSES,
+    ),
 ]
 ShowHelp = Annotated[bool, typer.Option("--help", "-h")]
 ANY_FLAG: dict[str, Any] = {

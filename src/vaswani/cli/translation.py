@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vaswani.bounds import MOST_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     DatasetConfig,
@@ -23,6 +24,7 @@ from vaswani.cli.options import (
     SourceField,
     Split,
     TargetField,
+    number,
 )
 from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.cli.splits import load_split
@@ -42,7 +44,12 @@ def translate(
     ] = "-",
     n_best: Annotated[
         int | None,
-        typer.Option("--n_best", help="Write so many hypotheses of each line, with scores, as JSONL."),
+        number(
+            "--n_best",
+            help="Write so many hypotheses of each line, with scores, as JSONL.",
+            at_least=1,
+            at_most=MOST_BEAMS,
+        ),
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="The same as --n_best 1.")] = False,
     num_beams: NumBeams = 4,
@@ -52,7 +59,7 @@ def translate(
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     buffer_size: Annotated[
         int | None,
-        typer.Option("--buffer_size", help="Lines read ahead; default 4096, and 1 from a terminal."),
+        number("--buffer_size", help="Lines read ahead; default 4096, and 1 from a terminal.", at_least=1),
     ] = None,
     revision: Revision = None,
     device: Device = None,

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from vaswani.bounds import MOST_BEAMS
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
 from vaswani.training.config_file import RunConfig
 from vaswani.training.metrics import METRICS
-from vaswani.training.options import MOST_BEAMS, Section, option
+from vaswani.training.options import Section, option
 
 
 @dataclass

@@ -14,16 +14,10 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SchedulerType
 
+from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.corpus import CorpusSpec
 from vaswani.errors import UserError
-from vaswani.training.options import (
-    LARGEST_LENGTH_PENALTY,
-    LARGEST_SEED,
-    MOST_BEAMS,
-    Section,
-    check_values,
-    option,
-)
+from vaswani.training.options import Section, check_values, option
 from vaswani.training.processes import choose_device, requested_fsdp_size
 from vaswani.training.schedule import paper_peak_learning_rate
 
@@ -275,6 +269,6 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     generation_length_penalty: float = option(
         0.6,
         "Exponent of the length that divides a beam's log-probability.",
-        at_least=-LARGEST_LENGTH_PENALTY,
-        at_most=LARGEST_LENGTH_PENALTY,
+        at_least=-LARGEST_ALPHA,
+        at_most=LARGEST_ALPHA,
     )

@@ -33,6 +33,7 @@ from vaswani.training.arguments import (
 )
 from vaswani.training.metrics import METRICS
 from vaswani.training.options import METADATA
+from vaswani.yaml_reading import load_yaml
 
 # Not a property of the run (where it continues), or not for others to read.
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
@@ -258,9 +259,13 @@ class _Parser(HfArgumentParser):
 
     def parse_flags(self, flags: Sequence[str], namespace: Namespace) -> Namespace:
         """Flags override what stands in the namespace."""
+        given = set()
         for flag in (flag.split("=")[0] for flag in flags if flag.startswith("--")):
             name = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
             self._check_name(name, f"unknown flag {flag!r}", "--")
+            if name in given:
+                raise UserError(f"{flag} is given more than once; give it once (a list takes several values)")
+            given.add(name)
         namespace, rest = self.parse_known_args(list(flags), namespace)
         if rest:
             raise UserError(f"unexpected argument {rest[0]!r}; flags are such as --learning_rate 1e-3")
@@ -314,7 +319,7 @@ def _flag_values(flags: Sequence[str]) -> dict[str, str]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"configuration file {path} does not exist") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

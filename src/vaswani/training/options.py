@@ -7,53 +7,15 @@ meaning.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
 from typing import Any
 
+from vaswani.bounds import LARGEST_SEED, Bounds
 from vaswani.errors import UserError
 
-LARGEST = 2**31 - 1  # no option that counts or measures something needs more
-LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
-MOST_BEAMS = 1000
-LARGEST_LENGTH_PENALTY = 10  # an exponent: beyond it no scores are left
 METADATA = ("bounds", "may_be_blank")  # of a field, beside its help
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The numbers that an option accepts; NaN and infinity are never among them.
-
-    Args:
-        at_least, above, below, at_most: as in their names.
-        also: numbers beyond them that have a meaning of their own, such as -1 for "not set".
-    """
-
-    at_least: float = -LARGEST
-    above: float = -math.inf
-    below: float = math.inf
-    at_most: float = LARGEST
-    also: tuple[float, ...] = ()
-
-    def check(self, name: str, value: float) -> None:
-        """Raise `UserError` unless the option accepts this number."""
-        if value in self.also:
-            return
-        if not (self.at_least <= value <= self.at_most and self.above < value < self.below):
-            raise UserError(f"{name}={value} must be {self._words(value)}")
-
-    def _words(self, value: float) -> str:
-        """What is accepted; the largest number of all is named only where it was exceeded."""
-        words = {
-            "at least": None if self.at_least == -LARGEST else self.at_least,
-            "above": None if self.above == -math.inf else self.above,
-            "below": None if self.below == math.inf else self.below,
-            "at most": None if self.at_most == LARGEST and not value > LARGEST else self.at_most,
-        }
-        parts = [f"{word} {bound:,}" for word, bound in words.items() if bound is not None]
-        return " and ".join(parts or ["a finite number"]) + "".join(f", or {number}" for number in self.also)
 
 
 def option(default: Any, text: str, *, may_be_blank: bool = False, **bounds: Any) -> Any:

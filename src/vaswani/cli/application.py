@@ -1,0 +1,41 @@
+"""An application of commands that refuse what typer would pass over in silence."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from vaswani.errors import UserError
+
+
+class Command(TyperCommand):
+    """A command that refuses an option given twice, of which typer keeps the last, and an empty value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As in typer, whose message about a value of the wrong type does not say which it was."""
+        values, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter, times in Counter(order).items():
+            is_option = parameter.param_type_name == "option"
+            name = parameter.opts[0] if is_option else parameter.metavar or parameter.name.upper()
+            if is_option and times > 1 and not (parameter.multiple or getattr(parameter, "is_flag", False)):
+                raise UserError(f"{name} is given {times} times; give it once")
+            given = values.get(parameter.name)
+            if "" in (given if isinstance(given, list | tuple) else [given]):
+                raise UserError(f"{name} is empty; give a value, or leave it out")
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            given = None if error.param is None else values.get(str(error.param.name))
+            if isinstance(given, str) and given not in error.message:
+                error.message += f", got {given!r}"
+            raise
+
+
+class Application(typer.Typer):
+    """An application, or a group of commands, whose commands are of the class `Command`."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """As in typer."""
+        return super().command(name, **{"cls": Command, **options})

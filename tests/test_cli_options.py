@@ -1,0 +1,120 @@
+"""Every option of every command, with awkward values: refused in one line before any work, or taken.
+
+The cases are made from the commands themselves.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from vaswani.bounds import LARGEST_ALPHA
+from vaswani.cli import app, run
+from vaswani.cli.application import Command
+from vaswani.model import decoding
+
+AWKWARD = ("nan", "inf", "-inf", "-1", "0", "1e30", str(10**12))
+ACCEPTED = {
+    ("--seed", "0"): "a seed like others",
+    ("--layer", "0"): "the first",
+    ("--global", "0"): "none",
+    ("--random", "0"): "none",
+    ("--length_penalty", "0"): "ranks by log-probability",
+    ("--length_penalty", "-1"): "prefers short translations",
+}
+TAKEN = 77
+
+
+def commands(group: Any, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The words that call each command, and the command."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *above, name)
+        else:
+            yield (*above, name), command
+
+
+BUILT = typer.main.get_command(app)  # once: typer builds the commands anew for each call
+COMMANDS = dict(commands(BUILT))
+OPTIONS = [
+    (words, parameter)
+    for words, command in COMMANDS.items()
+    for parameter in command.params
+    if parameter.param_type_name == "option" and not parameter.is_flag and not parameter.is_eager
+]
+NUMBERS = [(words, option) for words, option in OPTIONS if option.type_descriptor.annotation in (int, float)]
+
+
+def shown(part: Any) -> str:
+    return " ".join(part) if isinstance(part, tuple) else getattr(part, "opts", [str(part)])[0]
+
+
+def required(words: tuple[str, ...], without: Any) -> list[str]:
+    """What a command must be given beside an option."""
+    given = []
+    for parameter in COMMANDS[words].params:
+        if parameter.required and parameter is not without:
+            given += [parameter.opts[0], "x"] if parameter.param_type_name == "option" else ["x"]
+    return given
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+    """The exit status of a command and what it says; `TAKEN` once it would begin to work."""
+    monkeypatch.setattr(Command, "invoke", lambda self, context: TAKEN)
+    monkeypatch.setattr(sys.modules["vaswani.cli.app"], "app", BUILT)
+
+    def command(*arguments: str) -> tuple[int, str]:
+        status = run(arguments)
+        return status, capfd.readouterr().err
+
+    return command
+
+
+def test_the_matrix_has_every_command():
+    assert len(COMMANDS) >= 15
+    assert all(isinstance(command, Command) for command in COMMANDS.values())
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+@pytest.mark.parametrize(("words", "option"), NUMBERS, ids=shown)
+def test_awkward_numbers_are_refused_or_taken(call, words, option, value):
+    name = option.opts[0]
+    status, said = call(*words, *required(words, option), f"{name}={value}")
+    if (name, value) in ACCEPTED:
+        assert (status, said) == (TAKEN, "")
+        return
+    assert status == 2
+    assert name.lstrip("-") in said
+    assert value in said or str(float(value)) in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "option"), OPTIONS, ids=shown)
+def test_an_option_is_given_once_and_not_empty(call, words, option):
+    name, value = option.opts[0], "1" if option.type_descriptor.annotation in (int, float) else "x"
+    needed = required(words, option)
+    assert call(*words, *needed, name, value)[0] == TAKEN
+    twice = call(*words, *needed, name, value, f"{name}={value}")
+    assert twice == (
+        (TAKEN, "") if option.multiple else (2, f"vaswani: {name} is given 2 times; give it once\n")
+    )
+    assert call(*words, *needed, name, "") == (
+        2,
+        f"vaswani: {name} is empty; give a value, or leave it out\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "distill", "pretrain", "finetune"])
+@pytest.mark.parametrize(
+    "flags", [["--seed", "1", "--seed=2"], ["--max_steps", "1", "--max-steps", "2"], ["--bf16", "--no_bf16"]]
+)
+def test_a_field_of_a_training_is_given_once(capfd, command, flags):
+    assert run([command, *flags]) == 2
+    assert "is given more than once; give it once" in capfd.readouterr().err
+
+
+def test_the_bound_of_the_length_penalty_is_the_models():
+    assert LARGEST_ALPHA == decoding.LARGEST_ALPHA
