@@ -54,7 +54,8 @@ def test_what_was_saved_is_named(tmp_path):
     assert describe_failure(KeyboardInterrupt(), tmp_path) == "interrupted; no checkpoint had been saved"
     checkpoint = tmp_path / "checkpoint-7"
     checkpoint.mkdir()
-    (checkpoint / "model.safetensors").touch()
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (checkpoint / name).touch()
     (checkpoint / "trainer_state.json").write_text('{"global_step": 7}')
     (tmp_path / "checkpoint-9").mkdir()
     assert describe_failure(KeyboardInterrupt(), tmp_path) == (

@@ -41,7 +41,7 @@ from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
 from vaswani.errors import UserError
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_facts import SETTINGS_FILE, read_run_facts
+from vaswani.hub.run_facts import SETTINGS_FILE, read_run_facts, read_settings
 from vaswani.inference.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
@@ -153,9 +153,8 @@ class DistillationRun(TrainingRun):
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """Token ids of each split; of training, with the targets that were asked for."""
         self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
-        if self.config.training.should_save:  # from here on there is something to go on with
-            self.config.output_dir.mkdir(parents=True, exist_ok=True)
-            self.config.save(self.config.output_dir / SETTINGS_FILE)
+        if self.config.training.should_save:  # before the teacher's outputs, which a resumed run goes on with
+            self.record_settings()
         if self.options.targets != "references":
             rows = self._teach_targets(corpus.splits["train"])
             corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
@@ -240,10 +239,12 @@ class BaselineRun(TrainingRun):
         self.student = config.output_dir
 
     def run_unless_done(self) -> None:
-        """Train, or go on, unless the baseline is there already."""
+        """Train, or go on, unless the baseline is there already and is as long as the student's training."""
         folder = self.config.output_dir
         if (folder / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
-            return
+            before, now = read_settings(folder), self.config.to_dict()
+            if all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs")):
+                return
         _say(f"training the same student without distillation in {folder}")
         has_begun = (folder / SETTINGS_FILE).is_file()
         self.config.training.resume_from_checkpoint = "true" if has_begun else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani.atomic_files import write_whole
-from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
+from vaswani.hub.run_facts import DISTILLATION_PLOT, HISTORY, RunFacts
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import (
     CARD_FILE_NAME,
@@ -291,7 +291,20 @@ def _training(facts: RunFacts) -> str:
         return ""
     versions = facts.evaluation.get("versions", {})
     made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return markdown_table(["Setting", "Value"], rows) + (f"\n\nWith {made_with}." if made_with else "")
+    parts = [markdown_table(["Setting", "Value"], rows), *_resumptions(facts)]
+    return "\n\n".join([*parts, *([f"With {made_with}."] if made_with else [])])
+
+
+def _resumptions(facts: RunFacts) -> Iterator[str]:
+    """What changed when the run was resumed, of the settings that are listed."""
+    for resumption in facts.settings.get(HISTORY, ()):
+        changes = [
+            f"`{name}` was {_plain(before)} and is {_plain(now)}"
+            for name, (before, now) in resumption["changed"].items()
+            if name in LISTED_SETTINGS or name == "num_processes"
+        ]
+        if changes:
+            yield f"Resumed after update {resumption['update']:,}, from which on {', '.join(changes)}."
 
 
 def _listed_settings(facts: RunFacts) -> Iterator[tuple[str, Any]]:

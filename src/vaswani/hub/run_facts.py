@@ -33,6 +33,7 @@ from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 from vaswani.yaml_reading import load_yaml
 
 SETTINGS_FILE = "training_config.yaml"
+HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
 CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
 # In the order in which they are tried for a configuration that names no class.
@@ -90,13 +91,22 @@ def read_run_facts(folder: Path, config: PreTrainedConfig | None = None) -> RunF
     return RunFacts(
         config=config,
         num_parameters=count_parameters(config),
-        settings=_read(folder / SETTINGS_FILE, load_yaml),
+        settings=read_settings(folder),
         corpus=_read(folder / CORPUS_FILE, json.loads),
         evaluation=_read(folder / EVALUATION_FILE, json.loads),
         distillation=_read(folder / DISTILLATION_REPORT, str) or "",
         has_plot=(folder / DISTILLATION_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
     )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the run in a folder, flat; empty where they are not recorded.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return _read(folder / SETTINGS_FILE, load_yaml) or {}
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

@@ -30,11 +30,12 @@ from vaswani.hub.run_facts import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, r
 from vaswani.insight.curves import save_curves
 from vaswani.training.arguments import BaseTrainingArguments, FamilyArguments
 from vaswani.training.base_trainer import BaseTrainer
-from vaswani.training.checkpoints import check_continues, check_writable, checkpoint_to_resume
+from vaswani.training.checkpoints import check_same_data, check_writable, checkpoint_to_resume
 from vaswani.training.config_file import BaseConfig
 from vaswani.training.pretrained import Pretrained, load_with_head
 from vaswani.training.processes import check_processes
 from vaswani.training.publishing import push_options
+from vaswani.training.resuming import check_resumable, manifest_of
 from vaswani.training.sharding import check_sizes, held_parameters, is_sharded
 
 
@@ -47,6 +48,7 @@ class BaseRun(ABC):
 
     def __init__(self, config: Any):
         self.config = config
+        self.history: list[dict[str, Any]] = []  # settings that changed when the run was resumed
 
     def run(self) -> dict[str, float]:
         """Train, save, evaluate.
@@ -61,10 +63,13 @@ class BaseRun(ABC):
         self.check()
         checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
         check_writable(config.output_dir)
+        settings = manifest_of(config)
+        if checkpoint:
+            self.history = check_resumable(checkpoint, config).record
         with _first_the_main_process():
             corpus = self.load()
         if checkpoint:
-            check_continues(checkpoint, corpus.identity(), config.training)
+            check_same_data(checkpoint, corpus.identity())
         tokenizers = self.load_tokenizers(checkpoint) if checkpoint else self.build_tokenizers(corpus)
         model = self.build_model(tokenizers)
         if checkpoint:
@@ -72,7 +77,7 @@ class BaseRun(ABC):
         with _first_the_main_process():
             splits = self.tokenize(corpus, tokenizers)
         trainer = self.build_trainer(splits, tokenizers, model)
-        trainer.identity = corpus.identity()
+        trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
             _announce(counts, model)
@@ -153,13 +158,17 @@ class BaseRun(ABC):
                 counts[name] = f"{corpus.reports[name]}{used}"
         return counts
 
+    def record_settings(self) -> None:
+        """Write the settings in force; from here on there is something to resume."""
+        self.config.output_dir.mkdir(parents=True, exist_ok=True)
+        self.config.save(self.config.output_dir / SETTINGS_FILE, self.history)
+
     def _record(self, corpus: Corpus, counts: dict[str, str], tokenizers: Any) -> None:
         """Write down what the run is made of, before it begins."""
         folder = self.config.output_dir
-        folder.mkdir(parents=True, exist_ok=True)
+        self.record_settings()
         (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of an earlier end of this run
         self.save_tokenizers(tokenizers, folder)
-        self.config.save(folder / SETTINGS_FILE)
         provenance = json.dumps({"rows": counts, **corpus.fingerprint}, indent=2, ensure_ascii=False)
         (folder / CORPUS_FILE).write_text(provenance, encoding="utf-8")
 

@@ -12,14 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import (
+    OPTIMIZER_NAME,
+    OPTIMIZER_NAME_BIN,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vaswani.atomic_files import sha256_of, sync
 from vaswani.errors import UserError
 from vaswani.hub.run_facts import SETTINGS_FILE
-from vaswani.training.arguments import TrainingArguments
 
 logger = logging.get_logger(__name__)
 
@@ -73,9 +77,10 @@ def fault_of(checkpoint: Path) -> str | None:
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return f"{TRAINER_STATE_NAME} is missing or damaged"
-    weights = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
-    if "global_step" not in state or not any((checkpoint / name).is_file() for name in weights):
+    if "global_step" not in state or not _has_weights(checkpoint):
         return "it has no weights"
+    if missing := _missing_state(checkpoint):
+        return f"it holds a model without the state of its training ({missing} is missing)"
     try:
         manifest = read_manifest(checkpoint)
         hashes = manifest["files"].items()
@@ -83,6 +88,17 @@ def fault_of(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"a file is missing or damaged ({type(error).__name__}: {error})"
     return f"{changed[0]} is damaged" if changed else None
+
+
+def _missing_state(checkpoint: Path) -> str | None:
+    """The first file that a run cannot go on without, beside weights and `trainer_state.json`."""
+    if (checkpoint / "latest").is_file():  # DeepSpeed's, which keeps all of it in folders of its own
+        return None
+    if not any((checkpoint / name).exists() for name in (OPTIMIZER_NAME, OPTIMIZER_NAME_BIN)):
+        return OPTIMIZER_NAME
+    if not (checkpoint / SCHEDULER_NAME).is_file():
+        return SCHEDULER_NAME
+    return None if any(checkpoint.glob("rng_state*.pth")) else "rng_state.pth"
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -126,7 +142,10 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
         _check_free(output_dir)
         return None
     if choice.lower() != "true":
-        return _given_checkpoint(Path(choice))
+        checkpoint = given_checkpoint(Path(choice))
+        if checkpoint.absolute().parent != output_dir.absolute():
+            _check_free(output_dir)
+        return checkpoint
     found = None
     for path in checkpoints(output_dir):
         fault = fault_of(path)
@@ -134,10 +153,8 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
             found = path
             break
         logger.warning(f"{path} is not used: {fault}.")
-    if found is None and not (output_dir / SETTINGS_FILE).is_file():
-        raise UserError(
-            f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"
-        )
+    if found is None:
+        _check_nothing_is_lost(output_dir)
     logger.warning(
         f"Resuming from {found}." if found else f"{output_dir} holds no complete checkpoint: starting anew."
     )
@@ -160,40 +177,47 @@ def check_writable(output_dir: Path) -> None:
         ) from error
 
 
-def check_continues(checkpoint: Path, identity: dict[str, Any], args: TrainingArguments) -> None:
-    """Make sure that a run goes on with the rows that it began with; warn if its updates will be others.
+def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
+    """Make sure that a run goes on with the rows that it began with.
 
     Args:
         checkpoint: that it continues from.
         identity: of the corpus as it is now.
-        args: of the run as it is now.
 
     Raises:
         UserError: the corpus has changed.
     """
-    manifest = read_manifest(checkpoint)
-    data = manifest.get("data", {})
+    data = read_manifest(checkpoint).get("data", {})
     if data and data != identity:
         changed = sorted(name for name in {*data, *identity} if data.get(name) != identity.get(name))
         raise UserError(
             f"the data changed since {checkpoint} was saved: {' and '.join(changed)} is not what it was; "
             "put it back, or train anew in another --output_dir"
         )
-    steps = manifest.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
-    replicas = args.world_size // args.tensor_parallel_size
-    before = manifest.get("num_replicas", replicas)
-    if steps * before != args.gradient_accumulation_steps * replicas:
-        logger.warning(
-            f"{checkpoint} was saved by {before} processes with gradient_accumulation_steps={steps}; "
-            f"{replicas} with {args.gradient_accumulation_steps} make other updates of other batches. "
-            "For the same, keep the product."
+
+
+def _check_nothing_is_lost(output_dir: Path) -> None:
+    """Raise unless a run in this folder began, and had saved nothing when it ended."""
+    if not (output_dir / SETTINGS_FILE).is_file():
+        raise UserError(
+            f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"
         )
+    for path in (*checkpoints(output_dir), output_dir):
+        if _has_weights(path) and (path / TRAINER_STATE_NAME).is_file() and _missing_state(path):
+            raise UserError(
+                f"{path} cannot be resumed: {fault_of(path)}, as after save_only_model or the end of a run; "
+                "start a new run in another --output_dir"
+            )
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
 
 
 def _check_free(output_dir: Path) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"output_dir={output_dir} is a file; choose a directory")
-    found = [*(path.name for path in checkpoints(output_dir)[:1])]
+    found = [path.name for path in checkpoints(output_dir)[:1]]
     found += [name for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) if (output_dir / name).is_file()]
     if found:
         raise UserError(
@@ -202,13 +226,18 @@ def _check_free(output_dir: Path) -> None:
         )
 
 
-def _given_checkpoint(path: Path) -> Path:
+def given_checkpoint(path: Path) -> Path:
+    """A checkpoint that was named.
+
+    Raises:
+        UserError: training cannot continue from it.
+    """
     if not path.is_dir():
         raise UserError(
             f"resume_from_checkpoint={path} is not a directory; give true or the path of a checkpoint"
         )
     if fault := fault_of(path):
-        before = last_complete_checkpoint(path.parent)
+        before = last_complete_checkpoint(path) or last_complete_checkpoint(path.parent)
         remedy = f"the last complete one is {before}" if before else "there is no complete one beside it"
         raise UserError(f"resume_from_checkpoint={path} is not a complete checkpoint: {fault}; {remedy}")
     return path

@@ -24,6 +24,7 @@ from transformers import HfArgumentParser
 
 from vaswani.data.corpus import SPLITS
 from vaswani.errors import UserError, one_line
+from vaswani.hub.run_facts import HISTORY
 from vaswani.training.arguments import (
     BaseTrainingArguments,
     CardArguments,
@@ -94,12 +95,23 @@ class BaseConfig:
             values |= dataclasses.asdict(getattr(self, name))
         return values | training_settings(self.training)
 
-    def save(self, path: Path) -> None:
-        """Write a configuration file that repeats this run."""
+    def save(self, path: Path, history: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write a configuration file that repeats this run.
+
+        Args:
+            path: of the file.
+            history: the settings that changed when the run was resumed (see `resuming.Resumption.record`).
+        """
         command = f"vaswani {self.command} --config {path.name} --output_dir ..."
         header = f"# A resolved run; repeat it with: {command}\n"
+        values = self.to_dict()
+        if history:
+            header += (
+                f"# Its settings changed when it was resumed, as {HISTORY} tells at the end: [before, now].\n"
+            )
+            values[HISTORY] = list(history)
         path.write_text(
-            header + yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8"
+            header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8"
         )
 
 
@@ -120,14 +132,44 @@ class RunConfig(BaseConfig):
 
 def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
     """Plain values: the fields of ours, and those of transformers that differ from their defaults."""
-    values, defaults = {}, _defaults(type(training))
-    for field in dataclasses.fields(training):
-        value = getattr(training, field.name, None)
-        changed = field.init and value != getattr(defaults, field.name)
-        is_ours = field.name == "output_dir" or not _is_inherited(field.name, type(training))
-        if field.name not in UNSAVED_FIELDS and (changed or is_ours):
-            values[field.name] = _plain(value)
-    return values
+    defaults = library_defaults(training)
+    return {name: value for name, value in _plain_fields(training).items() if name not in defaults}
+
+
+def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
+    """Plain values: the fields of transformers that are at their defaults."""
+    kind = type(training)
+    defaults = _defaults(kind)
+    return {
+        name: value
+        for name, value in _plain_fields(training).items()
+        if getattr(training, name, None) == getattr(defaults, name)
+        and name != "output_dir"
+        and _is_inherited(name, kind)
+    }
+
+
+def default_settings(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
+    """Plain values: the defaults of all fields."""
+    values: dict[str, Any] = {}
+    training = config
+    if isinstance(config, BaseConfig):
+        training = config.training
+        for section in (kind for name, kind in sections(type(config)).items() if name != "training"):
+            values |= {field.name: _plain(_default(field)) for field in dataclasses.fields(section)}
+    return values | _plain_fields(_defaults(type(cast(BaseTrainingArguments, training))))
+
+
+def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
+    return {
+        field.name: _plain(getattr(training, field.name, None))
+        for field in dataclasses.fields(training)
+        if field.init and field.name not in UNSAVED_FIELDS
+    }
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _defaults(kind: type[BaseTrainingArguments]) -> BaseTrainingArguments:
@@ -164,6 +206,7 @@ def load_config(
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
     values = {} if yaml_path is None else _read_yaml(Path(yaml_path))
+    values.pop(HISTORY, None)  # what `BaseConfig.save` tells of the past
     kind = kind.variant(values | _flag_values(overrides))
     parser = _Parser(kind)
     namespace = parser.parse_yaml(values, Path(yaml_path or ""))
@@ -220,7 +263,7 @@ def _is_inherited(name: str, section: type) -> bool:
 
 
 def _describe_option(field: dataclasses.Field) -> list[str]:
-    default = field.default_factory() if callable(field.default_factory) else field.default
+    default = _default(field)
     default = " ".join(default) if isinstance(default, list) else _plain(default)
     shown = "" if default in (None, "") else f" [{default}]"
     text = f"{field.metadata['help']}{shown}"

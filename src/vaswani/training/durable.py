@@ -10,13 +10,22 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import EarlyStoppingCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
 from vaswani.errors import RunError
-from vaswani.training.checkpoints import discard_unfinished, finish_checkpoint, unfinished_checkpoint
+from vaswani.hub.run_facts import HISTORY
+from vaswani.training.checkpoints import (
+    checkpoint_to_resume,
+    discard_unfinished,
+    finish_checkpoint,
+    given_checkpoint,
+    unfinished_checkpoint,
+)
+from vaswani.training.resuming import check_resumable, manifest_of
 from vaswani.training.sharded_trainer import ShardedTrainer
 
 logger = logging.get_logger(__name__)
@@ -30,15 +39,44 @@ class DurableTrainer(ShardedTrainer):
 
     Attributes:
         identity: what the rows that it trains on were made from, for the manifest of its checkpoints.
+        settings: with which it trains, likewise (see `resuming.manifest_of`); default those of its arguments.
+        history: the settings that changed when it was resumed, likewise.
     """
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.identity: dict[str, Any] = {}
+        self.settings: dict[str, Any] | None = None
+        self.history: list[dict[str, Any]] = []
         self._micro_batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with losses
         self._skipped_in_a_row = 0
 
     # ------------------------------------------------------------------------------------------ checkpoints
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a checkpoint is complete, and was saved with the settings of this trainer.
+
+        Raises:
+            UserError: it is not, or was not.
+        """
+        if resume_from_checkpoint is True:
+            found = checkpoint_to_resume(Path(self.args.output_dir or "."), "true")
+            resume_from_checkpoint = str(found) if found else None
+        if self.settings is None:  # a run has compared its own before it read the corpus
+            self.settings = manifest_of(self.args)
+            if resume_from_checkpoint:
+                checkpoint = given_checkpoint(Path(resume_from_checkpoint))
+                self.history = check_resumable(checkpoint, self.args).record
+        return super().train(resume_from_checkpoint or None, *args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """As in transformers, which would go on with the intervals and the patience of the checkpoint."""
+        done = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback) and self.args.early_stopping_patience is not None:
+                callback.early_stopping_patience = self.args.early_stopping_patience
+        return done
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """As in transformers, but aside: what has the name of a checkpoint is one."""
@@ -87,8 +125,8 @@ class DurableTrainer(ShardedTrainer):
     def _manifest(self) -> dict[str, Any]:
         return {
             "update": self.state.global_step,
-            "num_replicas": self.num_replicas,
-            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
+            **(self.settings or manifest_of(self.args)),
+            HISTORY: self.history,
             "data": self.identity,
         }
 
