@@ -128,7 +128,6 @@ def test_each_goes_on_where_another_was(options, tmp_path):
         resumed = {"output_dir": str(again), "resume_from_checkpoint": str(folders[begun] / "checkpoint-6")}
         train_in_processes(options | ways[goes_on] | resumed, 1 if goes_on == "alone" else 2)
         assert_trained_alike(folders["alone"], again)
-        assert "make other updates" not in Path(f"{again}-0.log").read_text()
 
 
 @pytest.mark.slow

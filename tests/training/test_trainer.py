@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import EarlyStoppingCallback, GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator
+from vaswani.errors import UserError
 from vaswani.model.output_projection import token_loss_function
 from vaswani.training.checkpoints import fault_of
 
@@ -366,3 +367,50 @@ def test_resuming_a_stream_equals_never_having_stopped(tmp_path):
 
     assert torch.equal(run("resumed", None), run("whole"))
     assert torch.equal(run("again", str(tmp_path / "whole" / "checkpoint-7")), run("other"))
+
+
+def resume(folder: Path, **options) -> Trainer:
+    trainer = make_trainer(folder, max_steps=4, save_strategy="steps", save_steps=2, **options)
+    trainer.train(resume_from_checkpoint=True)
+    return trainer
+
+
+def test_without_a_run_too_settings_are_compared_and_the_state_must_be_there(tmp_path, capsys):
+    make_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1).train()
+    with pytest.raises(UserError, match=r"cannot change learning_rate=0.2 \(it was trained with 0.1\)"):
+        resume(tmp_path, learning_rate=0.2)
+    assert resume(tmp_path).state.global_step == 4
+    announced = capsys.readouterr().err.splitlines()
+    assert {"max_steps: 2 → 4", "save_steps: 1 → 2"} <= set(announced)
+    manifest = json.loads((tmp_path / "checkpoint-4" / "manifest.json").read_text())
+    changed = {"max_steps": [2, 4], "save_steps": [1.0, 2]}
+    assert manifest["resumed"] == [{"update": 2, "changed": changed}]
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    with pytest.raises(
+        UserError, match="checkpoint-4 is not a complete checkpoint: it holds a model without"
+    ):
+        make_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_early_stopping_goes_on_counting_with_another_patience(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+    options |= {"greater_is_better": True, "predict_with_generate": False}
+    options |= {"learning_rate": 1e-3}  # the loss falls: none is better than the first
+
+    def stopped_after(patience: int, resume: bool) -> int:
+        trainer = make_trainer(
+            tmp_path,
+            max_steps=9,
+            save_strategy="steps",
+            save_steps=1,
+            early_stopping_patience=patience,
+            **options,
+        )
+        trainer.add_callback(EarlyStoppingCallback(patience))
+        trainer.train(resume_from_checkpoint=resume or None)
+        return trainer.state.global_step
+
+    assert stopped_after(2, resume=False) == 3
+    assert stopped_after(2, resume=True) == 3
+    assert stopped_after(4, resume=True) == 5

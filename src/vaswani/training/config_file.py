@@ -7,6 +7,7 @@ defaults and flags override them; both go through one `HfArgumentParser`, so the
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import re
@@ -152,12 +153,13 @@ def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
 def default_settings(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
     """Plain values: the defaults of all fields."""
     values: dict[str, Any] = {}
-    training = config
+    training: Any = config
     if isinstance(config, BaseConfig):
         training = config.training
         for section in (kind for name, kind in sections(type(config)).items() if name != "training"):
             values |= {field.name: _plain(_default(field)) for field in dataclasses.fields(section)}
-    return values | _plain_fields(_defaults(type(cast(BaseTrainingArguments, training))))
+    # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
+    return values | _plain_fields(_defaults(type(training))) | library_defaults(training)
 
 
 def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
@@ -172,6 +174,7 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default_factory() if callable(field.default_factory) else field.default
 
 
+@functools.cache
 def _defaults(kind: type[BaseTrainingArguments]) -> BaseTrainingArguments:
     """For comparison only: setting up a device would take it from a trainer that already exists."""
     return type(f"Default{kind.__name__}", (kind,), {"device": None})()

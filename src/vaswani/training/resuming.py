@@ -46,7 +46,6 @@ _ENDLESS_SCHEDULES = (
     SchedulerType.REDUCE_ON_PLATEAU,
     SchedulerType.GREEDY,
 )
-_SCHEDULES_OF_SCORES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
 @dataclass(frozen=True)
@@ -109,12 +108,8 @@ def _epochs(resumption: Resumption) -> str | None:
 
 def _scores(resumption: Resumption) -> str | None:
     """Evaluations may become others, unless the run compares their scores."""
-    now = resumption.now
-    if now["metric_for_best_model"] is not None:
-        return f"evaluations before and after would be compared by {now['metric_for_best_model']}"
-    if now["lr_scheduler_type"] in _SCHEDULES_OF_SCORES:
-        return f"lr_scheduler_type={now['lr_scheduler_type']} follows the evaluations"
-    return None
+    metric = resumption.now["metric_for_best_model"]
+    return None if metric is None else f"evaluations before and after would be compared by {metric}"
 
 
 def _batches_per_update(settings: Settings) -> int:
@@ -163,8 +158,7 @@ MAY_CHANGE: dict[str, Condition] = {
             *("baseline", "retention_metric", "teacher_cache"),
             # how fast it goes, and where
             *("attn_implementation", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
-            *("activation_checkpointing", "activation_checkpointing_kwargs"),
-            *("gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_empty_cache_steps"),
+            *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),
             *("use_cpu", "use_cache", "fsdp_size", "dataloader_num_workers", "dataloader_pin_memory"),
             *("dataloader_persistent_workers", "dataloader_prefetch_factor"),
             *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
@@ -176,7 +170,8 @@ MAY_CHANGE: dict[str, Condition] = {
         _freely,
     ),
 }
-_DERIVED = ("do_eval",)  # by transformers, from eval_strategy
+# What transformers derives from other fields: from eval_strategy, and as older names of activation_...
+_DERIVED = ("do_eval", "gradient_checkpointing", "gradient_checkpointing_kwargs")
 _MOST_NAMED = 5
 
 
