@@ -139,7 +139,7 @@ def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
 
 def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
     """Plain values: the fields of transformers that are at their defaults."""
-    kind = type(training)
+    kind: Any = type(training)
     defaults = _defaults(kind)
     return {
         name: value
@@ -156,10 +156,11 @@ def default_settings(config: BaseConfig | BaseTrainingArguments) -> dict[str, An
     training: Any = config
     if isinstance(config, BaseConfig):
         training = config.training
-        for section in (kind for name, kind in sections(type(config)).items() if name != "training"):
+        for section in (section for name, section in sections(type(config)).items() if name != "training"):
             values |= {field.name: _plain(_default(field)) for field in dataclasses.fields(section)}
     # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
-    return values | _plain_fields(_defaults(type(training))) | library_defaults(training)
+    kind: Any = type(training)
+    return values | _plain_fields(_defaults(kind)) | library_defaults(training)
 
 
 def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:

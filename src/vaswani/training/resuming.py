@@ -93,11 +93,10 @@ def _length(resumption: Resumption) -> str | None:
         )
         return f"{cause} depends on it"
     if now["max_steps"] > 0:
-        done, most = resumption.update, now["max_steps"]
-    else:
-        done, most = resumption.epoch, now["num_train_epochs"]
-    unit = "updates" if now["max_steps"] > 0 else "epochs"
-    return f"{done:g} {unit} have been made" if done > most else None
+        return f"{resumption.update} updates have been made" if resumption.update > now["max_steps"] else None
+    return (
+        f"{resumption.epoch:g} epochs have been made" if resumption.epoch > now["num_train_epochs"] else None
+    )
 
 
 def _epochs(resumption: Resumption) -> str | None:
