@@ -29,8 +29,8 @@ from vaswani.training.run import TrainingRun, train
 from vaswani.training.schedule import inverse_sqrt_factor
 
 KINDS: dict[str, tuple[type[BaseConfig], dict[str, Any]]] = {
-    "train": (RunConfig, {}),
-    "distill": (DistillationConfig, {"teacher": "t"}),
+    "train": (RunConfig, {"share_encoder_decoder_embeddings": True}),
+    "distill": (DistillationConfig, {"teacher": "t", "share_encoder_decoder_embeddings": True}),
     "masked": (PretrainingConfig, {"objective": "masked"}),
     "causal": (PretrainingConfig, {"objective": "causal"}),
     "continued masked": (PretrainingConfig, {"objective": "masked", "model": "m"}),
@@ -128,8 +128,10 @@ def _other(value: Any, hint: Any) -> Any:
         return next(choice for choice in type(value) if choice != value)
     if isinstance(value, bool) or bool in kinds:
         return not value
-    if isinstance(value, int | float) or {int, float} & set(kinds):
-        return (value or 0) + 1
+    if isinstance(value, float):
+        return value / 2 or 0.5
+    if isinstance(value, int) or {int, float} & set(kinds):
+        return (value or 1) + 1
     if isinstance(value, list) or any(typing.get_origin(kind) is list for kind in kinds):
         return [*(value or []), "x"]
     return f"{value or ''}x"

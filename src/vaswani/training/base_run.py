@@ -63,7 +63,6 @@ class BaseRun(ABC):
         self.check()
         checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
         check_writable(config.output_dir)
-        settings = manifest_of(config)
         if checkpoint:
             self.history = check_resumable(checkpoint, config).record
         with _first_the_main_process():
@@ -72,6 +71,7 @@ class BaseRun(ABC):
             check_same_data(checkpoint, corpus.identity())
         tokenizers = self.load_tokenizers(checkpoint) if checkpoint else self.build_tokenizers(corpus)
         model = self.build_model(tokenizers)
+        settings = manifest_of(config)
         if checkpoint:
             _check_same_model(config.model, model, checkpoint)
         with _first_the_main_process():

@@ -64,7 +64,9 @@ class Resumption:
         """Settings that are not what they were: before and now."""
         names = [name for name in dict.fromkeys([*self.before, *self.now]) if name not in _DERIVED]
         pairs = {name: (self.before.get(name, _ABSENT), self.now.get(name, _ABSENT)) for name in names}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        return {
+            name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not _is_left_open(name, pair)
+        }
 
     @property
     def record(self) -> list[dict[str, Any]]:
@@ -72,6 +74,11 @@ class Resumption:
         changed = {name: list(pair) for name, pair in self.changes.items()}
         this = [{"update": self.update, "changed": changed}] if changed else []
         return [*self.history, *this]
+
+
+def _is_left_open(name: str, pair: tuple[Any, Any]) -> bool:
+    """Whether the setting is decided later, by the vocabularies; `base_run` then compares the models."""
+    return name == "share_encoder_decoder_embeddings" and None in pair
 
 
 Condition = Callable[[Resumption], str | None]  # why the setting cannot change after all
