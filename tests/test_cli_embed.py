@@ -196,6 +196,10 @@ def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
     assert not list(tmp_path.glob("out*"))
     status, _, errors = embed(capfd, *command, "--truncation")
     assert (status, errors) == (0, "vaswani: embedded 2 lines; 1 cut off at the length limit\n")
+    status, _, errors = embed(capfd, *command, "--max_length", "2")
+    assert status == 2
+    assert "text 1, counted from 0" in errors or "text 0, counted from 0" in errors
+    assert "more than max_length=2; cut it off (truncation), or raise max_length" in errors
 
 
 @pytest.mark.parametrize(

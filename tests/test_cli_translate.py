@@ -300,6 +300,23 @@ def test_sources_are_cut_off_where_that_is_asked_for(model: Path, corpus: list[P
     assert f"{record['cut_off_rows']} of which only the beginning was read" in errors
 
 
+def test_what_is_too_long_is_skipped_unless_it_may_be_cut_off(model: Path, tmp_path: Path, capfd) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("one\n" + "seven " * 2000 + "\ntwo\n")
+    command = ["translate", "--model", model, "--input", source, "--num_beams", "1", "--max_length", "5"]
+    status, output, errors = in_process(capfd, *command)
+    assert (status, [bool(line) for line in output.split("\n")]) == (0, [True, False, True, False])
+    assert "line 2 is left empty: it has " in errors
+    assert "translated 3 lines; 1 too long and left empty" in errors
+    status, output, errors = in_process(capfd, *command, "--too_long", "cut")
+    assert (status, [bool(line) for line in output.split("\n")]) == (0, [True, True, True, False])
+    assert "translated 3 lines; 1 of which only the beginning was read" in errors
+    status, output, errors = in_process(capfd, *command, "--max_source_length", "100", "--too_long", "skip")
+    assert "more than max_source_length=100; raise that, or cut it off (too_long=cut)" in errors
+    status, output, errors = in_process(capfd, *command, "--too_long", "drop")
+    assert (status, errors) == (2, "vaswani: too_long='drop' is unknown; expected 'cut' or 'skip'\n")
+
+
 def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], capfd) -> None:
     _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
     assert [line.split()[0] for line in output.splitlines()] == ["bleu", "chrf", "exact_match", "20"]

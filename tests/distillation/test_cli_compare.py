@@ -102,7 +102,7 @@ def test_every_option_reaches_the_report(
         "max_tokens_per_batch": 99,
         "max_source_length": 2,
     }
-    assert plain["search"]["max_source_length"] is None
+    assert plain["search"]["max_source_length"] == 1024
     cut_off = [{model["cut_off_rows"] for model in each["models"]} for each in (plain, record)]
     longer = sum(len(source.split()) > 1 for source, _ in toy_rows(5, seed=-1, longest=3))
     assert longer > 0

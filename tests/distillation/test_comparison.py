@@ -278,7 +278,7 @@ def test_bad_input_is_found_before_any_decoding(
         ("num_beams", 4, 1),
         ("length_penalty", 0.6, 1.5),
         ("max_tokens_per_batch", 8192, 99),
-        ("max_source_length", None, 9),
+        ("max_source_length", 1024, 9),
     ],
 )
 def test_models_must_be_decoded_in_the_same_way(

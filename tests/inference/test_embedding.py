@@ -378,7 +378,7 @@ def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut_off(kind: str)
     texts = ["one", " ".join(["two"] * 70), "three"]
     length = len(embedder_of(kind).tokenizer(texts[1])["input_ids"])
     with pytest.raises(
-        UserError, match=f"text 1, counted from 0, has {length} tokens, and the model takes 64"
+        UserError, match=f"text 1, counted from 0, has {length} tokens, more than max_length=64;"
     ):
         embedder_of(kind).embed(texts)
     with pytest.raises(UserError, match="text 1, counted from 0"):
@@ -398,7 +398,7 @@ def test_roberta_counts_its_positions_from_its_padding() -> None:
     model = RobertaModel(RobertaConfig(**{**SHAPE, "max_position_embeddings": 12}))  # and its padding is 1
     embedder = Embedder(model, toy_tokenizer())
     assert embedder.embed(["one" + " one" * 8]).shape == (1, WIDTH)  # and </s>
-    with pytest.raises(UserError, match="has 11 tokens, and the model takes 10"):
+    with pytest.raises(UserError, match="has 11 tokens, more than max_length=10;"):
         embedder.embed(["one" + " one" * 9])
 
 
@@ -407,10 +407,24 @@ def test_xlnet_has_no_limit() -> None:
     assert Embedder(model, toy_tokenizer()).embed(["one " * 600]).shape == (1, WIDTH)
 
 
+def test_a_limit_is_as_asked_and_there_is_always_one() -> None:
+    xlnet = XLNetModel(XLNetConfig(vocab_size=400, d_model=WIDTH, n_layer=1, n_head=2, d_inner=24))
+    assert Embedder(xlnet, toy_tokenizer()).max_length == 4096
+    assert Embedder(xlnet, toy_tokenizer(), max_length=5000).max_length == 5000
+    assert embedder_of("bert", max_length=10**6).max_length == 64  # its positions
+    assert (
+        embedder_of("bert", max_length=7, truncation=True).embed_tokens(["one " * 9])[0].vectors.shape[0] == 7
+    )
+    with pytest.raises(UserError, match=r"has \d+ tokens, more than max_length=7;"):
+        embedder_of("bert", max_length=7).embed(["one " * 9])
+    with pytest.raises(UserError, match="max_length=0 must be at least 1"):
+        embedder_of("bert", max_length=0)
+
+
 def test_the_limit_of_the_tokenizer_counts_too() -> None:
     tokenizer = bert_tokenizer()
     tokenizer.model_max_length = 4
-    with pytest.raises(UserError, match="has 5 tokens, and the model takes 4"):
+    with pytest.raises(UserError, match="has 5 tokens, more than max_length=4;"):
         Embedder(model_of("bert"), tokenizer).embed(["two two two"])
 
 

@@ -50,7 +50,7 @@ def test_a_source_that_is_too_long_counts_as_wrong_and_is_told_of() -> None:
     evaluation = evaluate(Translator(model, toy_tokenizer()), rows_of(pairs), share_right)
     assert evaluation.scores == {"share_right": 0.5}
     assert evaluation.to_dict()["untranslated_rows"] == 1
-    assert "too long for the model, counted as empty: 1" in str(evaluation)
+    assert "too long, counted as empty: 1" in str(evaluation)
     cut = Translator(model, toy_tokenizer(), max_source_length=40)
     evaluation = evaluate(cut, rows_of(pairs), share_right)
     assert (evaluation.untranslated_rows, evaluation.to_dict()["cut_off_rows"]) == (0, 1)

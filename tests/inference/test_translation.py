@@ -1,5 +1,6 @@
 """What a `Translator` promises, on a toy language with a half-trained model."""
 
+import copy
 from itertools import count, islice
 from typing import Any
 from unittest.mock import Mock, patch
@@ -27,6 +28,7 @@ from toy_translation import (
 )
 from vaswani.data.batching import tokenize_corpus
 from vaswani.errors import RunError, UserError
+from vaswani.inference.batches import buffers
 from vaswani.inference.translation import Hypothesis, Translation, Translator
 from vaswani.model.decoding import GNMTLengthPenalty
 
@@ -214,7 +216,7 @@ def test_max_length_bounds_every_translation() -> None:
 
 def test_a_line_of_ten_thousand_tokens_is_translated_alone_and_harms_no_other() -> None:
     sentences = ["one two", "seven " * 10_000, "four"]
-    translator = toy_translator(max_length=64)
+    translator = toy_translator(max_length=64, max_source_length=None)
     masks = recorded_batches(translator, sentences)
     assert [len(mask) for mask in masks] == [1, 2]
     assert masks[0].shape[1] > 10_000
@@ -258,6 +260,47 @@ def test_a_source_is_cut_off_as_in_training_with_its_end_token() -> None:
     assert expected[1:] != toy_translator()(sentences[1:])
 
 
+@pytest.mark.parametrize(
+    ("trained", "of_tokenizer", "expected"),
+    [
+        (None, None, 1024),
+        (256, None, 1024),
+        (4096, None, 4096),
+        (None, 2048, 2048),
+    ],
+)
+def test_sources_have_a_limit_by_default(
+    trained: int | None, of_tokenizer: int | None, expected: int
+) -> None:
+    model, tokenizer = toy_model(), copy.deepcopy(toy_tokenizer())
+    if trained:
+        model.generation_config.max_source_length = trained
+    if of_tokenizer:
+        tokenizer.model_max_length = of_tokenizer
+    assert Translator(model, tokenizer).max_source_length == expected
+    assert Translator(model, tokenizer, max_source_length=None).max_source_length is None
+    assert Translator(model, tokenizer, max_source_length=9).max_source_length == 9
+
+
+def test_what_is_too_long_is_skipped_or_cut_as_asked() -> None:
+    sentences = ["one two", "seven " * 30, "four"]
+    length = len(toy_tokenizer()(sentences[1])["input_ids"])
+    limits = {"max_source_length": 9, "num_beams": 1}
+    cut = list(toy_translator(**limits).translate(sentences, with_scores=False))
+    assert cut == list(toy_translator(**limits, too_long="cut").translate(sentences, with_scores=False))
+    assert [translation.source_cut_off for translation in cut] == [False, True, False]
+    skipped = list(toy_translator(**limits, too_long="skip").translate(sentences, with_scores=False))
+    problem = (
+        f"it has {length} tokens, more than max_source_length=9; raise that, or cut it off (too_long=cut)"
+    )
+    assert skipped == [cut[0], Translation(sentences[1], problem=problem), cut[2]]
+    unlimited = toy_translator(num_beams=1, max_length=5)
+    unlimited.max_source_length = 9  # as if it were the default: what nobody asked for does not cut
+    assert next(unlimited.translate(sentences[1:2])).problem == problem
+    with pytest.raises(UserError, match="too_long='drop' is unknown; expected 'cut' or 'skip'"):
+        toy_translator(too_long="drop")
+
+
 def search_alone(translator: Translator, input_ids: torch.Tensor) -> str:
     options = {"num_beams": 4, "length_penalty": GNMTLengthPenalty(0.6)}
     sequences = translator.model.generate(input_ids, max_length=1 + input_ids.shape[1] + 50, **options)
@@ -289,6 +332,12 @@ def test_an_endless_stream_is_translated_a_buffer_at_a_time() -> None:
     first = list(islice(translations, 4))
     assert [translation.source for translation in first] == ["one 0", "one 1", "one 2", "one 3"]
     assert next(numbers) == 6
+
+
+def test_buffers_grow_so_that_the_first_results_come_soon() -> None:
+    sizes = [len(buffer) for buffer in buffers(["one"] * 9000)]
+    assert sizes == [512, 1024, 2048, 4096, 1320]
+    assert [len(buffer) for buffer in buffers(["one"] * 9, buffer_size=4)] == [4, 4, 1]
 
 
 def test_very_long_sentences_fill_a_buffer_before_its_number_does() -> None:
@@ -368,7 +417,7 @@ def test_any_encoder_decoder_of_the_auto_classes_will_do(name: str, tmp_path) ->
     if name != "t5":
         (long,) = translator.translate(["one " * 128])
         assert "the model has positions for 128" in str(long.problem)
-        translator.max_source_length = 128
+        translator.max_source_length, translator.too_long = 128, "cut"
         (long,) = translator.translate(["one " * 128])
         assert long.hypotheses
         assert long.source_cut_off

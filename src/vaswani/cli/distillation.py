@@ -18,6 +18,7 @@ from vaswani.cli.options import (
     SourceField,
     Split,
     TargetField,
+    TooLong,
 )
 from vaswani.cli.screen import hide_library_progress, progress_bar, say, warn
 from vaswani.cli.splits import load_split
@@ -92,6 +93,7 @@ def compare(
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
     max_source_length: MaxSourceLength = None,
+    too_long: TooLong = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     device: Device = None,
@@ -111,7 +113,8 @@ def compare(
         dtype=dtype,
         num_beams=num_beams,
         length_penalty=length_penalty,
-        max_source_length=max_source_length,
+        max_source_length="auto" if max_source_length is None else max_source_length,
+        too_long=too_long,
         max_length=max_length,
         max_tokens_per_batch=max_tokens_per_batch,
     )

@@ -51,8 +51,16 @@ def embed(
         str, typer.Option("--combine", help="Layers: concat, mean, or a ScalarMix's .safetensors file.")
     ] = "concat",
     normalize: Annotated[bool, typer.Option("--normalize", help="Make each vector's length 1.")] = False,
+    max_length: Annotated[
+        int | None,
+        number(
+            "--max_length",
+            help="Most tokens of a line. Default: what the model takes; where that is any number, 4096.",
+            at_least=1,
+        ),
+    ] = None,
     truncation: Annotated[
-        bool, typer.Option("--truncation", help="Cut off, and count, what is too long for the model.")
+        bool, typer.Option("--truncation", help="Cut off, and count, lines that are longer.")
     ] = False,
     backward_model: Annotated[
         str | None,
@@ -85,6 +93,7 @@ def embed(
         "layers": _layers(layers),
         "combine": _combination(combine),
         "normalize": normalize,
+        "max_length": max_length,
         "truncation": truncation,
         "max_tokens_per_batch": max_tokens_per_batch,
         "device": device,

@@ -55,7 +55,18 @@ LengthPenalty = Annotated[
 MaxSourceLength = Annotated[
     int | None,
     number(
-        "--max_source_length", help="Cut sources off after so many tokens. Default: not at all.", at_least=1
+        "--max_source_length",
+        help="Most tokens of a source. Default: 1024, or what the model was trained on if that is more.",
+        at_least=1,
+    ),
+]
+TooLong = Annotated[
+    str | None,
+    typer.Option(
+        "--too_long",
+        metavar="cut|skip",
+        help="Longer sources: translate their beginning, or leave them empty. Default: skip, or cut if "
+        "--max_source_length is given.",
     ),
 ]
 MaxLength = Annotated[

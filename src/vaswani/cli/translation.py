@@ -24,6 +24,7 @@ from vaswani.cli.options import (
     SourceField,
     Split,
     TargetField,
+    TooLong,
     number,
 )
 from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
@@ -55,6 +56,7 @@ def translate(
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
     max_source_length: MaxSourceLength = None,
+    too_long: TooLong = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     buffer_size: Annotated[
@@ -80,6 +82,7 @@ def translate(
             num_beams=num_beams,
             length_penalty=length_penalty,
             max_source_length=max_source_length,
+            too_long=too_long,
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
         )
@@ -127,6 +130,7 @@ def evaluate(
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
     max_source_length: MaxSourceLength = None,
+    too_long: TooLong = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     revision: Revision = None,
@@ -155,6 +159,7 @@ def evaluate(
             num_beams=num_beams,
             length_penalty=length_penalty,
             max_source_length=max_source_length,
+            too_long=too_long,
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
         )
@@ -167,15 +172,16 @@ def evaluate(
         search = {
             "num_beams": num_beams,
             "length_penalty": length_penalty,
-            "max_source_length": max_source_length,
+            "max_source_length": translator.max_source_length,
             "max_length": max_length,
         }
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
         say(json.dumps(record))
 
 
-def _load_translator(model: str, **options: Any) -> "Translator":
+def _load_translator(model: str, max_source_length: int | None, **options: Any) -> "Translator":
     from vaswani.inference.translation import Translator
 
     hide_library_progress()
-    return Translator.from_pretrained(model, **options)
+    longest = "auto" if max_source_length is None else max_source_length
+    return Translator.from_pretrained(model, max_source_length=longest, **options)

@@ -45,6 +45,7 @@ PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # t
 MASK_TOKEN = "<mask>"  # its id is 3, where there is one
 TARGET_SUBFOLDER = "target_tokenizer"
 NUM_BYTES = 256
+_NO_LIMIT = 10**12  # tokens; a tokenizer that knows no limit has a `model_max_length` far above
 
 # What a sequence begins and ends with: "translation" ends it with </s>; "masked" has a model of BERT's kind
 # read <s> text </s>, or two texts, and has a mask; "causal" begins with <s> and leaves the end to the model.
@@ -144,6 +145,12 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 def bytes_in_front(tokenizer: PreTrainedTokenizerBase) -> int:
     """Bytes that a byte-level tokenizer puts in front of each text: 1 where it is a space, else 0."""
     return int(bytes_of_tokens(tokenizer)[tokenizer("a", add_special_tokens=False).input_ids].sum()) - 1
+
+
+def length_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The most tokens that a model takes as its tokenizer says, or None if it does not say."""
+    longest = tokenizer.model_max_length
+    return longest if isinstance(longest, int) and longest < _NO_LIMIT else None
 
 
 def save_tokenizers(

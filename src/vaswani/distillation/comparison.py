@@ -134,7 +134,8 @@ def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
 
     Args:
         names: folders, or names on the Hub.
-        options: those of `Translator.from_pretrained`.
+        options: those of `Translator.from_pretrained`. Of their own limits on the source, all models take the
+            shortest.
 
     Raises:
         UserError: a folder given twice, or one that cannot be loaded.
@@ -149,6 +150,10 @@ def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
         translator = Translator.from_pretrained(name, **options)
         loaded_from = Path(translator.model.name_or_path)  # of a model on the Hub, the folder in its cache
         candidates.append(Candidate(folder.name if differ else name, translator, loaded_from))
+    if options.get("max_source_length", "auto") == "auto":
+        limits = [each.translator.max_source_length for each in candidates]
+        for each in candidates:
+            each.translator.max_source_length = min(filter(None, limits), default=None)
     return candidates
 
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sized
 from typing import TypeVar
 
 BUFFERED_TEXTS = 4096  # read ahead, to be sorted by length
+FIRST_TEXTS = 512  # of the first buffer, so that results come soon; half as many would cost 5 % of the speed
 BUFFERED_CHARACTERS = 1 << 20  # fewer texts are read ahead where they are very long
 
 Text = TypeVar("Text", bound=Sized)
@@ -13,15 +14,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def buffers(texts: Iterable[Text], buffer_size: int = BUFFERED_TEXTS) -> Iterator[list[Text]]:
-    """Lists of so many texts, or of fewer where they have very many characters."""
+    """Yield lists of so many texts, fewer at the beginning and where they have very many characters."""
     buffer: list[Text] = []
-    characters = 0
+    characters, size = 0, min(FIRST_TEXTS, buffer_size)
     for text in texts:
         buffer.append(text)
         characters += len(text)
-        if len(buffer) >= buffer_size or characters >= BUFFERED_CHARACTERS:
+        if len(buffer) >= size or characters >= BUFFERED_CHARACTERS:
             yield buffer
-            buffer, characters = [], 0
+            buffer, characters, size = [], 0, min(2 * size, buffer_size)
     if buffer:
         yield buffer
 

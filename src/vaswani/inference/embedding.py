@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec
+from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive, one_line
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
@@ -50,6 +51,9 @@ COMBINATIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
     "concat": lambda layers: torch.cat(tuple(layers), dim=-1),
     "mean": lambda layers: torch.stack(tuple(layers)).mean(dim=0),
 }
+
+
+DEFAULT_LENGTH = 4096  # tokens; attention takes seconds for such a text, and its time grows with the square
 
 
 class TokenVectors(NamedTuple):
@@ -81,8 +85,10 @@ class Embedder:
         subtoken_pooling: a word's vector from the states of its tokens: the `"first"` one's, the `"last"`
             one's, these two side by side (`"first_last"`), or their `"mean"`. See `word_vectors`.
         normalize: divide each vector by its length.
-        truncation: cut off texts that have more tokens than the model or its tokenizer takes; `truncated`
-            counts them. Otherwise such a text is an error.
+        max_length: most tokens of a text. None means as many as the model and its tokenizer take; where they
+            take any number, 4,096.
+        truncation: cut off texts that have more tokens; `truncated` counts them. Otherwise such a text is an
+            error.
         backward: the model reads texts from their end, as FLAIR's backward language model does: it was
             trained on lines with their characters in reverse order. Words stay in their order.
         max_tokens_per_batch: most tokens of a batch, padding included. A text that has more by itself makes
@@ -102,11 +108,14 @@ class Embedder:
         combine: Literal["concat", "mean"] | ScalarMix = "concat",
         subtoken_pooling: str = "first",
         normalize: bool = False,
+        max_length: int | None = None,
         truncation: bool = False,
         backward: bool = False,
         max_tokens_per_batch: int = 8192,
     ):
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
+        if max_length is not None:
+            check_positive(max_length=max_length)
         self.pooling = _choice("pooling", pooling, POOLINGS)
         self.subtoken_pooling = _choice("subtoken_pooling", subtoken_pooling, SUBTOKEN_POOLINGS)
         self.model = _body(model).eval()
@@ -122,7 +131,7 @@ class Embedder:
         self._counting = threading.Lock()
         self.backward = backward
         self.max_tokens_per_batch = max_tokens_per_batch
-        self.max_length = _longest_text(model, tokenizer)
+        self.max_length = _longest_text(model, tokenizer, max_length)
         if truncation:
             self._texts.frame().check_room(max_length=self.max_length)
         self.dtype = torch.promote_types(model.dtype, torch.float32)
@@ -200,7 +209,7 @@ class Embedder:
             texts: any number of them: they are read, sorted by length and embedded a buffer at a time.
             unit: what gets a vector: each text (float [d]), its tokens (`TokenVectors`) or its words
                 (`WordVectors`).
-            buffer_size: texts read before the first is embedded; fewer are where they are very long.
+            buffer_size: texts read ahead; fewer at the beginning, and where they are very long.
             progress: is told of so many more texts done, batch by batch.
 
         Raises:
@@ -251,8 +260,9 @@ class Embedder:
             return tokens
         if not self.truncation:
             raise UserError(
-                f"text {number + longer[0]}, counted from 0, has {lengths[longer[0]]} tokens, and the model "
-                f"takes {self.max_length}; shorten it, or have it cut off by truncation"
+                f"text {number + longer[0]}, counted from 0, has {lengths[longer[0]]:,} tokens, more than "
+                f"max_length={self.max_length}; cut it off (truncation), or raise max_length if the model "
+                "takes more"
             )
         frame = self._texts.frame()
         for row in longer:
@@ -364,16 +374,16 @@ def _body(model: PreTrainedModel) -> Any:
     return body.get_encoder() if model.config.is_encoder_decoder else body
 
 
-def _longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The most tokens of a text; as good as any number where there is no limit."""
+def _longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
+    """The most tokens of a text: as many as are asked for, if the model has positions for them."""
     positions = position_limit(model)
     if positions is None or positions < 0:  # XLNet's way to say that there is no limit
-        return tokenizer.model_max_length
+        return asked or length_limit(tokenizer) or DEFAULT_LENGTH
     table: Any = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     if padding is not None:
         positions -= padding + 1  # RoBERTa counts its positions from there
-    return min(positions, tokenizer.model_max_length)
+    return min(positions, asked or tokenizer.model_max_length)
 
 
 def _choice(name: str, value: str, choices: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ class Evaluation:
         count, speed = len(self.translations), len(self.translations) / max(self.seconds, 1e-9)
         rows.append(f"{count:,} rows in {self.seconds:.1f} s ({speed:.1f} a second)")
         if self.untranslated_rows:
-            rows.append(f"too long for the model, counted as empty: {self.untranslated_rows:,}")
+            rows.append(f"too long, counted as empty: {self.untranslated_rows:,}")
         if self.cut_off_rows:
             rows.append(f"source cut off: {self.cut_off_rows:,}")
         return "\n".join(row.rstrip() for row in rows)

@@ -30,7 +30,7 @@ class LineReport:
     def __str__(self) -> str:
         counts = {
             "empty": self.empty,
-            "too long for the model and left empty": self.too_long,
+            "too long and left empty": self.too_long,
             "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
             "of which only the beginning was read": self.source_cut_off,
             "cut off at the length limit": self.cut_off,
@@ -58,7 +58,7 @@ def translate_lines(
             with `n_best`, a JSON object with the `source`, its `hypotheses` (as in `Translation`) and, where
             they say something, the `problem` and `source_cut_off`.
         n_best: hypotheses in JSON of each line; None means the text of the best alone.
-        buffer_size: lines read before the first is translated.
+        buffer_size: lines read ahead; fewer at the beginning.
         warn: is told of each line that cannot be translated.
         progress: is told of so many more lines done.
 

@@ -18,18 +18,23 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from vaswani.data.text_codec import TextCodec
+from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
 from vaswani.inference.scoring import sequence_log_probs
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+
+TooLong = Literal["cut", "skip"]
+
+DEFAULT_SOURCE_LENGTH = 1024  # tokens; a search of such a source takes seconds, not hours
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,10 @@ class Translator:
         target_tokenizer: decodes the translation; None means the source's.
         num_beams: hypotheses that the search keeps at each step; 1 follows the likeliest token.
         length_penalty: α; 0 ranks by log-probability, which prefers short translations.
-        max_source_length: sources are cut off after so many tokens, the end token among them; None means
-            never.
+        max_source_length: most tokens of a source, the end token among them. `"auto"` is 1,024, or what the
+            model was trained on if that is more. None means any number that the model has positions for.
+        too_long: what becomes of a longer source: `"cut"` translates its beginning, `"skip"` leaves it
+            empty, with the problem named. None cuts where `max_source_length` is a number, and else skips.
         max_length: most tokens of any translation. Each may have 50 more than its source, or `max_length` if
             that is less: else a model that never ends a sentence would answer 10,000 tokens with 10,000.
         max_tokens_per_batch: most tokens of a batch, padding included: the sources' and those that may be
@@ -102,7 +109,8 @@ class Translator:
         *,
         num_beams: int = 4,
         length_penalty: float = 0.6,
-        max_source_length: int | None = None,
+        max_source_length: int | Literal["auto"] | None = "auto",
+        too_long: TooLong | None = None,
         max_length: int = 1024,
         max_tokens_per_batch: int = 8192,
     ):
@@ -112,14 +120,19 @@ class Translator:
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self._sources = TextCodec(self.source_tokenizer, "source")
         self._targets = TextCodec(self.target_tokenizer, "target")
-        self._sources.frame().check_room(max_source_length=max_source_length)
         self.num_beams = num_beams
         try:
             self.length_penalty = GNMTLengthPenalty(length_penalty)
         except ValueError as error:
             raise UserError(str(error)) from error
-        self.max_source_length = max_source_length
         self.positions = position_limit(model)
+        if too_long not in (None, "cut", "skip"):
+            raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
+        self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
+        if max_source_length == "auto":
+            max_source_length = _default_source_length(model, source_tokenizer)
+        self._sources.frame().check_room(max_source_length=max_source_length)
+        self.max_source_length = max_source_length
         self.max_length = max_length if self.positions is None else min(max_length, self.positions)
         self.max_tokens_per_batch = max_tokens_per_batch
 
@@ -150,7 +163,7 @@ class Translator:
     def __call__(self, sentences: Iterable[str]) -> list[str]:
         """Translate sentences, in their order; an empty one stays empty.
 
-        One that is too long for the model's learned positions comes back empty, with a warning.
+        One that is too long comes back empty, with a warning, or is cut (see the options of the class).
         """
         translations = list(self.translate(sentences, with_scores=False))
         for number, translation in enumerate(translations):
@@ -173,7 +186,7 @@ class Translator:
             sentences: any number of them: they are read, sorted by length and translated a buffer at a time.
             n_best: hypotheses of each; at most `num_beams`.
             with_scores: score the hypotheses, which takes one more pass over them.
-            buffer_size: sentences read before the first is translated; fewer are where they are very long.
+            buffer_size: sentences read ahead; fewer at the beginning, and where they are very long.
             progress: is told of so many more sentences done, batch by batch.
 
         Raises:
@@ -197,13 +210,9 @@ class Translator:
         translations = [Translation(sentence) for sentence in sentences]
         token_ids = self._encode(sentences)
         cut_off = self._cut_off(token_ids)
-        for row in list(token_ids):
-            if self.positions is not None and len(token_ids[row]) > self.positions:
-                length = len(token_ids.pop(row))
-                problem = (
-                    f"it has {length} tokens, and the model has positions for {self.positions}; "
-                    f"max_source_length={self.positions} would cut it off"
-                )
+        for row, ids in [*token_ids.items()]:
+            if problem := self._problem(len(ids)):
+                del token_ids[row]
                 translations[row] = Translation(sentences[row], problem=problem)
         done(len(sentences) - len(token_ids))
         tokens = {row: len(ids) + self._limit(len(ids)) for row, ids in token_ids.items()}
@@ -220,13 +229,28 @@ class Translator:
         return dict(zip(rows, self._sources.token_ids([sentences[row] for row in rows]), strict=True))
 
     def _cut_off(self, token_ids: dict[int, list[int]]) -> set[int]:
-        """Cut what is longer than `max_source_length`; returns which rows these are."""
-        most = self.max_source_length
+        """Cut what is longer than `max_source_length`, if that is wanted; returns which rows these are."""
+        limits = [limit for limit in (self.max_source_length, self.positions) if limit is not None]
+        most = min(limits, default=None) if self.too_long == "cut" else None
         longer = {} if most is None else {row: ids for row, ids in token_ids.items() if len(ids) > most}
         if most is not None and longer:
             frame = self._sources.frame()
             token_ids.update({row: frame.cut(ids, most) for row, ids in longer.items()})
         return set(longer)
+
+    def _problem(self, length: int) -> str | None:
+        """Why a source of so many tokens is not translated."""
+        if self.positions is not None and length > self.positions:
+            return (
+                f"it has {length:,} tokens, and the model has positions for {self.positions:,}; "
+                f"max_source_length={self.positions} would cut it off"
+            )
+        if self.max_source_length is not None and length > self.max_source_length:
+            return (
+                f"it has {length:,} tokens, more than max_source_length={self.max_source_length}; "
+                "raise that, or cut it off (too_long=cut)"
+            )
+        return None
 
     def _limit(self, source_length: int) -> int:
         """The most tokens of a translation whose source has so many (section 6.1)."""
@@ -299,3 +323,9 @@ class Translator:
         scores = log_probs / self.length_penalty.of(lengths)
         rows = zip(hypotheses, scores.tolist(), log_probs.tolist(), strict=True)
         return [replace(hypothesis, score=score, log_prob=log_prob) for hypothesis, score, log_prob in rows]
+
+
+def _default_source_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The most tokens of a source that a model translates unasked (see `Translator`)."""
+    trained = getattr(model.generation_config, "max_source_length", None)  # as our trainings save it
+    return max(DEFAULT_SOURCE_LENGTH, length_limit(tokenizer) or 0, trained or 0)

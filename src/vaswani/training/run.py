@@ -204,7 +204,9 @@ def build_trainer(
         )
     # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
     longest = 1 + data.max_target_length
-    model.generation_config.max_length = min(longest, position_limit(model) or longest)
+    generation: Any = model.generation_config
+    generation.max_length = min(longest, position_limit(model) or longest)
+    generation.max_source_length = data.max_source_length  # where `Translator` stops by default
     patience = args.early_stopping_patience
     return kind(
         model=model,
