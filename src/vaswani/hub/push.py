@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,18 @@ from huggingface_hub.errors import EntryNotFoundError
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
-from vaswani.errors import RunError, UserError
+from vaswani.errors import RunError, UserError, listing
 from vaswani.hub.card import model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.run_facts import DISTILLATION_PLOT, RunFacts
+from vaswani.hub.run_facts import (
+    CORPUS_FILE,
+    DISTILLATION_PLOT,
+    DISTILLATION_REPORT,
+    EVALUATION_FILE,
+    SETTINGS_FILE,
+    RunFacts,
+)
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
@@ -30,8 +37,50 @@ WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.i
 TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.spm", "spiece.model", "sentencepiece.bpe.model"),
+    *("target_vocab.json", "vocab-src.json", "vocab-tgt.json", "spm.model", "tokenizer.model"),
+    "chat_template.jinja",
 )
 PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *TOKENIZERS)
+# What the configuration and the card of a push are made from.
+_READ = ("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, DISTILLATION_REPORT)
+
+
+def allowed_files(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
+    """The files of a folder that may leave this machine, and those of its target tokenizer, by name.
+
+    Args:
+        folder: of a model.
+        patterns: of their names; nothing else leaves.
+
+    Raises:
+        UserError: one of them is a symbolic link, which may lead to any file of this machine.
+    """
+    target = folder / TARGET_SUBFOLDER
+    _refuse_link(target)
+    files = {path.name: path for path in _matching(folder, patterns)}
+    if target.is_dir():
+        files |= {f"{TARGET_SUBFOLDER}/{path.name}": path for path in _matching(target, TOKENIZERS)}
+        if others := sorted(
+            {path.name for path in target.iterdir()} - {path.name for path in files.values()}
+        ):
+            logger.warning("%s in %s is not pushed: it is no tokenizer's file.", listing(others), target)
+    return files
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if any(fnmatchcase(path.name, pattern) for pattern in patterns):
+            _refuse_link(path)
+            if path.is_file():
+                yield path
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a symbolic link, and no link is followed to what is pushed; "
+            "push a copy of the folder without links (cp -rL)"
+        )
 
 
 def check_folder(folder: Path) -> None:
@@ -59,8 +108,9 @@ def push_folder(
 ) -> str:
     """Push the model of a folder, with its code, tokenizers and card, in one commit: wholly, or not at all.
 
-    Checkpoints, the state of the optimizer and the run's configuration with its paths stay here. A card that
-    someone wrote by hand, in the folder or else in the repository, is kept.
+    Only files of known names leave this machine: checkpoints, the state of the optimizer, the run's
+    configuration with its paths and whatever else lies in the folder stay, and no link is followed. A card
+    that someone wrote by hand, in the folder or else in the repository, is kept.
 
     Args:
         folder: what a training wrote.
@@ -75,9 +125,13 @@ def push_folder(
         The address of the repository.
 
     Raises:
-        UserError: there is no model in the folder, or the name, the token or the right to write is wrong.
+        UserError: there is no model in the folder, one of its files is a link, or the name, the token or the
+            right to write is wrong.
         RunError: the Hub or the way to it failed; nothing has been published.
     """
+    for name in _READ:
+        _refuse_link(folder / name)
+    allowed_files(folder, PUSHED)  # before a repository is made
     api = HfApi(token=token)
     try:
         url = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -104,12 +158,7 @@ def _is_the_users(error: BaseException) -> bool:
 
 def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path | bytes]:
     """What is pushed: contents by name."""
-    files: dict[str, Path | bytes] = {"config.json": _config(folder, facts)}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in PUSHED):
-            files[path.name] = path
-    for path in sorted((folder / TARGET_SUBFOLDER).glob("*")):
-        files[f"{TARGET_SUBFOLDER}/{path.name}"] = path
+    files: dict[str, Path | bytes] = {"config.json": _config(folder, facts), **allowed_files(folder, PUSHED)}
     if isinstance(facts.config, VaswaniFamilyConfig):
         files |= {path.name: path for path in code_files(facts.config)}
     if card is not None:
@@ -148,5 +197,5 @@ def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: R
 def _stale_weights(api: HfApi, repo_id: str, revision: str | None, files: dict[str, Any]) -> Iterator[str]:
     """Weights of an earlier push that this one does not replace, and that would be loaded with it."""
     for name in api.list_repo_files(repo_id, revision=revision):
-        if name not in files and any(fnmatch(name, pattern) for pattern in WEIGHTS):
+        if name not in files and any(fnmatchcase(name, pattern) for pattern in WEIGHTS):
             yield name

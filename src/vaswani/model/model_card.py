@@ -7,8 +7,10 @@ besides (data, scores, limits) is added by those who know it.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ from transformers.utils import PushToHubMixin
 from .configuration_vaswani import VaswaniFamilyConfig
 
 CARD_FILE_NAME = "README.md"
+SAVED = (
+    *("config.json", "generation_config.json", "model*.safetensors", "model*.safetensors.index.json"),
+    *("adapter_config.json", "adapter_model*.safetensors", "*.py", CARD_FILE_NAME),
+)
 MARK = "<!-- Written by vaswani from what it knows. Delete this line to keep what you write here. -->"
 PAPER = "[Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)"
 
@@ -39,13 +45,27 @@ class ModelCardMixin(PushToHubMixin):
     num_parameters: Callable[..., int]
 
     def _upload_modified_files(
-        self, working_dir: str | os.PathLike, repo_id: str, *args: Any, **kwargs: Any
+        self,
+        working_dir: str | os.PathLike,
+        repo_id: str,
+        files_timestamps: dict[str, float],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        # What `push_to_hub` and `save_pretrained(push_to_hub=True)` both end in.
+        # `push_to_hub` and `save_pretrained(push_to_hub=True)` both end in this. What is newer than
+        # these times is uploaded: nothing that no model saves, and nothing that a link leads to.
+        others = [path.name for path in Path(working_dir).iterdir() if not _is_of_a_model(path)]
+        files_timestamps = {**files_timestamps, **dict.fromkeys(others, math.inf)}
         if not HfApi().file_exists(repo_id, CARD_FILE_NAME, token=kwargs.get("token")):
             card = plain_model_card(self.config, self.num_parameters(), repo_id)
             card.save(Path(working_dir) / CARD_FILE_NAME)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, *args, **kwargs)
+
+
+def _is_of_a_model(path: Path) -> bool:
+    """Whether a file is one of those that `save_pretrained` writes, or a card."""
+    is_known = any(fnmatchcase(path.name, pattern) for pattern in SAVED)
+    return is_known and path.is_file() and not path.is_symlink()
 
 
 def plain_model_card(config: VaswaniFamilyConfig, num_parameters: int, repo_id: str) -> ModelCard:

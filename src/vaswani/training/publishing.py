@@ -10,18 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedConfig, Trainer, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
 from vaswani.errors import RunError, UserError
 from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.push import push_folder
+from vaswani.hub.push import PUSHED, allowed_files, code_files, push_folder
 from vaswani.hub.run_facts import RunFacts, read_run_facts
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.training.config_file import training_settings
 
 logger = logging.get_logger(__name__)
+
+# What a checkpoint holds beside the model.
+STATE = (
+    *(
+        "config.json",
+        "trainer_state.json",
+        "training_args.bin",
+        "manifest.json",
+        "to_teacher_width.safetensors",
+    ),
+    *("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_*.pth"),
+)
 
 _API = HfApi()  # its background pushes are made one after the other
 
@@ -64,6 +77,14 @@ class PublishingTrainer(Trainer):
         if self.is_world_process_zero():
             name = model_name or self.hub_model_id or self._folder.absolute().name
             write_card(self._folder, self._run_facts(language, license), name)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """As in transformers, but `training_args.bin` holds no token: it is pushed with checkpoints."""
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args.hub_token = token
 
     def push_to_hub(
         self,
@@ -112,18 +133,26 @@ class PublishingTrainer(Trainer):
         if not args.hub_always_push and self.push_in_progress and not self.push_in_progress.is_done():
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
-        copy = _linked_copy(Path(checkpoint_folder))  # the checkpoint itself may be deleted for newer ones
+        config = self.accelerator.unwrap_model(self.model).config
+        try:  # a copy, for the checkpoint itself may be deleted for newer ones
+            copy = _linked_copy(Path(checkpoint_folder), config)
+        except UserError as error:
+            logger.warning("%s was not pushed; training goes on. %s", checkpoint_folder, error)
+            return
         step = f"update {self.state.global_step:,} of {self.state.max_steps:,}"
         facts = replace(self._run_facts(), unfinished=step, evaluation={}, distillation="")
-        job = _API.run_as_future(self._push_copy, copy, Path(checkpoint_folder).name, step, facts)
+        options = push_options(args)  # now: the token is not always there
+        job = _API.run_as_future(self._push_copy, copy, Path(checkpoint_folder).name, step, facts, options)
         if self.push_in_progress is None or self.push_in_progress.is_done():
             self.push_in_progress = PushInProgress([job])  # type: ignore[arg-type]  # as the library does
         else:
             self.push_in_progress.jobs.append(job)
 
-    def _push_copy(self, copy: Path, checkpoint: str, step: str, facts: RunFacts) -> None:
+    def _push_copy(
+        self, copy: Path, checkpoint: str, step: str, facts: RunFacts, options: dict[str, Any]
+    ) -> None:
         """In the background: whatever happens, training goes on."""
-        options, strategy = push_options(self.args), self.args.hub_strategy
+        strategy = self.args.hub_strategy
         message = f"In training: {step}"
         try:
             push_folder(copy, self.hub_model_id, facts, **options, message=message)
@@ -158,14 +187,22 @@ class PublishingTrainer(Trainer):
         return Path(self.args.output_dir or ".")
 
 
-def _linked_copy(folder: Path) -> Path:
-    """A copy beside a folder that takes no room: each file under a second name, where the disk allows it."""
+def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
+    """A copy beside a checkpoint of what may be pushed of it; where the disk allows it, it takes no room.
+
+    Raises:
+        UserError: a file that would be pushed is a symbolic link.
+    """
+    code = [path.name for path in code_files(config)] if isinstance(config, VaswaniFamilyConfig) else []
+    files = allowed_files(folder, (*PUSHED, *STATE, *code))
     copy = Path(tempfile.mkdtemp(prefix="pushing-", dir=folder.parent))
-    shutil.copytree(folder, copy, copy_function=_link, dirs_exist_ok=True)
+    for name, path in files.items():
+        (copy / name).parent.mkdir(exist_ok=True)
+        _link(path, copy / name)
     return copy
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
