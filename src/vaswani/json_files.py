@@ -47,7 +47,7 @@ def unreadable(path: Path, error: OSError) -> str:
     return f"{path} cannot be read ({reason}); check its permissions, or use another checkpoint"
 
 
-def as_json(value: Any, **options: Any) -> str:
+def finite_json(value: Any, **options: Any) -> str:
     """Return a value as JSON that every reader takes: without NaN and infinity.
 
     Raises:
@@ -60,6 +60,15 @@ def as_json(value: Any, **options: Any) -> str:
         raise RunError(
             f"a result is not a finite number: {where}; check the model's weights and its dtype"
         ) from error
+
+
+def without_non_finite(value: Any) -> Any:
+    """Return a JSON value with null in place of NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: without_non_finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_non_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _first_non_finite(value: Any, name: str = "") -> str:

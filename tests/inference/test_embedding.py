@@ -484,9 +484,10 @@ def test_progress_counts_every_text_once() -> None:
 def test_a_checkpoint_embeds_as_the_model_that_was_saved(kind: str, tmp_path: Path) -> None:
     model_of(kind).save_pretrained(tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)
-    embedder = Embedder.from_pretrained(tmp_path, pooling="max", device="cpu")
+    # The tokenizer is none that the model was trained with.
+    embedder = Embedder.from_pretrained(tmp_path, pooling="max", device="cpu", allow_mismatch=True)
     assert_equal(embedder.embed(TEXTS), Embedder(model_of(kind), toy_tokenizer(), pooling="max").embed(TEXTS))
-    halved = Embedder.from_pretrained(str(tmp_path), dtype="bfloat16").model
+    halved = Embedder.from_pretrained(str(tmp_path), dtype="bfloat16", allow_mismatch=True).model
     assert {weight.dtype for weight in halved.parameters()} == {torch.bfloat16}
 
 

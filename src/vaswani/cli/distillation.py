@@ -7,6 +7,7 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import (
+    AllowMismatch,
     DatasetConfig,
     Device,
     DType,
@@ -43,6 +44,7 @@ def student(
     decoder_layers: Annotated[
         str | None, typer.Option("--decoder_layers", "--decoder-layers", help="Likewise.")
     ] = None,
+    allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Make a student of some of a teacher's layers, to be trained on.
 
@@ -53,8 +55,13 @@ def student(
     from vaswani.distillation.student import parse_layers, save_student
 
     hide_library_progress()
-    layers = [parse_layers(encoder_layers, "encoder_layers"), parse_layers(decoder_layers, "decoder_layers")]
-    before, after = save_student(teacher, output, *layers)
+    before, after = save_student(
+        teacher,
+        output,
+        parse_layers(encoder_layers, "encoder_layers"),
+        parse_layers(decoder_layers, "decoder_layers"),
+        allow_mismatch,
+    )
     fewer = 100 * (1 - after / before)
     say(f"saved {output}: teacher {before:,} parameters, student {after:,} ({fewer:.1f} % fewer)")
 
@@ -98,6 +105,7 @@ def compare(
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     device: Device = None,
     dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Measure students against their teacher: size, quality, retention and decoding speed."""
     from vaswani.distillation.comparison import compare as compare_models
@@ -111,6 +119,7 @@ def compare(
         [teacher, *students, *([baseline] if baseline else [])],
         device=device,
         dtype=dtype,
+        allow_mismatch=allow_mismatch,
         num_beams=num_beams,
         length_penalty=length_penalty,
         max_source_length="auto" if max_source_length is None else max_source_length,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import Device, DType, Revision, number
+from vaswani.cli.options import AllowMismatch, Device, DType, Revision, number
 from vaswani.cli.screen import hide_library_progress, progress_bar, warn
 from vaswani.errors import UserError
 
@@ -75,6 +75,7 @@ def embed(
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Turn text, line by line, into vectors: of the lines, of their words or of their tokens."""
     from vaswani.inference.batches import BUFFERED_TEXTS
@@ -98,6 +99,7 @@ def embed(
         "max_tokens_per_batch": max_tokens_per_batch,
         "device": device,
         "dtype": dtype,
+        "allow_mismatch": allow_mismatch,
     }
     hide_library_progress()
     with open_lines(input_name) as lines:

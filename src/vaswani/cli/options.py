@@ -85,6 +85,12 @@ Device = Annotated[str | None, typer.Option("--device", help="Default: a CUDA de
 Revision = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit of a model on the Hub.")
 ]
+AllowMismatch = Annotated[
+    bool,
+    typer.Option(
+        "--allow_mismatch", help="Take tokenizers or weights that seem to be another model's, with a warning."
+    ),
+]
 DType = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16 or float16. Default: as saved.")
 ]

@@ -1,6 +1,5 @@
 """`vaswani prompt`."""
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import Device, DType, Revision, number, seed_of
+from vaswani.cli.options import AllowMismatch, Device, DType, Revision, number, seed_of
 from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.errors import UserError
+from vaswani.json_files import finite_json
 
 if TYPE_CHECKING:
     from vaswani.inference.prompting import PromptingResult
@@ -40,6 +40,7 @@ def prompt(
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Do a task by zero-, one- or few-shot prompting, and report the accuracy."""
     from vaswani.inference.prompting import Prompter, count_answers
@@ -59,6 +60,7 @@ def prompt(
             revision=revision,
             device=device,
             dtype=dtype,
+            allow_mismatch=allow_mismatch,
             max_tokens_per_batch=max_tokens_per_batch,
         )
         for count in counts:
@@ -69,14 +71,14 @@ def prompt(
             _warn_of_fewer_shots(result, prompter.language_model.positions)
             for answer in result.answers:
                 record = {"asked_shots": count, **asdict(answer)}
-                writer.write(json.dumps(record, ensure_ascii=False))
+                writer.write(finite_json(record, ensure_ascii=False))
             results.append(result)
     say(str(results[-1]))  # once the answers are in their file
     if as_json:
         way = {"generate": True} if task.generate else {"normalize": task.normalize}
         record = {"model": model, "task": str(task_file), **way, "seed": seed}
         record["results"] = [result.to_dict() for result in results]
-        say(json.dumps(record))
+        say(finite_json(record))
 
 
 def _numbers_of_shots(text: str) -> list[int]:

@@ -1,6 +1,5 @@
 """`vaswani translate` and `vaswani evaluate`."""
 
-import json
 import os
 import sys
 from functools import partial
@@ -11,6 +10,7 @@ import typer
 from vaswani.bounds import MOST_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import (
+    AllowMismatch,
     DatasetConfig,
     Device,
     DType,
@@ -29,6 +29,7 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.cli.splits import load_split
+from vaswani.json_files import finite_json
 
 if TYPE_CHECKING:
     from vaswani.inference.translation import Translator
@@ -66,6 +67,7 @@ def translate(
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Translate text, line by line: standard input to standard output, or files."""
     from vaswani.inference.batches import BUFFERED_TEXTS
@@ -79,6 +81,7 @@ def translate(
             revision=revision,
             device=device,
             dtype=dtype,
+            allow_mismatch=allow_mismatch,
             num_beams=num_beams,
             length_penalty=length_penalty,
             max_source_length=max_source_length,
@@ -136,6 +139,7 @@ def evaluate(
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Translate a corpus, or summarize it, and score the result."""
     from vaswani.inference.evaluation import evaluate as evaluate_translator
@@ -156,6 +160,7 @@ def evaluate(
             revision=revision,
             device=device,
             dtype=dtype,
+            allow_mismatch=allow_mismatch,
             num_beams=num_beams,
             length_penalty=length_penalty,
             max_source_length=max_source_length,
@@ -176,7 +181,7 @@ def evaluate(
             "max_length": max_length,
         }
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
-        say(json.dumps(record))
+        say(finite_json(record))
 
 
 def _load_translator(model: str, max_source_length: int | None, **options: Any) -> "Translator":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from vaswani.atomic_files import write_whole
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.errors import RunError, UserError
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
+from vaswani.json_files import finite_json, without_non_finite
 from vaswani.model.model_card import markdown_table
 from vaswani.training.confidence import Estimate
 from vaswani.training.metrics import METRIC_NAMES
@@ -48,7 +48,7 @@ def write_report(comparison: Comparison, folder: Path) -> None:
     """
     prepare_folder(folder)
     _write(folder / MARKDOWN, as_markdown(comparison).encode())
-    _write(folder / JSON, (json.dumps(as_dict(comparison), indent=2) + "\n").encode())
+    _write(folder / JSON, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode())
     try:
         picture = quality_against_speed_png(_points(comparison), METRIC_NAMES[comparison.metric])
     except UserError as error:

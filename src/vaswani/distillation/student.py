@@ -97,7 +97,11 @@ def parse_layers(text: str | None, name: str) -> Layers:
 
 
 def save_student(
-    teacher: str | Path, output: Path, encoder_layers: Layers = None, decoder_layers: Layers = None
+    teacher: str | Path,
+    output: Path,
+    encoder_layers: Layers = None,
+    decoder_layers: Layers = None,
+    allow_mismatch: bool = False,
 ) -> tuple[int, int]:
     """Make a student of a checkpoint and save it, with the teacher's tokenizers, in a folder of its own.
 
@@ -106,6 +110,7 @@ def save_student(
         output: a folder that is empty, or does not exist yet.
         encoder_layers: as in `student_from_teacher`.
         decoder_layers: likewise.
+        allow_mismatch: take tokenizers or weights that seem to be another model's.
 
     Returns:
         The number of parameters of the teacher and of the student; tied ones count once.
@@ -115,7 +120,9 @@ def save_student(
         RunError: the disk is full or cannot be written; nothing is left.
     """
     check_empty(output, "the student")
-    model, source_tokenizer, target_tokenizer = load_checkpoint(teacher, device="cpu")
+    model, source_tokenizer, target_tokenizer = load_checkpoint(
+        teacher, device="cpu", allow_mismatch=allow_mismatch
+    )
     student = student_from_teacher(model, encoder_layers, decoder_layers)
     with whole_folder(output, "the student") as folder:
         student.save_pretrained(folder)

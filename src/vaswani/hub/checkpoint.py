@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,14 +21,19 @@ from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.run_facts import auto_class_of, meta_model, read_config
-
-_WEIGHTS = "model.safetensors"
-_WEIGHTS_INDEX = "model.safetensors.index.json"
-_PICKLED_WEIGHTS = (
-    "pytorch_model*.bin"  # as PyTorch pickles them: many older checkpoints on the Hub have no others
+from vaswani.hub.vocabulary import check_vocabulary
+from vaswani.hub.weights import (
+    OTHER_CHECKPOINT,
+    PICKLED_WEIGHTS,
+    check_places,
+    check_weights,
+    is_of_base_model,
+    load_weights,
 )
+from vaswani.json_files import read_object
+
+_GENERATION_CONFIG = "generation_config.json"
 _ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
-_MOST_UNSAVED = 1 << 20  # parameters that may be made beside the loaded ones, as sinusoidal positions are
 
 
 # What a model of an Auto class does, and some that do, for those who gave one that does not.
@@ -53,6 +55,7 @@ def load_checkpoint(
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     auto_class: Any = AutoModelForSeq2SeqLM,
+    allow_mismatch: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Return the model, in evaluation mode, with its source and its target tokenizer.
 
@@ -62,23 +65,28 @@ def load_checkpoint(
         dtype: of the weights; `None` means as saved.
         revision: branch, tag or commit on the Hub; `None` means `main`.
         auto_class: that loads it; `None` means the class that the checkpoint was saved from.
+        allow_mismatch: take tokenizers that seem to be another model's, and leave out weights that the model
+            has no place for.
 
     Raises:
-        UserError: no such folder; no model of that kind in it; weights missing, damaged or incomplete; a
-            tokenizer missing or of another model; a device or dtype that does not exist here.
+        UserError: no such folder; no model of that kind in it; weights missing, damaged, incomplete, not
+            finite or of another model; a tokenizer missing or of another model; a device or dtype that does
+            not exist here.
     """
     device, dtype = _device(device), _dtype(dtype)
     directory = local_folder(name, revision)
     config = _load_config(directory, auto_class)
     check_weights(directory, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
+    _check_generation_config(directory, meta_model(config, auto_class))
     model, report = load_weights(directory, auto_class or auto_class_of(config), config, dtype=dtype)
-    if missing := sorted(report["missing_keys"]):
-        raise UserError(
-            f"the weights in {directory} lack {len(missing)} of the model's, {missing[0]} for one; "
-            "the checkpoint is incomplete or of another model: use another one"
-        )
-    check_vocabulary(directory, model, source_tokenizer)
+    unplaced = report["unexpected_keys"]
+    if auto_class is None:  # what a head computes is not asked for
+        unplaced = [name for name in unplaced if is_of_base_model(name, model)]
+    remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, leaves out what has no place"
+    check_places(directory, report["missing_keys"], ())
+    check_places(directory, (), () if allow_mismatch else unplaced, remedy)
+    check_vocabulary(directory, model, source_tokenizer, target_tokenizer, allow_mismatch=allow_mismatch)
     return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
 
 
@@ -124,7 +132,7 @@ def _download(name: str, revision: str | None) -> Path:
         wanted = [*_ALL_BUT_WEIGHTS, "model*.safetensors"]
         directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
         if not any(directory.glob("*.safetensors")):
-            snapshot_download(name, revision=revision, allow_patterns=[_PICKLED_WEIGHTS])
+            snapshot_download(name, revision=revision, allow_patterns=[PICKLED_WEIGHTS])
     except HUB_ERRORS as error:
         raise UserError(
             f"model {name!r} is neither a folder here nor to be had from the Hub: "
@@ -158,115 +166,32 @@ def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
     return type(config) in auto_class._model_mapping
 
 
-def check_weights(directory: Path, config: PreTrainedConfig) -> None:
-    """Whether the weights are whole, and as many as a model of this configuration has.
-
-    The headers of the files tell, so nothing large is read: a configuration that was changed may ask for more
-    room than there is. Pickled weights tell no size; loading shows whether they are whole.
+def _check_generation_config(directory: Path, model: PreTrainedModel) -> None:
+    """Check the options of `generate` that are saved with a model, where there are any.
 
     Raises:
-        UserError: they are not.
+        UserError: they cannot be read, or name tokens that the model has not.
     """
-    files = _weight_files(directory)
-    held = sum(map(_count_weights, files))
+    path = directory / _GENERATION_CONFIG
+    if not path.exists():
+        return
+    output = model.get_output_embeddings()
+    num_tokens = None if output is None else int(output.weight.shape[0])
     try:
-        model = meta_model(config)
-    except Exception as error:  # sizes that do not even fit a number of 64 bits
-        raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
-    needed = model.num_parameters()
-    if files and needed - min(_count_unsaved(model), _MOST_UNSAVED) > 2 * held:
-        raise UserError(
-            f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
-            f"it hold {held:,}; they do not belong together: use another checkpoint"
-        )
+        generation = GenerationConfig.from_dict(read_object(path))
+        generation.validate(strict=False)
+        for name, value in generation.to_dict().items():
+            for token in value if isinstance(value, list) else [value]:
+                if name.endswith("_token_id") and token is not None:
+                    _check_token(name, token, num_tokens)
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds: a field of another type may fail anywhere
+        raise UserError(f"{path} cannot be used: {one_line(error)}; mend it, or delete it") from error
 
 
-def _count_unsaved(model: PreTrainedModel) -> int:
-    """How many parameters a checkpoint of the model lacks, for they are the same in every model."""
-    names = model._keys_to_ignore_on_save or ()
-    return sum(weight.numel() for name, weight in model.named_parameters() if name in names)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """The files that weights are read from, but for pickled ones."""
-    if (directory / _WEIGHTS_INDEX).is_file():
-        index = _read_json(directory / _WEIGHTS_INDEX)
-        return [directory / name for name in sorted(set(index.get("weight_map", {}).values()))]
-    if (directory / _WEIGHTS).is_file():
-        return [directory / _WEIGHTS]
-    if any(directory.glob(_PICKLED_WEIGHTS)):
-        return []
-    raise UserError(
-        f"{directory} has no weights ({_WEIGHTS}); it may be half-written: use another checkpoint"
-    )
-
-
-def _count_weights(file: Path) -> int:
-    if not file.is_file():
-        raise UserError(f"{file} is missing; the checkpoint may be half-written: use another one")
-    try:
-        with safe_open(file, framework="pt") as weights:
-            names = weights.keys()
-            return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{file} is damaged or half-written ({one_line(error)}); use another checkpoint"
-        ) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged or half-written ({error}); use another checkpoint") from error
-
-
-def load_weights(
-    directory: Path, model_class: Any, config: PreTrainedConfig, **options: Any
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Load a model from a folder, and from nowhere else; no code that a checkpoint brings is run.
-
-    Args:
-        directory: the folder.
-        model_class: the model's class, or an Auto class.
-        config: of the model.
-        options: of `from_pretrained`.
-
-    Returns:
-        The model, and what became of the weights: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
-
-    Raises:
-        UserError: pickled weights that are cut short or hold more than tensors, weights of other shapes than
-            the configuration's, an option that cannot be.
-    """
-    try:
-        return model_class.from_pretrained(
-            directory,
-            config=config,
-            local_files_only=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-            **options,
-        )
-    except UnpicklingError as error:
-        raise UserError(
-            f"the weights in {directory} cannot be loaded: they are pickled, and are cut short or hold more "
-            "than tensors, which could be code, so nothing of them was run; ask who made them for safetensors"
-        ) from error
-    except Exception as error:  # of many kinds: torch's, safetensors' and the library's
-        reason = one_line(error.__cause__ or error)
-        raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
-
-
-def check_vocabulary(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Whether the model embeds every token of a tokenizer.
-
-    Raises:
-        UserError: it does not.
-    """
-    embedded = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    if len(tokenizer) > embedded:
-        raise UserError(
-            f"the tokenizer in {directory} has {len(tokenizer)} tokens but the model embeds {embedded}; "
-            "they do not belong together: give a folder in which they do"
-        )
+def _check_token(name: str, token: Any, num_tokens: int | None) -> None:
+    if not isinstance(token, int) or isinstance(token, bool):
+        raise ValueError(f"{name}={token!r} must be the number of a token")
+    if num_tokens is not None and token >= num_tokens:
+        raise ValueError(f"{name}={token} lies outside the vocabulary of {num_tokens} tokens")

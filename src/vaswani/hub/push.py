@@ -27,6 +27,7 @@ from vaswani.hub.run_facts import (
     SETTINGS_FILE,
     RunFacts,
 )
+from vaswani.hub.weights import check_finite_files
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
@@ -125,13 +126,14 @@ def push_folder(
         The address of the repository.
 
     Raises:
-        UserError: there is no model in the folder, one of its files is a link, or the name, the token or the
-            right to write is wrong.
+        UserError: there is no model in the folder, its weights are not finite, one of its files is a link, or
+            the name, the token or the right to write is wrong.
         RunError: the Hub or the way to it failed; nothing has been published.
     """
     for name in _READ:
         _refuse_link(folder / name)
     allowed_files(folder, PUSHED)  # before a repository is made
+    check_finite_files(folder)
     api = HfApi(token=token)
     try:
         url = api.create_repo(repo_id, private=private, exist_ok=True)

@@ -22,11 +22,18 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.batches import batches
+from vaswani.inference.finite_scores import FiniteScores, check_finite_scores
 from vaswani.model.decoding import position_limit
 
 TokenIds = tuple[int, ...]
@@ -142,11 +149,7 @@ class LanguageModel:
                 found[place] = score
             if progress:
                 progress(len(scored))
-        if any(map(math.isnan, found)):
-            raise RunError(
-                f"the model's log-probabilities are not numbers (NaN) in {self.model.dtype}; if the weights "
-                "are right, another dtype helps, such as float32"
-            )
+        check_finite_scores(all(map(math.isfinite, found)), self.model)
         return found
 
     def write(
@@ -165,7 +168,7 @@ class LanguageModel:
             progress: is told of so many more continuations written.
 
         Raises:
-            RunError: a batch does not fit into the device's memory.
+            RunError: a batch does not fit into the device's memory; the model's numbers overflow.
         """
         written: dict[TokenIds, str] = {}
         times = Counter(prompts)
@@ -225,6 +228,7 @@ class LanguageModel:
         for row, prompt in enumerate(batch):  # padding in front, where what is written does not follow it
             input_ids[row, length - len(prompt) :] = torch.tensor(prompt)
             attention_mask[row, length - len(prompt) :] = 1
+        finite = FiniteScores()
         sequences = self.model.generate(  # [R, T + at most max_new_tokens]
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -236,7 +240,9 @@ class LanguageModel:
             forced_eos_token_id=None,  # some configurations force it at the end
             pad_token_id=self.tokenizer.pad_token_id or 0,
             stopping_criteria=StoppingCriteriaList([_StopTexts(self._decode, stop, length)]),
+            logits_processor=LogitsProcessorList([finite]),
         )
+        finite.check(self.model)
         return [_before(text, stop) for text in self._decode(sequences[:, length:])]
 
     def _decode(self, sequences: torch.Tensor) -> list[str]:

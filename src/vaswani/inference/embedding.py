@@ -147,6 +147,7 @@ class Embedder:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
+        allow_mismatch: bool = False,
         **options: Any,
     ) -> Embedder:
         """Load a model with its tokenizer.
@@ -157,12 +158,15 @@ class Embedder:
             device: None means a CUDA device if there is one, and else the CPU.
             dtype: of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
+            allow_mismatch: take a tokenizer or weights that seem to be another model's.
             options: those of the class.
 
         Raises:
             UserError: what stands in the way, in one line (see `load_checkpoint`).
         """
-        model, tokenizer, _ = load_checkpoint(name, device, dtype, revision, auto_class=None)
+        model, tokenizer, _ = load_checkpoint(
+            name, device, dtype, revision, auto_class=None, allow_mismatch=allow_mismatch
+        )
         return cls(model, tokenizer, **options)
 
     def embed(self, texts: Iterable[Text]) -> torch.Tensor:

@@ -5,7 +5,6 @@ One line in is one line out, whatever is in it; only a line feed ends a line.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from typing import BinaryIO
 
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.translation import Translation, Translator
+from vaswani.json_files import finite_json
 from vaswani.line_files import read_lines
 
 
@@ -107,4 +107,4 @@ def _as_json(translation: Translation) -> str:
     for name in ("problem", "source_cut_off"):
         if not record[name]:
             del record[name]
-    return json.dumps(record, ensure_ascii=False)
+    return finite_json(record, ensure_ascii=False)

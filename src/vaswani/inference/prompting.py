@@ -158,6 +158,7 @@ class Prompter:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
+        allow_mismatch: bool = False,
         **options: Any,
     ) -> Prompter:
         """Load a model with its tokenizer.
@@ -167,12 +168,15 @@ class Prompter:
             device: None means a CUDA device if there is one, and else the CPU.
             dtype: of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
+            allow_mismatch: take a tokenizer or weights that seem to be another model's.
             options: those of the class.
 
         Raises:
             UserError: what stands in the way, in one line (see `load_checkpoint`).
         """
-        model, tokenizer, _ = load_checkpoint(name, device, dtype, revision, AutoModelForCausalLM)
+        model, tokenizer, _ = load_checkpoint(
+            name, device, dtype, revision, AutoModelForCausalLM, allow_mismatch
+        )
         return cls(model, tokenizer, **options)
 
     def answer(

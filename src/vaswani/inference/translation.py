@@ -22,13 +22,19 @@ from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
+from vaswani.inference.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.scoring import sequence_log_probs
 from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 
@@ -144,6 +150,7 @@ class Translator:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
+        allow_mismatch: bool = False,
         **options: Any,
     ) -> Translator:
         """Load a model with its tokenizers.
@@ -153,12 +160,13 @@ class Translator:
             device: None means a CUDA device if there is one, and else the CPU.
             dtype: of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
+            allow_mismatch: take tokenizers or weights that seem to be another model's.
             options: those of the class.
 
         Raises:
             UserError: what stands in the way, in one line (see `load_checkpoint`).
         """
-        return cls(*load_checkpoint(name, device, dtype, revision), **options)
+        return cls(*load_checkpoint(name, device, dtype, revision, allow_mismatch=allow_mismatch), **options)
 
     def __call__(self, sentences: Iterable[str]) -> list[str]:
         """Translate sentences, in their order; an empty one stays empty.
@@ -191,7 +199,8 @@ class Translator:
 
         Raises:
             UserError: an argument out of its range, or one text instead of many.
-            RunError: while it is read: a batch does not fit into the device's memory.
+            RunError: while it is read: a batch does not fit into the device's memory, or the model's scores
+                are NaN or infinite.
         """
         if isinstance(sentences, str):
             raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
@@ -278,6 +287,7 @@ class Translator:
         ranking = (
             {"length_penalty": self.length_penalty, "early_stopping": False} if self.num_beams > 1 else {}
         )
+        finite = FiniteScores()
         sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -289,12 +299,15 @@ class Translator:
             max_length=1 + int(limits.max()),
             forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
             stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
+            logits_processor=LogitsProcessorList([finite]),
             **ranking,
         )
+        finite.check(self.model)
         lengths, complete = self._endings(sequences[:, 1:], limits.repeat_interleave(n_best))
         hypotheses = self._decode(sequences[:, 1:], lengths, complete)
         if with_scores:
             log_probs = sequence_log_probs(self.model, input_ids, attention_mask, sequences, lengths)
+            check_finite_scores(log_probs.isfinite().all(), self.model)
             hypotheses = self._score(hypotheses, log_probs, lengths)
         groups = [hypotheses[start : start + n_best] for start in range(0, len(hypotheses), n_best)]
         return [tuple(sorted(group, key=lambda hypothesis: -(hypothesis.score or 0.0))) for group in groups]

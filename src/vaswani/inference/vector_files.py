@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from io import BytesIO
@@ -16,6 +15,7 @@ from safetensors.torch import save
 from vaswani.atomic_files import write_whole
 from vaswani.errors import RunError, UserError
 from vaswani.inference.embedding import Unit
+from vaswani.json_files import finite_json
 from vaswani.line_files import LineWriter
 
 _ARRAYS = (".npy", ".safetensors")
@@ -47,10 +47,10 @@ def write_vectors(results: Iterable[Any], unit: Unit, name: str) -> int:
 def _as_json(index: int, result: Any, unit: Unit) -> str:
     """{"index": 0, "vector": [...]}, or {"index": 0, "words": ["A", ...], "vectors": [[...], ...]}."""
     if unit == "text":
-        return json.dumps({"index": index, "vector": _numbers(result)})
+        return finite_json({"index": index, "vector": _numbers(result)})
     pieces, vectors = result
     record = {"index": index, f"{unit}s": pieces, "vectors": [_numbers(vector) for vector in vectors]}
-    return json.dumps(record, ensure_ascii=False)
+    return finite_json(record, ensure_ascii=False)
 
 
 def _numbers(vector: torch.Tensor) -> list[float]:

@@ -13,8 +13,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vaswani.atomic_files import check_empty, whole_folder
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
-from vaswani.hub.checkpoint import check_weights, load_weights, local_folder
+from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_facts import read_config
+from vaswani.hub.vocabulary import check_vocabulary
+from vaswani.hub.weights import check_places, check_weights, load_weights
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
@@ -94,10 +96,13 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     """
     check_empty(output, "the model")
     folders = [local_folder(name) if name else None for name in (encoder, decoder)]
-    halves = [folder and load_exactly(folder, read_config(folder)) for folder in folders]
+    halves = [load_exactly(folder, read_config(folder)) if folder else None for folder in folders]
     model = combine(*halves, **values)
     source, target = (folder or next(filter(None, folders)) for folder in folders)
     tokenizers = (load_tokenizers(source)[0], load_tokenizers(target)[-1])
+    for given, half, tokenizer in zip(folders, halves, tokenizers, strict=True):
+        if given and half:
+            check_vocabulary(given, half, tokenizer)
     with whole_folder(output, "the model") as folder:
         model.save_pretrained(folder)
         save_tokenizers(tokenizers[0], tokenizers[0] if source == target else tokenizers[1], folder)
@@ -119,15 +124,8 @@ def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | Non
         raise UserError(f"{kind} is no class of a {config.model_type!r} model")
     check_weights(folder, config)
     model, report = load_weights(folder, model_class, config, dtype="auto")
-    for problem, names in (
-        ("lack", report["missing_keys"]),
-        ("hold what it has no place for:", report["unexpected_keys"]),
-    ):
-        if names := sorted(names):
-            raise UserError(
-                f"the weights in {folder} {problem} {', '.join(names)}, read as {kind}; --architecture "
-                "reads them as another class"
-            )
+    remedy = f"they were read as {kind}: --architecture reads them as another class"
+    check_places(folder, report["missing_keys"], report["unexpected_keys"], remedy)
     return model.eval()
 
 
@@ -171,6 +169,8 @@ def _save(model: PreTrainedModel, output: Path, folder: Path) -> bool:
     """Write the model, and the tokenizers of the folder that it came from, if there are any."""
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
     tokenizers = load_tokenizers(folder) if has_tokenizer else None
+    if tokenizers:
+        check_vocabulary(folder, model, *tokenizers)
     with whole_folder(output, "the model") as unfinished:
         model.save_pretrained(unfinished)
         if tokenizers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers import EarlyStoppingCallback
 
 from vaswani.atomic_files import write_whole
 from vaswani.hub.run_facts import EVALUATION_FILE
+from vaswani.json_files import finite_json, without_non_finite
 from vaswani.training.base_trainer import BaseTrainer
 from vaswani.training.confidence import RESAMPLES
 
@@ -45,7 +45,7 @@ def evaluate_finished(
     scores = trainer.evaluate(splits[split], metric_key_prefix=split)
     trainer.save_metrics(split, scores)
     if trainer.is_world_process_zero() and (told := tell(split, splits[split], scores)) is not None:
-        text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+        text = finite_json(without_non_finite(told), indent=2, ensure_ascii=False) + "\n"
         write_whole(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, text.encode())
     return scores
 

@@ -20,8 +20,10 @@ from transformers.utils import logging
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
-from vaswani.hub.checkpoint import check_vocabulary, check_weights, load_weights, local_folder
+from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_facts import read_config
+from vaswani.hub.vocabulary import check_vocabulary
+from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights
 from vaswani.model.decoding import position_limit
 
 ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
@@ -115,11 +117,11 @@ def load_with_head(
             folder, auto_class, config, dtype=torch.float32, ignore_mismatched_sizes=True, **options
         )
     new = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
-    if lost := [name for name in new if _is_of_base_model(name, model)]:
-        raise UserError(
-            f"the weights in {folder} lack {len(lost)} of the model's, {lost[0]} for one; they are "
-            "incomplete or of another model: use another checkpoint"
-        )
+    of_base = [
+        [name for name in names if is_of_base_model(name, model)]
+        for names in (new, report["unexpected_keys"])
+    ]
+    check_places(folder, missing=of_base[0], unplaced=of_base[1])
     check_vocabulary(folder, model, pretrained.tokenizer)
     return model, new
 
@@ -144,11 +146,6 @@ def new_with_head(
 def _config_with(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:
     with _without_remarks():
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **fields)
-
-
-def _is_of_base_model(name: str, model: PreTrainedModel) -> bool:
-    """Whether a weight is the base model's and not of a head; pre-training may have no use for a pooler."""
-    return name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
 
 
 @contextmanager

@@ -1,0 +1,280 @@
+"""The weights in a folder: found, held against the configuration, loaded, and searched for NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from vaswani.errors import UserError, one_line
+from vaswani.hub.run_facts import meta_model
+from vaswani.json_files import read_object, unreadable
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+PICKLED_WEIGHTS = "pytorch_model*.bin"  # many older checkpoints on the Hub have no others
+OTHER_CHECKPOINT = "they are incomplete or of another model: use another checkpoint"
+_MOST_UNSAVED = 1 << 20  # parameters that may be made beside the loaded ones, as sinusoidal positions are
+
+
+class StoredTensor(NamedTuple):
+    """What the header of a file says of a tensor; dtypes are called as safetensors calls them: F32, I8 ..."""
+
+    num_elements: int
+    dtype: str
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return self.dtype.startswith(("F", "BF"))
+
+
+# ----------------------------------------------------------------------------------------------------- files
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of weights in a folder, in the order in which transformers looks for them.
+
+    Raises:
+        UserError: there are none, or the index of several is damaged.
+    """
+    if (directory / WEIGHTS).exists():
+        return [directory / WEIGHTS]
+    if (directory / WEIGHTS_INDEX).exists():
+        return _shards(directory)
+    if pickled := sorted(directory.glob(PICKLED_WEIGHTS)):
+        return pickled
+    raise UserError(f"{directory} has no weights ({WEIGHTS}); it may be half-written: use another checkpoint")
+
+
+def _shards(directory: Path) -> list[Path]:
+    index = directory / WEIGHTS_INDEX
+    places = read_object(index).get("weight_map")
+    names = list(places.values()) if isinstance(places, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UserError(
+            f"{index} is damaged: its weight_map must name a file beside it for each weight; use another "
+            "checkpoint"
+        )
+    return [directory / name for name in sorted(set(names))]
+
+
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """What a file of weights holds, from its header.
+
+    Raises:
+        UserError: it is missing, damaged, unreadable, or pickled with more than tensors in it.
+    """
+    if not file.is_file():
+        raise UserError(unreadable(file, FileNotFoundError() if not file.exists() else IsADirectoryError()))
+    try:
+        file.open("rb").close()
+        return _pickled_tensors(file) if file.suffix == ".bin" else _header(file)
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(unreadable(file, error)) from error
+    except (SafetensorError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        raise UserError(
+            f"{file} is damaged or half-written ({one_line(error)}); use another checkpoint"
+        ) from error
+
+
+def _header(file: Path) -> dict[str, StoredTensor]:
+    with safe_open(file, framework="pt") as weights:
+        parts = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118  # no mapping
+        return {
+            name: StoredTensor(math.prod(part.get_shape()), str(part.get_dtype()))
+            for name, part in parts.items()
+        }
+
+
+def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
+    try:
+        weights = torch.load(file, map_location="meta", weights_only=True)
+    except UnpicklingError as error:
+        raise UserError(
+            f"the weights in {file} cannot be loaded: they are pickled, and are cut short or hold more "
+            "than tensors, which could be code, so nothing of them was run; ask who made them for safetensors"
+        ) from error
+    if not isinstance(weights, dict) or not all(map(torch.is_tensor, weights.values())):
+        raise UserError(f"{file} holds no weights by their names; use another checkpoint")
+    return {
+        name: StoredTensor(weight.numel(), "F" if weight.is_floating_point() else str(weight.dtype))
+        for name, weight in weights.items()
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- checks
+
+
+def check_weights(directory: Path, config: PreTrainedConfig) -> None:
+    """Check that the weights are whole, as many as a model of this configuration has, and of its dtypes.
+
+    The headers of the files tell, so nothing large is read: a configuration that was changed may ask for more
+    room than there is.
+
+    Raises:
+        UserError: they are not.
+    """
+    stored: dict[str, StoredTensor] = {}
+    for file in weight_files(directory):
+        stored |= stored_tensors(file)
+    held = sum(tensor.num_elements for tensor in stored.values())
+    try:
+        model = meta_model(config)
+    except Exception as error:  # sizes that do not even fit a number of 64 bits
+        raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
+    needed = model.num_parameters()
+    if needed - min(_count_unsaved(model), _MOST_UNSAVED) > 2 * held:
+        raise UserError(
+            f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
+            f"it hold {held:,}; they do not belong together: use another checkpoint"
+        )
+    if not getattr(config, "quantization_config", None):  # whose integers are not cast
+        _check_dtypes(directory, stored, model)
+
+
+def _count_unsaved(model: PreTrainedModel) -> int:
+    """How many parameters a checkpoint of the model lacks, for they are the same in every model."""
+    names = model._keys_to_ignore_on_save or ()
+    return sum(weight.numel() for name, weight in model.named_parameters() if name in names)
+
+
+def _check_dtypes(directory: Path, stored: dict[str, StoredTensor], model: PreTrainedModel) -> None:
+    """Raise a UserError if integers stand where the model has floating-point numbers."""
+    floats = [name for name, weight in model.state_dict().items() if weight.is_floating_point()]
+    for name, tensor in stored.items():
+        if tensor.is_float:
+            continue
+        if any(f".{place}".endswith(f".{name}") or f".{name}".endswith(f".{place}") for place in floats):
+            raise UserError(
+                f"the weights in {directory} hold {name} as {tensor.dtype}, and the model needs "
+                "floating-point numbers; use a checkpoint that is not quantized"
+            )
+
+
+def check_places(
+    directory: Path, missing: Iterable[str], unplaced: Iterable[str], remedy: str = OTHER_CHECKPOINT
+) -> None:
+    """Check that the model and its weights have the same tensors.
+
+    Args:
+        directory: of the weights.
+        missing: names of the model's tensors that the weights lack.
+        unplaced: those without a place in the model that matter.
+        remedy: what to do.
+
+    Raises:
+        UserError: the weights lack a tensor, or hold one that the model has no place for.
+    """
+    for names, problem in (
+        (sorted(missing), "lack {} of the model's"),
+        (sorted(unplaced), "hold {} that the model has no place for"),
+    ):
+        if names:
+            raise UserError(
+                f"the weights in {directory} {problem.format(len(names))}, {names[0]} for one; {remedy}"
+            )
+
+
+def is_of_base_model(name: str, model: PreTrainedModel) -> bool:
+    """Whether a weight is the base model's and not of a head; pre-training may have no use for a pooler."""
+    inner = name.removeprefix(f"{model.base_model_prefix}.")
+    parts = {child for child, _ in model.base_model.named_children()}
+    return (inner != name or inner.partition(".")[0] in parts) and ".pooler." not in f".{name}"
+
+
+def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str | Path) -> None:
+    """Check that weights are finite: of 65 million it takes 30 ms.
+
+    Args:
+        weights: with their names.
+        where: they are, for the message: a file or a folder.
+
+    Raises:
+        UserError: one holds NaN or infinity.
+    """
+    for name, weight in weights:
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        if not _is_finite(local):
+            raise UserError(
+                f"the weights in {where} are not finite numbers: {name} holds NaN or infinity in "
+                f"{str(local.dtype).removeprefix('torch.')}; use another checkpoint, such as an earlier one "
+                "of the training, or a dtype with a larger range"
+            )
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
+        return True
+    if weight.element_size() == 1:  # torch compares no 8-bit floating-point numbers
+        weight = weight.float()
+    low, high = weight.detach().aminmax()
+    return bool(low.isfinite() & high.isfinite())
+
+
+def check_finite_files(directory: Path) -> None:
+    """Check the safetensors in a folder as `check_finite` does, a tensor at a time.
+
+    Raises:
+        UserError: one holds NaN or infinity, or a file cannot be read.
+    """
+    for file in weight_files(directory):
+        names = stored_tensors(file)
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as weights:
+                check_finite(((name, weights.get_tensor(name)) for name in names), file)
+
+
+# --------------------------------------------------------------------------------------------------- loading
+
+
+def load_weights(
+    directory: Path, model_class: Any, config: PreTrainedConfig, **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a model from a folder, and from nowhere else; no code that a checkpoint brings is run.
+
+    Args:
+        directory: the folder.
+        model_class: the model's class, or an Auto class.
+        config: of the model.
+        options: of `from_pretrained`.
+
+    Returns:
+        The model, and what became of the weights: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
+
+    Raises:
+        UserError: pickled weights that are cut short or hold more than tensors, weights of other shapes than
+            the configuration's, NaN or infinity among them, an option that cannot be.
+    """
+    try:
+        model, report = model_class.from_pretrained(
+            directory,
+            config=config,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **options,
+        )
+    except Exception as error:  # of many kinds: torch's, safetensors' and the library's
+        reason = one_line(error.__cause__ or error)
+        raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
+    check_finite(_saved_tensors(model), directory)
+    return model, report
+
+
+def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers that a checkpoint holds, tied ones once."""
+    seen = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor

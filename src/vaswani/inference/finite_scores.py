@@ -1,0 +1,41 @@
+"""Whether the scores of a search are numbers: a model whose logits overflow must not answer with nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, PreTrainedModel
+
+from vaswani.errors import RunError
+
+
+class FiniteScores(LogitsProcessor):
+    """Remembers whether `generate` has met NaN or infinity, and changes nothing.
+
+    Give it as the last of the `logits_processor`s, and call `check` when the search has ended: to look at
+    each step would make a GPU wait. Minus infinity is the score of tokens that a search leaves out.
+    """
+
+    def __init__(self) -> None:
+        self._is_finite: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Look at the scores of a step: float [rows, V]."""
+        is_finite = scores.amax(dim=-1).isfinite().all()
+        self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+        return scores
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Raise a RunError if one of the steps had scores that are NaN, infinite or all minus infinity."""
+        check_finite_scores(self._is_finite, model)
+
+
+def check_finite_scores(are_finite: torch.Tensor | Any, model: PreTrainedModel) -> None:
+    """Raise a RunError unless the scores that a model gave are finite."""
+    if are_finite is None or bool(are_finite):
+        return
+    dtype = str(model.dtype).removeprefix("torch.")
+    raise RunError(
+        f"the model's scores are not finite numbers in {dtype}; try dtype float32, or use another checkpoint"
+    )
