@@ -3,6 +3,9 @@
 Importing the package registers its models with transformers' Auto classes.
 """
 
+from vaswani import bootstrap, startup  # noqa: F401  # first: where this is the command, they prepare its imports
+
+# isort: split
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

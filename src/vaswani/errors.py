@@ -28,7 +28,11 @@ class RunError(RuntimeError):
     exit_status = 1
 
 
-class PipeClosedError(RunError):
+class OutputError(RunError):
+    """Standard output cannot be written: its disk is full, or nobody reads it."""
+
+
+class PipeClosedError(OutputError):
     """Nobody reads standard output any more, as after `| head -1`: the command ends and says nothing."""
 
     exit_status = 128 + 13  # of SIGPIPE, as shells show it

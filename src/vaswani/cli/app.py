@@ -5,7 +5,7 @@ the user gave, 1 for what happened on the way, Ctrl-C included. With `--debug`, 
 the traceback comes before it.
 """
 
-import os
+import signal
 import sys
 import time
 import traceback
@@ -15,9 +15,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from vaswani.bootstrap import rank, restore_ctrl_c
 from vaswani.cli.application import Application
-from vaswani.cli.screen import flush_standard_output, open_standard_streams, tell
+from vaswani.cli.screen import flush_standard_output, tell
 from vaswani.errors import PipeClosedError, RunError, StoppedError, UserError
+from vaswani.startup import prepare_streams
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
 SECONDS_BEFORE_THE_OTHERS_TELL = 2.0
@@ -54,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
             flush_standard_output()
         status, message = _status_and_message(error)
         was_asked_to = isinstance(error, StoppedError) or isinstance(error.__cause__, KeyboardInterrupt)
-        if message and not (was_asked_to and _rank() > 0):  # several processes stop as one
+        if message and not (was_asked_to and rank() > 0):  # several processes stop as one
             _tell(message)
         return status
     if status == TYPER_INTERRUPTED:
@@ -63,17 +65,12 @@ def run(arguments: Sequence[str]) -> int:
     return status or 0
 
 
-def _rank() -> int:
-    """The number of this process among those that run the command together."""
-    return int(os.environ.get("RANK", "0"))
-
-
 def _tell(message: str) -> None:
     """On standard error; of several processes the first speaks for all that fail alike."""
-    rank = _rank()
-    if rank > 0:
+    number = rank()
+    if number > 0:
         time.sleep(SECONDS_BEFORE_THE_OTHERS_TELL)  # launchers end the others when one has failed
-    tell(f"{f'process {rank}: ' if rank > 0 else ''}{message}")
+    tell(f"{f'process {number}: ' if number > 0 else ''}{message}")
 
 
 def _status_and_message(error: Exception) -> tuple[int, str]:
@@ -88,7 +85,9 @@ def _status_and_message(error: Exception) -> tuple[int, str]:
 
 def main() -> NoReturn:
     """Entry point of the command."""
-    open_standard_streams()
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end a run
-    sys.exit(run(sys.argv[1:]))
+    prepare_streams()
+    restore_ctrl_c()
+    status = run(sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done and said
+    sys.exit(status)

@@ -4,7 +4,6 @@ A standard error that is closed, full or read by nobody costs the messages and n
 standard output is an error, after results that go into files are safe in them.
 """
 
-import os
 import sys
 import time
 from threading import Event, Thread
@@ -18,28 +17,6 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 FIRST_DELAY, LONGEST_DELAY = 5.0, 60.0  # seconds between two lines of progress; they double
-
-
-def open_standard_streams() -> None:
-    """Put something in the place of standard streams that are closed.
-
-    Else the next file that is opened would take the place, and what is meant for the screen would be written
-    into it. Reading standard input and writing standard output still fail: nothing is lost in silence.
-    """
-    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            _open_null(descriptor, os.O_RDONLY if name == "stdout" else os.O_WRONLY)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
-
-
-def _open_null(descriptor: int, flags: int) -> None:
-    opened = os.open(os.devnull, flags)
-    if opened != descriptor:
-        os.dup2(opened, descriptor)
-        os.close(opened)
 
 
 def check_standard_output() -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 
+from vaswani.bootstrap import command_code
 from vaswani.errors import RunError, StoppedError, UserError
+from vaswani.startup import LAUNCHER_VARIABLE
 from vaswani.training.failures import what_was_saved
 
 SECONDS_TO_SAVE = 600  # between the signal to stop and the end of a process that does not heed it
@@ -42,7 +44,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
     """
     _check_devices(num_processes, use_cpu)
     environment = _environment(num_processes)
-    command = [sys.executable, "-m", "vaswani.cli", *arguments]
+    command = [sys.executable, "-c", command_code(), *arguments]
     processes: list[subprocess.Popen] = []
     try:
         with _StopSignals(processes) as stop:
@@ -94,6 +96,7 @@ def _environment(num_processes: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
+        LAUNCHER_VARIABLE: str(os.getpid()),
     }
 
 
