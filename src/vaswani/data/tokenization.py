@@ -18,7 +18,8 @@ What stands around a text depends on what the model is for, its `Purpose`.
 
 import itertools
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -104,8 +105,29 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_not_empty(texts), trainer)
+    _in_thread(lambda: tokenizer.train_from_iterator(_not_empty(texts), trainer))
     return _for_transformers(tokenizer, purpose, token_types, model_max_length)
+
+
+def _in_thread(work: Callable[[], object]) -> None:
+    """Run something in a thread of its own, so that Ctrl-C and SIGTERM end the wait for it.
+
+    Python handles signals in the main thread, between its own instructions: library code can take minutes.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="tokenizer training")
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if errors:
+        raise errors[0]
 
 
 def byte_tokenizer(
