@@ -18,7 +18,8 @@ from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.corpus import CorpusSpec
 from vaswani.errors import UserError
 from vaswani.training.options import Section, check_values, option
-from vaswani.training.processes import choose_device, requested_fsdp_size
+from vaswani.training.process_group import join_processes
+from vaswani.training.processes import choose_device, requested_fsdp_size, trains_on_cpu
 from vaswani.training.schedule import paper_peak_learning_rate
 
 REPORTING_PACKAGES = ("tensorboard", "trackio")
@@ -213,7 +214,9 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         check_values(self)
         choose_device()
         self.fsdp_size = requested_fsdp_size() or self.fsdp_size
+        store = join_processes(int(self.ddp_timeout), trains_on_cpu(self.use_cpu))
         super().__post_init__()
+        del store  # by now the process group keeps it
         self._check_reporting()
         self._check_early_stopping()
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:

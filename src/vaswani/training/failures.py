@@ -40,4 +40,6 @@ def _cause(error: BaseException, output_dir: Path) -> str:
         return (
             "out of memory: lower max_tokens_per_batch (and raise gradient_accumulation_steps to compensate)"
         )
+    if "Timed out waiting" in text:  # gloo's words
+        return f"another process of this training did not answer within ddp_timeout ({text})"
     return f"training failed: {type(error).__name__}: {text}"

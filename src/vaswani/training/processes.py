@@ -20,6 +20,11 @@ def choose_device() -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
+def trains_on_cpu(use_cpu: bool) -> bool:
+    """Whether the processes train on CPUs, by the option or because there is nothing else."""
+    return use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
+
+
 def requested_fsdp_size() -> int | None:
     """How many processes accelerate's launcher wants to share out the model, if it was told so.
 
