@@ -63,9 +63,7 @@ class _Output(io.TextIOWrapper):
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        if (
-            error.errno == errno.EBADF
-        ):  # closed from the start: nobody wants it, but for results (`LineWriter`)
+        if error.errno == errno.EBADF:  # closed from the start: only results are missed (see `LineWriter`)
             return
         give_up(self)
         if error.errno == errno.EPIPE:
@@ -81,10 +79,10 @@ class _Remarks(_Output):
 
 
 def prepare_streams() -> None:
-    """Put something in the place of standard streams that are closed, and tell errors of the others in one line.
+    """Put something in the place of standard streams that are closed; have errors of the others told.
 
-    Else the next file that is opened would take the place, and what is meant for the screen would be written
-    into it. Reading standard input and writing results to standard output still fail.
+    Else the next file that is opened takes the place, and what is meant for the screen is written into it.
+    Reading standard input and writing results to standard output still fail.
     """
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -109,13 +107,15 @@ def _wrapped(stream: Any, kind: type[_Output]) -> Any:
     """The stream with its settings; a letter that a terminal cannot show does not end a run."""
     if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, _Output):
         return stream
-    return kind(
+    wrapped: Any = kind(
         stream.buffer,
         encoding=stream.encoding,
         errors="replace" if kind is _Output else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+    wrapped.replaced = stream  # kept, for it would close the buffer with itself
+    return wrapped
 
 
 # ------------------------------------------------------------------------------------------------- launchers

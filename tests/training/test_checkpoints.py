@@ -144,7 +144,7 @@ def test_a_folder_with_nothing_of_ours_is_free(tmp_path, choice):
 def test_an_output_dir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file; choose a directory"):
-        checkpoint_to_resume(tmp_path / "file", None)
+        check_writable(tmp_path / "file")
 
 
 def finished_checkpoint(folder, step, **facts):

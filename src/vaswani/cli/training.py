@@ -11,7 +11,8 @@ import typer
 from vaswani.cli.app import app
 from vaswani.cli.options import number
 from vaswani.cli.screen import hide_library_progress
-from vaswani.errors import RunError, UserError
+from vaswani.errors import OutputError, RunError, UserError
+from vaswani.training.sigterm import ends_on_sigterm
 
 if TYPE_CHECKING:
     from vaswani.training.config_file import Config, RunConfig
@@ -52,12 +53,13 @@ def _training_command(name: str, help: str, kind: str, run: str) -> None:
         num_processes: NumProcesses = 1,
         show_help: ShowHelp = False,
     ) -> int | None:
-        resolved = _resolve(_imported(kind), context, config, show_help)
-        if resolved is None:
-            return None
-        if num_processes != 1:
-            return _launch(context, config, num_processes, resolved)
-        _run_training(_imported(run), resolved)
+        with ends_on_sigterm(lambda: "before training began"):
+            resolved = _resolve(_imported(kind), context, config, show_help)
+            if resolved is None:
+                return None
+            if num_processes != 1:
+                return _launch(context, config, num_processes, resolved)
+            _run_training(_imported(run), resolved)
         return None
 
 
@@ -119,11 +121,16 @@ def _launch(context: typer.Context, config: Path | None, num_processes: int, res
 
 
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
-    from vaswani.training.failures import describe_failure
+    from vaswani.training.failures import describe_failure, what_was_saved
 
     hide_library_progress()
     try:
-        run(config)
+        with ends_on_sigterm(lambda: f"({what_was_saved(config.output_dir)})"):
+            run(config)
+    except OutputError as error:
+        told = RunError(f"{error}; {what_was_saved(config.output_dir)}")
+        told.exit_status = error.exit_status
+        raise told from error
     except (UserError, RunError):
         raise
     except (KeyboardInterrupt, Exception) as error:

@@ -55,6 +55,7 @@ from vaswani.training.run import (
     check_config,
     check_sharing,
     model_config,
+    owned_output,
     publish,
 )
 from vaswani.training.trainer import Trainer
@@ -76,12 +77,13 @@ def distill(config: DistillationConfig) -> Comparison | None:
     Raises:
         UserError: for a configuration, a teacher or a corpus that cannot work.
     """
-    run = DistillationRun(config)
-    run.run()
-    if config.distillation.baseline:
-        BaselineRun(config).run_unless_done()
-    comparison = _report(config, run) if PartialState().is_main_process else None
-    publish(config)
+    with owned_output(config):
+        run = DistillationRun(config)
+        run.run()
+        if config.distillation.baseline:
+            BaselineRun(config).run_unless_done()
+        comparison = _report(config, run) if PartialState().is_main_process else None
+        publish(config)
     return comparison
 
 
@@ -248,7 +250,8 @@ class BaselineRun(TrainingRun):
         _say(f"training the same student without distillation in {folder}")
         has_begun = (folder / SETTINGS_FILE).is_file()
         self.config.training.resume_from_checkpoint = "true" if has_begun else None
-        self.run()
+        with owned_output(self.config):
+            self.run()
 
     def check(self) -> None:
         """Find what would fail only later; the student's vocabularies decide what its embeddings share."""

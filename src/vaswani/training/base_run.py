@@ -21,6 +21,7 @@ from transformers import (
     enable_full_determinism,
     set_seed,
 )
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.corpus import Corpus, load_corpus
 from vaswani.errors import RunError, UserError, one_line
@@ -32,11 +33,14 @@ from vaswani.training.arguments import BaseTrainingArguments, FamilyArguments
 from vaswani.training.base_trainer import BaseTrainer
 from vaswani.training.checkpoints import check_same_data, check_writable, checkpoint_to_resume
 from vaswani.training.config_file import BaseConfig
+from vaswani.training.failures import what_was_saved
+from vaswani.training.folder_lock import only_run_in
 from vaswani.training.pretrained import Pretrained, load_with_head
 from vaswani.training.processes import check_processes
 from vaswani.training.publishing import push_options
 from vaswani.training.resuming import check_resumable, manifest_of
 from vaswani.training.sharding import check_sizes, held_parameters, is_sharded
+from vaswani.training.sigterm import ends_on_sigterm, sigterm_held_back
 
 
 class BaseRun(ABC):
@@ -59,10 +63,23 @@ class BaseRun(ABC):
         Raises:
             UserError: for a configuration or a corpus that cannot work.
         """
+        output_dir = self.config.output_dir
+        with ends_on_sigterm(lambda: f"before training began; {what_was_saved(output_dir)}"):
+            checkpoint, splits, tokenizers, trainer = self._prepare()
+        with ends_on_sigterm(lambda: _how_to_evaluate(trainer, output_dir)):
+            with sigterm_held_back():
+                self._train(trainer, checkpoint)
+            if trainer.is_world_process_zero():
+                print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
+                with suppress(UserError):  # without matplotlib, or when a short run has logged nothing
+                    save_curves(output_dir)
+            return self.evaluate(trainer, splits, tokenizers)
+
+    def _prepare(self) -> tuple[Path | None, dict[str, Any], Any, BaseTrainer]:
+        """What comes before training: the checkpoint to go on from, tokenized splits, tokenizers, trainer."""
         config = self.config
         self.check()
         checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
-        check_writable(config.output_dir)
         if checkpoint:
             self.history = check_resumable(checkpoint, config).record
         with _first_the_main_process():
@@ -83,17 +100,15 @@ class BaseRun(ABC):
             _announce(counts, model)
         if config.training.should_save:
             self._record(corpus, counts, tokenizers)
+        return checkpoint, splits, tokenizers, trainer
 
+    def _train(self, trainer: BaseTrainer, checkpoint: Path | None) -> None:
+        """Train, and save the final model."""
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.stop_on_signal.raise_if_stopped()
         trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
         trainer.save_state()
         trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
-        if trainer.is_world_process_zero():
-            print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
-            with suppress(UserError):  # without matplotlib, or when a short run has logged nothing
-                save_curves(config.output_dir)
-        return self.evaluate(trainer, splits, tokenizers)
 
     # ------------------------------------------------------------------------------------------ its own steps
 
@@ -171,6 +186,21 @@ class BaseRun(ABC):
         self.save_tokenizers(tokenizers, folder)
         provenance = json.dumps({"rows": counts, **corpus.fingerprint}, indent=2, ensure_ascii=False)
         (folder / CORPUS_FILE).write_text(provenance, encoding="utf-8")
+
+
+@contextmanager
+def owned_output(config: BaseConfig) -> Iterator[None]:
+    """Keep other runs out of `output_dir`; of several processes, the first does it for all.
+
+    Raises:
+        UserError: another run is in the folder, or it cannot be written to.
+    """
+    check_writable(config.output_dir)
+    if config.training.process_index > 0:
+        yield
+        return
+    with only_run_in(config.output_dir):
+        yield
 
 
 @contextmanager
@@ -323,6 +353,16 @@ def _check_same_model(arguments: Any, model: PreTrainedModel, checkpoint: Path) 
                 f"{name}={asked}, but {checkpoint} has {found}; "
                 f"resume with the configuration of the run ({SETTINGS_FILE} beside the checkpoint)"
             )
+
+
+def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
+    """What a run says that is stopped between the end of its training and the end of its evaluation."""
+    saved = f"after training; the model is saved in {output_dir} and has no scores yet"
+    if (output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}").is_dir():
+        return f"{saved}: --resume_from_checkpoint true evaluates it without further training"
+    if trainer.model.config.is_encoder_decoder:
+        return f"{saved}: vaswani evaluate --model {output_dir} computes them"
+    return saved
 
 
 def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:

@@ -167,6 +167,8 @@ def check_writable(output_dir: Path) -> None:
     Raises:
         UserError: it is a file, or cannot be made, or not written to.
     """
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UserError(f"output_dir={output_dir} is a file; choose a directory")
     existing = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -215,8 +217,6 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _check_free(output_dir: Path) -> None:
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"output_dir={output_dir} is a file; choose a directory")
     found = [path.name for path in checkpoints(output_dir)[:1]]
     found += [name for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) if (output_dir / name).is_file()]
     if found:

@@ -18,6 +18,7 @@ from vaswani.training.base_run import (
     check_devices,
     check_metric,
     kernel_options,
+    owned_output,
     pretrained_model,
     publish,
     seed_everything,
@@ -39,8 +40,9 @@ def finetune(config: FinetuningConfig) -> dict[str, float]:
     Raises:
         UserError: for a configuration, a model or a corpus that cannot work.
     """
-    scores = FinetuningRun(config).run()
-    publish(config)
+    with owned_output(config):
+        scores = FinetuningRun(config).run()
+        publish(config)
     return scores
 
 

@@ -48,6 +48,7 @@ from vaswani.training.base_run import (
     check_stream,
     config_from,
     new_model,
+    owned_output,
     pretrained_model,
     publish,
 )
@@ -71,8 +72,9 @@ def pretrain(config: PretrainingConfig) -> dict[str, float]:
         UserError: for a configuration, a model or a corpus that cannot work.
     """
     kind = MaskedLMRun if isinstance(config.task, MaskedObjective) else CausalLMRun
-    scores = kind(config).run()
-    publish(config)
+    with owned_output(config):
+        scores = kind(config).run()
+        publish(config)
     return scores
 
 

@@ -33,6 +33,7 @@ from vaswani.training.base_run import (
     check_stream,
     config_from,
     new_model,
+    owned_output,
     publish,
 )
 from vaswani.training.bpe_dropout import BpeDropoutCollator
@@ -48,8 +49,9 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 def train(config: RunConfig) -> dict[str, float]:
     """Train a model, save it in `output_dir`, evaluate it and write its card (see `TrainingRun`)."""
-    scores = TrainingRun(config).run()
-    publish(config)
+    with owned_output(config):
+        scores = TrainingRun(config).run()
+        publish(config)
     return scores
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vaswani.errors import StoppedError
+from vaswani.training.sigterm import HeldBack
 
 if TYPE_CHECKING:
     from vaswani.training.base_trainer import BaseTrainer
@@ -36,17 +37,23 @@ class StopOnSignal(TrainerCallback):
         """Listen, from the main thread, which alone can."""
         self.signalled = self._has_stopped = False
         self._agreement = None
+        self._before = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._note)
+            # It may have come before the first update.
+            self.signalled = isinstance(self._before, HeldBack) and self._before.came
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Leave the signal to whoever had it, and nothing on its way."""
+        """Leave the signal to whoever had it, also one that came after the last update; wait for messages."""
         if self._agreement is not None:
             self._agreement[1].wait()
             self._agreement = None
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        if self._before is None:
+            return
+        signal.signal(signal.SIGTERM, self._before)
+        if isinstance(self._before, HeldBack):
+            self._before.came = self.signalled and not self._has_stopped
+        self._before = None
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

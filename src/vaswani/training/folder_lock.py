@@ -1,0 +1,90 @@
+"""One run at a time in a folder: a lock that the kernel takes back when its owner ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from transformers.utils import logging
+
+from vaswani.errors import UserError
+
+logger = logging.get_logger(__name__)
+
+LOCK_FILE = ".lock"
+
+_held: set[int] = set()  # descriptors of this process; a copy of it, such as a data loader, holds no lock
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if need be; a folder that stays empty is removed again.
+
+    A lock file that a dead process left behind does not block. Where the file system has no locks, a warning
+    says so.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    descriptor = _open_locked(folder)
+    try:
+        yield
+    finally:
+        (folder / LOCK_FILE).unlink(missing_ok=True)  # while it is held, so that nobody else's is deleted
+        _held.discard(descriptor)
+        os.close(descriptor)
+        with suppress(OSError):  # not empty
+            for parent in made:
+                parent.rmdir()
+
+
+def _open_locked(folder: Path) -> int:
+    """The descriptor of the lock file, held by this process and named in the file."""
+    path = folder / LOCK_FILE
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # its owner has just ended and removed the folder
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise UserError(
+                f"output_dir={folder} is in use by {owner or 'another process'}: wait until that run ends, "
+                "stop it, or choose another --output_dir"
+            ) from None
+        except OSError as error:
+            logger.warning(
+                f"{folder} cannot be locked ({error.strerror}): see that no other run writes into it."
+            )
+        if _is_still(path, descriptor):
+            break
+        os.close(descriptor)  # its owner has just ended and deleted it
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    _held.add(descriptor)
+    return descriptor
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _let_go() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,113 @@
+"""SIGTERM at any moment of a run: exit status 143, and one line that says what is done and how to go on."""
+
+import hashlib
+import os
+import re
+import signal
+import threading
+from hashlib import pbkdf2_hmac
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from rank_processes import CONTEXT, log_of
+from tiny_runs import as_flags
+from vaswani.data.tokenization import _in_thread, train_tokenizer
+
+AFTER_TRAINING = "after training; the model is saved in {folder} and has no scores yet: "
+EVALUATES = AFTER_TRAINING + "--resume_from_checkpoint true evaluates it without further training"
+NOTHING = "before training began; no checkpoint "
+
+# Where the signal comes: as this function is called, and what the message says after "stopped by SIGTERM".
+MOMENTS = {
+    "vaswani.training.base_run:load_corpus": NOTHING,
+    "vaswani.training.run:train_tokenizer": NOTHING,
+    "vaswani.training.run:build_trainer": NOTHING,
+    "transformers:Trainer.create_optimizer": "after update 1; it is saved in {folder}: continue with",
+    "transformers:Trainer._finish_current_push": EVALUATES,  # after the last update
+    "vaswani.training.trainer:Trainer.save_model": EVALUATES,  # of the final model, which is written whole
+    "vaswani.training.run:evaluate_translator": EVALUATES,
+    "vaswani.training.run:publish": "(the last complete checkpoint is {folder}/checkpoint-6",
+}
+
+
+def train(options: dict, moment: str | None = None) -> None:
+    """`vaswani train` in this process, which gets SIGTERM at that moment."""
+    from vaswani.cli import run
+
+    log = os.open(log_of(options["output_dir"], 0), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    torch.set_num_threads(1)
+    if moment is not None:
+        module, _, path = moment.partition(":")
+        *owners, name = path.split(".")
+        owner = import_module(module)
+        for each in owners:
+            owner = getattr(owner, each)
+        function = getattr(owner, name)
+
+        def signalled(*args: object, **kwargs: object) -> object:
+            if name != "save_model" or len(args) == 1:  # not those of checkpoints
+                os.kill(os.getpid(), signal.SIGTERM)
+            return function(*args, **kwargs)
+
+        setattr(owner, name, signalled)
+    os._exit(run(["train", *as_flags(options)]))
+
+
+def outcome(options: dict, moment: str | None = None) -> tuple[int | None, str]:
+    process = CONTEXT.Process(target=train, args=(options, moment))
+    process.start()
+    process.join(60)
+    return process.exitcode, log_of(options["output_dir"], 0).read_text()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_each_moment(tiny_run, moment):
+    folder = Path(tiny_run["output_dir"])
+    status, log = outcome(tiny_run, moment)
+    assert status == 128 + signal.SIGTERM, log
+    assert "Traceback" not in log
+    assert (
+        log.strip()
+        .splitlines()[-1]
+        .startswith(f"vaswani: stopped by SIGTERM {MOMENTS[moment].format(folder=folder)}")
+    )
+    if MOMENTS[moment] == NOTHING:
+        assert not (folder / ".lock").exists()
+        return
+    weights = folder / "model.safetensors"
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None
+    status, log = outcome(tiny_run | {"resume_from_checkpoint": "true"})
+    assert status == 0, log
+    assert (folder / "evaluation.json").is_file()
+    if MOMENTS[moment] == EVALUATES:  # and nothing else
+        assert "'grad_norm'" not in log
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() == sha256
+
+
+def test_without_a_last_checkpoint_the_command_for_the_scores_is_named(tiny_run):
+    status, log = outcome(tiny_run | {"save_strategy": "no"}, "vaswani.training.run:evaluate_translator")
+    assert status == 128 + signal.SIGTERM
+    folder = tiny_run["output_dir"]
+    expected = f"{AFTER_TRAINING.format(folder=folder)}vaswani evaluate --model {folder} computes them"
+    assert re.search(rf"^vaswani: stopped by SIGTERM {re.escape(expected)}$", log, re.MULTILINE)
+
+
+def test_a_tokenizer_is_trained_beside_the_main_thread_which_ctrl_c_reaches():
+    threads = set()
+
+    def texts():
+        threads.add(threading.current_thread())
+        yield "some text"
+
+    train_tokenizer(texts(), 300)
+    assert threading.main_thread() not in threads
+
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        _in_thread(lambda: pbkdf2_hmac("sha256", b"", b"", 8_000_000))  # seconds without Python
+    assert "tokenizer training" in {thread.name for thread in threading.enumerate()}
