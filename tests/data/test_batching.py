@@ -186,10 +186,14 @@ class TestTokenizing:
 
     def test_mistakes(self, corpus, tokenizer, caplog):
         rows = corpus().split("train")
+        for limits in ([1], [None, 1], [0, 9]):
+            with pytest.raises(UserError, match=r"length=[01] leaves nothing of a text .*; give 2 or more"):
+                tokenize_corpus(rows, tokenizer, tokenizer, *limits)
+        long = Dataset.from_dict({"source": ["two words"], "target": ["one"]})
         with pytest.raises(
-            UserError, match="none of 6 rows fits within max_source_length=1, max_target_length=None"
+            UserError, match="none of 1 rows fits within max_source_length=2, max_target_length=None"
         ):
-            tokenize_corpus(rows, tokenizer, tokenizer, 1)
+            tokenize_corpus(long, tokenizer, tokenizer, 2)
         with pytest.raises(UserError, match=r"no column \['target'\]; they have \['source'\]"):
             tokenize_corpus(rows.remove_columns("target"), tokenizer, tokenizer)
         endless = train_tokenizer(["abc"], 259, min_frequency=1)

@@ -58,6 +58,24 @@ def test_long_rows_are_left_out_instead_where_they_are_not_to_be_cut():
         tokenize(rows[:1], max_length=5, truncate=False)
 
 
+def test_rows_of_special_tokens_alone_are_left_out():
+    tokenizer = train_tokenizer(["a film"], 262, purpose="masked")  # takes "</s>" in a text for the token
+    rows = [{"text": text, "label": 0} for text in ("a", "</s><s>", "a </s>")]
+    tokens, report = tokenize(rows, tokenizer=tokenizer)
+    assert tokens["text"][:] == ["a", "a </s>"]
+    assert (report.kept, report.empty) == (2, 1)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_limit_that_leaves_only_special_tokens_is_refused(pairs):
+    special = toy_tokenizer().num_special_tokens_to_add(pair=pairs)
+    row = {"text": "the film", "label": 0} | ({"text_pair": "was good"} if pairs else {})
+    tokenize([row], max_length=special + 1)
+    for most in range(special + 1):
+        with pytest.raises(UserError, match=f"max_length={most} has no room beside {special} special"):
+            tokenize([row], max_length=most)
+
+
 def test_words_are_split_as_in_a_text_and_know_where_they_begin():
     """A word that the vocabulary does not hold has several tokens, the first of which counts."""
     words = ["the", "unbelievable", "film"]

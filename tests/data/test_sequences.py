@@ -8,6 +8,7 @@ import datasets
 import numpy as np
 import pytest
 from datasets import Dataset
+from tokenizers import normalizers
 
 from toy_texts import toy_documents, write_texts
 from vaswani.data.corpus import TextCorpusSpec, load_corpus
@@ -195,6 +196,20 @@ def test_pairs_are_drawn_from_the_seed():
     first, again, other = (made(SegmentPairs(40, seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize("recipe", [PackedBlocks(8), DocumentParts(8), SentenceSequences(8), SegmentPairs(8)])
+def test_no_sequence_is_made_of_a_document_without_tokens(recipe):
+    """Special tokens alone teach nothing."""
+    purpose = "causal" if isinstance(recipe, PackedBlocks | DocumentParts) else "masked"
+    tokenizer = train_tokenizer(TEXTS, 320, purpose=purpose)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
+    rows = made(recipe, ["~", TEXTS[0], "~~", TEXTS[1]], tokenizer)
+    assert all(set(row["input_ids"]) - {BEGIN, END} for row in rows)
+    if not isinstance(recipe, SegmentPairs):  # which draws
+        assert rows == made(recipe, TEXTS[:2], tokenizer)
+    with pytest.raises(UserError, match="none of 2 documents is long enough"):
+        made(recipe, ["~", "~"], tokenizer)
 
 
 def test_pairs_need_two_documents():

@@ -1,17 +1,22 @@
 """What a `TextCodec` makes of texts is what the tokenizer itself makes of them, whoever else calls it."""
 
 import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import FSMTTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
 from toy_translation import WORDS
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, has_one_vocabulary
 from vaswani.data.tokenization import byte_tokenizer, load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
+
+__all__ = ["library_tokenizers"]
 
 TEXTS = [" ".join(WORDS), "one", "two one", ""]
 
@@ -85,3 +90,98 @@ def test_a_tokenizer_that_panics_when_it_is_loaded_is_named(tmp_path: Path) -> N
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=f"the tokenizer in {tmp_path} fails"):
         load_tokenizers(tmp_path)
+
+
+# Translation tokenizers of the library, which tell sources and targets apart.
+
+
+def target_ids(kind: str, folder: Path, texts: list[str]) -> list[list[int]]:
+    """What the library makes of targets; of FSMT's only if the languages change places."""
+    if kind != "fsmt":
+        return load_tokenizers(folder)[0](text_target=texts)["input_ids"]
+    files = {
+        "src_vocab_file": "vocab-tgt.json",
+        "tgt_vocab_file": "vocab-src.json",
+        "merges_file": "merges.txt",
+    }
+    swapped = FSMTTokenizer(langs=["de", "en"], **{name: str(folder / path) for name, path in files.items()})
+    return swapped(texts)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_sides_of_library_tokenizers(kind: str, library_tokenizers: dict[str, Path]) -> None:
+    tokenizer = load_tokenizers(library_tokenizers[kind])[0]
+    sources, targets = TextCodec(tokenizer, "source"), TextCodec(tokenizer, "target")
+    assert targets.token_ids(TARGETS) == target_ids(kind, library_tokenizers[kind], TARGETS)
+    assert sources.token_ids(SOURCES) == tokenizer(SOURCES)["input_ids"]
+    assert targets.decode(targets.token_ids(TARGETS)) == TARGETS
+    assert sources.decode(sources.token_ids(SOURCES)) == SOURCES
+    assert targets.token_ids(TARGETS) != sources.token_ids(TARGETS)
+    assert targets.ends_sequences()
+    assert sources.ends_sequences()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_library_tokenizers_cut_both_sides_alike(kind: str, library_tokenizers: dict[str, Path]) -> None:
+    tokenizer = load_tokenizers(library_tokenizers[kind])[0]
+    for codec in (TextCodec(tokenizer, "source"), TextCodec(tokenizer, "target")):
+        whole, frame = codec.token_ids(SOURCES), codec.frame()
+        for most in range(len(frame) + 1, 6):
+            expected = codec._view(
+                **{"text" if codec.side == "source" else "text_target": SOURCES},
+                truncation=True,
+                max_length=most,
+            )
+            assert [frame.cut(row, most) for row in whole] == expected["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vocabularies_of_library_tokenizers(kind: str, library_tokenizers: dict[str, Path]) -> None:
+    tokenizer = load_tokenizers(library_tokenizers[kind])[0]
+    assert has_one_vocabulary(tokenizer, tokenizer) is (kind not in ("fsmt", "marian of two vocabularies"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_encode_sources_and_targets_at_once(kind: str, library_tokenizers: dict[str, Path]) -> None:
+    tokenizer = load_tokenizers(library_tokenizers[kind])[0]
+    work = [
+        (TextCodec(tokenizer, side), SOURCES[number : number + 3] + TARGETS[number : number + 3])
+        for number in range(12)
+        for side in ("source", "target")
+    ]
+
+    def both_ways(job: tuple[TextCodec, list[str]]) -> tuple[list[list[int]], list[str]]:
+        codec, texts = job
+        ids = codec.token_ids(texts)
+        return ids, codec.decode(ids)
+
+    alone = [both_ways(job) for job in work]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(both_ways, work)) == alone
+
+
+@pytest.mark.parametrize("kind", ["m2m100", "nllb", "mbart", "mbart50"])
+@pytest.mark.parametrize("language", [None, "klingon"])
+def test_a_target_language_that_is_not_known_is_an_error(
+    kind: str, language: str | None, library_tokenizers: dict[str, Path]
+) -> None:
+    tokenizer = load_tokenizers(library_tokenizers[kind])[0]
+    tokenizer.tgt_lang = language
+    TextCodec(tokenizer, "source").token_ids(SOURCES)
+    with pytest.raises(UserError, match=f'"tgt_lang" in its tokenizer_config.json is {language!r}'):
+        TextCodec(tokenizer, "target").token_ids(TARGETS)
+
+
+def test_targets_that_do_not_come_back_are_shown(library_tokenizers: dict[str, Path]) -> None:
+    targets = TextCodec(load_tokenizers(library_tokenizers["marian"])[0], "target")
+    assert targets.lost_in_tokens(TARGETS) == []
+    (lost,) = targets.lost_in_tokens([TARGETS[0], "zwei  Kühe"])
+    assert lost == ("zwei  Kühe", targets.decode(targets.token_ids(["zwei Kühe"]))[0])
+    assert "ü" not in lost[1]
+
+
+def test_a_codec_is_copied_for_another_process(library_tokenizers: dict[str, Path]) -> None:
+    for kind in ("marian", "fsmt"):
+        codec = TextCodec(load_tokenizers(library_tokenizers[kind])[0], "target")
+        expected = codec.token_ids(TARGETS)
+        assert pickle.loads(pickle.dumps(codec)).token_ids(TARGETS) == expected

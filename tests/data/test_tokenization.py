@@ -12,10 +12,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from vaswani.data.tokenization import (
     SPECIAL_TOKENS,
-    bpe_dropout,
     load_tokenizers,
     save_tokenizers,
     train_tokenizer,
+    with_bpe_dropout,
 )
 from vaswani.errors import UserError
 
@@ -100,8 +100,7 @@ def test_every_text_comes_back(tokenizer, text):
     p=st.floats(0.01, 1.0),
 )
 def test_every_text_comes_back_padded_and_with_dropout(tokenizer, texts, p):
-    with bpe_dropout(tokenizer, p):
-        batch = tokenizer(texts, padding=True)
+    batch = with_bpe_dropout(tokenizer, p)(texts, padding=True)
     assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == texts
 
 
@@ -262,44 +261,38 @@ def test_a_half_written_tokenizer_is_an_error(tmp_path, tokenizer, content):
 # --- BPE-dropout ----------------------------------------------------------------------------------
 
 
-def test_dropout_moves_the_tokens_inside_only(tokenizer):
+def test_dropout_moves_the_tokens_of_the_copy_only(tokenizer):
     text = ENGLISH[1]
     expected = tokenizer.encode(text)
-    with bpe_dropout(tokenizer, 0.3):
-        encodings = {tuple(tokenizer.encode(text)) for _ in range(10)}
+    dropping = with_bpe_dropout(tokenizer, 0.3)
+    encodings = {tuple(dropping.encode(text)) for _ in range(10)}
     assert len(encodings) > 1
     assert all(tokenizer.encode(text) == expected for _ in range(10))
 
 
 def test_more_dropout_gives_longer_sequences(tokenizer):
     def mean_length(p: float) -> float:
-        with bpe_dropout(tokenizer, p):
-            return sum(len(ids) for ids in tokenizer(ENGLISH * 5).input_ids) / len(ENGLISH * 5)
+        dropping = with_bpe_dropout(tokenizer, p)
+        return sum(len(ids) for ids in dropping(ENGLISH * 5).input_ids) / len(ENGLISH * 5)
 
     assert mean_length(0.0) < mean_length(0.2) < mean_length(0.6) < mean_length(1.0)
     assert mean_length(1.0) == sum(len(text.encode()) + 2 for text in ENGLISH) / len(ENGLISH)  # bytes
 
 
-def test_dropout_ends_with_an_error_too(tokenizer):
-    with pytest.raises(KeyboardInterrupt), bpe_dropout(tokenizer, 0.5):
-        raise KeyboardInterrupt
-    assert tokenizer.backend_tokenizer.model.dropout is None
-
-
 def test_dropout_is_never_saved(tokenizer, tmp_path):
-    with bpe_dropout(tokenizer, 0.5):
-        save_tokenizers(tokenizer, tokenizer, tmp_path)
-        assert tokenizer.backend_tokenizer.model.dropout == 0.5
+    dropping = with_bpe_dropout(tokenizer, 0.5)
+    save_tokenizers(dropping, dropping, tmp_path)
+    assert dropping.backend_tokenizer.model.dropout == 0.5
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
 def test_dropout_is_a_probability(tokenizer, p):
-    with pytest.raises(UserError, match="not a probability"), bpe_dropout(tokenizer, p):
-        pass
+    with pytest.raises(UserError, match="not a probability"):
+        with_bpe_dropout(tokenizer, p)
 
 
 def test_dropout_needs_bpe():
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-    with pytest.raises(UserError, match="WordLevel"), bpe_dropout(words, 0.1):
-        pass
+    with pytest.raises(UserError, match="WordLevel"):
+        with_bpe_dropout(words, 0.1)

@@ -1,12 +1,14 @@
 """Whole runs of a second: what they write, that they can be repeated, and that each option moves them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
@@ -370,3 +372,33 @@ def test_without_test_and_validation_a_run_trains_and_reports_nothing(tiny_run):
     del tiny_run["test_file"], tiny_run["validation_file"]
     assert run(tiny_run) == {}
     assert (Path(tiny_run["output_dir"]) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_limit_that_leaves_only_special_tokens_is_refused_before_the_corpus_is_read(tiny_run, side):
+    options = {**tiny_run, "train_file": "absent", f"max_{side}_length": 1, "truncate": True}
+    with pytest.raises(UserError, match=f"max_{side}_length=1 must be at least 2"):
+        run(options)
+
+
+def test_targets_that_do_not_come_back_from_their_tokens_are_shown(tiny_run, caplog):
+    def lossy(corpus, config):
+        tokenizer = train_tokenizer(corpus.split("train")["target"][:], 280)
+        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend(" "), normalizers.Replace("-", "")]
+        )
+        return tokenizer, tokenizer
+
+    with pytest.MonkeyPatch.context() as other_tokenizers:
+        other_tokenizers.setattr(training_run, "build_tokenizers", lossy)
+        run(tiny_run, max_steps=1)
+    (warning,) = (record.message for record in caplog.records if "come back" in record.message)
+    assert re.fullmatch(
+        r"100 of 100 targets do not come back from their tokens: '(\d{4})-(\d\d)-(\d\d)' becomes '\1\2\3'\.",
+        warning,
+    )
+
+
+def test_targets_that_come_back_are_not_mentioned(tiny_run, caplog):
+    run(tiny_run, max_steps=1)
+    assert "come back" not in caplog.text

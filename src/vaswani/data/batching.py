@@ -31,8 +31,10 @@ from datasets import Dataset, Features, List, Value
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
+from vaswani.data import text_codec
 from vaswani.data.cached_map import map_to_file, tokenizer_key
 from vaswani.data.corpus import RowReport
+from vaswani.data.text_codec import Frame, Side, TextCodec
 from vaswani.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -68,44 +70,43 @@ def tokenize_corpus(
 
     Args:
         dataset: text columns `source` and `target`. The rows of a stream are tokenized as they are read.
-        source_tokenizer: ends each sequence with its end-of-sequence token by itself.
-        target_tokenizer: likewise; may be the same object.
+        source_tokenizer: puts its end-of-sequence token behind each sequence by itself.
+        target_tokenizer: likewise; may be the same object. It encodes targets as `text_target`.
         max_source_length: most tokens of a source, the end-of-sequence token counted; None for no limit.
         max_target_length: likewise for the target.
         report: receives the counts. A second call would count twice: give it another report, or none.
-        truncated: `"source"`, `"target"` or both: which are cut off, before the end-of-sequence token, where
-            they are too long, instead of being left out.
+        truncated: `"source"`, `"target"` or both: which are cut off where they are too long, instead of being
+            left out; their special tokens stay.
 
     Returns:
-        Columns `input_ids` and `labels` (lists of int32, ending with the end-of-sequence token),
-        `source_length` and `target_length` (int32).
+        Columns `input_ids` and `labels` (lists of int32, with special tokens), `source_length` and
+        `target_length` (int32).
 
     Raises:
-        UserError: a column is missing, a tokenizer does not end sequences, or no row is left.
+        UserError: a column is missing, a tokenizer does not end sequences or does not know the language of
+            the targets, a limit leaves only special tokens, or no row is left.
     """
     columns = dataset.column_names or []
     if missing := {"source", "target"}.difference(columns):
         raise UserError(f"the rows to tokenize have no column {sorted(missing)}; they have {columns}")
-    tokenizers = {"source_tokenizer": source_tokenizer, "target_tokenizer": target_tokenizer}
-    for tokenizer in tokenizers.values():
-        _check_ends_sequences(tokenizer)
+    codecs = {
+        "sources": check_encodes(source_tokenizer, "source", max_source_length),
+        "targets": check_encodes(target_tokenizer, "target", max_target_length),
+    }
     limits = _LengthLimits(
-        of_nothing=(
-            source_tokenizer.num_special_tokens_to_add(),
-            target_tokenizer.num_special_tokens_to_add(),
-        ),
+        frames=(codecs["sources"].frame(), codecs["targets"].frame()),
         longest=(max_source_length, max_target_length),
         truncated=("source" in truncated, "target" in truncated),
     )
     report = report if report is not None else RowReport()
     if isinstance(dataset, Dataset):
-        return _tokenize_whole(dataset, tokenizers, limits, report)
+        return _tokenize_whole(dataset, codecs, limits, report)
     return dataset.map(
         partial(_encode_fit, limits, report),
         batched=True,
         remove_columns=columns,
         features=TOKEN_FEATURES,
-        fn_kwargs=tokenizers,
+        fn_kwargs=codecs,
     )
 
 
@@ -120,22 +121,23 @@ class _LengthLimits:
     """Which lengths are of use; each pair is (source, target).
 
     Args:
-        of_nothing: the length of an empty text, special tokens alone.
+        frames: the special tokens around each text.
         longest: the greatest length allowed, or None.
         truncated: whether what is longer is cut off instead of left out.
     """
 
-    of_nothing: tuple[int, int]
+    frames: tuple[Frame, Frame]
     longest: tuple[int | None, int | None]
     truncated: tuple[bool, bool] = (False, False)
 
     def truncate(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Cut off the token ids of some rows, and count them anew; the end-of-sequence token stays."""
+        """Cut off the token ids of some rows, and count them anew; special tokens stay."""
         rows = dict(rows)  # a copy: `map` removes the columns of the batch that it hands out
         names = (("input_ids", "source_length"), ("labels", "target_length"))
-        for (ids, length), most, cuts in zip(names, self.longest, self.truncated, strict=True):
+        parts = zip(names, self.frames, self.longest, self.truncated, strict=True)
+        for (ids, length), frame, most, cuts in parts:
             if cuts and most is not None:
-                rows[ids] = [row if len(row) <= most else [*row[: most - 1], row[-1]] for row in rows[ids]]
+                rows[ids] = [frame.cut(row, most) for row in rows[ids]]
                 rows[length] = [len(row) for row in rows[ids]]
         return rows
 
@@ -149,10 +151,7 @@ class _LengthLimits:
 
     def fitting(self, source: Integers, target: Integers, report: RowReport) -> Integers:
         """Indices of the rows [N] that are neither empty nor over-long; the others are reported."""
-        lengths = (source, target)
-        empty = np.any(
-            [length <= least for length, least in zip(lengths, self.of_nothing, strict=True)], axis=0
-        )
+        empty = (source == 0) | (target == 0)
         over_long = self.too_long(source, target, truncated=False)
         report.leave_out("empty", int(empty.sum()))
         report.leave_out("over_long", int((over_long & ~empty).sum()))
@@ -164,29 +163,31 @@ class _LengthLimits:
         return f"max_source_length={self.longest[0]}, max_target_length={self.longest[1]}"
 
 
-def _check_ends_sequences(tokenizer: PreTrainedTokenizerBase) -> None:
-    ids = _token_ids(tokenizer, ["a"])[0]
-    if not ids or ids[-1] != tokenizer.eos_token_id:
+def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: int | None) -> TextCodec:
+    """What encodes the texts of one side for a training.
+
+    Args:
+        tokenizer: of that side.
+        side: of the texts.
+        max_length: most tokens of a text.
+
+    Raises:
+        UserError: nothing would tell the model where a text ends, the limit leaves only special tokens, or
+            the tokenizer does not know the language of the targets.
+    """
+    codec = TextCodec(tokenizer, side)
+    if not codec.ends_sequences():
         raise UserError(
             f"the tokenizer does not end a sequence with its end-of-sequence token {tokenizer.eos_token!r}; "
             "its post-processor must add it"
         )
+    codec.frame().check_room(**{f"max_{side}_length": max_length})
+    return codec
 
 
-def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    encoding = tokenizer(
-        texts, truncation=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
-    )
-    return encoding["input_ids"]
-
-
-def _encode(
-    rows: dict[str, list[str]],
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, list[Any]]:
-    input_ids = _token_ids(source_tokenizer, rows["source"])
-    labels = _token_ids(target_tokenizer, rows["target"])
+def _encode(rows: dict[str, list[str]], sources: TextCodec, targets: TextCodec) -> dict[str, list[Any]]:
+    """Tokenize some rows; a text of which only special tokens are left has no tokens."""
+    input_ids, labels = _text_ids(sources, rows["source"]), _text_ids(targets, rows["target"])
     return {
         "input_ids": input_ids,
         "labels": labels,
@@ -195,46 +196,49 @@ def _encode(
     }
 
 
+def _text_ids(codec: TextCodec, texts: list[str]) -> list[list[int]]:
+    special = codec.special_ids()
+    return [ids if not special.issuperset(ids) else [] for ids in codec.token_ids(texts)]
+
+
 def _encode_fit(
     limits: _LengthLimits,
     report: RowReport,
     rows: dict[str, list[str]],
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
+    sources: TextCodec,
+    targets: TextCodec,
 ) -> dict[str, list[Any]]:
     """Tokenize some rows of a stream, without those that do not fit."""
-    tokens = _encode(rows, source_tokenizer, target_tokenizer)
+    tokens = _encode(rows, sources, targets)
     source, target = (np.asarray(tokens[name]) for name in ("source_length", "target_length"))
     fit = limits.fitting(source, target, report)
     return limits.truncate({name: [column[i] for i in fit] for name, column in tokens.items()})
 
 
 def _tokenize_whole(
-    dataset: Dataset,
-    tokenizers: dict[str, PreTrainedTokenizerBase],
-    limits: _LengthLimits,
-    report: RowReport,
+    dataset: Dataset, codecs: dict[str, TextCodec], limits: _LengthLimits, report: RowReport
 ) -> Dataset:
-    keys = [tokenizer_key(tokenizer, __file__) for tokenizer in tokenizers.values()]
+    keys = [tokenizer_key(codec.tokenizer, __file__, text_codec.__file__) for codec in codecs.values()]
     if all(keys):
-        key = hashlib.sha256("".join([dataset._fingerprint, *map(str, keys)]).encode()).hexdigest()
-        return _tokenize_to_file(dataset, tokenizers, limits, report, key)
+        parts = [dataset._fingerprint, *map(str, keys), *map(str, limits.frames)]
+        key = hashlib.sha256("".join(parts).encode()).hexdigest()
+        return _tokenize_to_file(dataset, codecs, limits, report, key)
     scratch = Path(tempfile.mkdtemp(prefix="vaswani-tokens-"))
-    tokens = _tokenize_to_file(dataset, tokenizers, limits, report, secrets.token_hex(16), scratch)
+    tokens = _tokenize_to_file(dataset, codecs, limits, report, secrets.token_hex(16), scratch)
     weakref.finalize(tokens, shutil.rmtree, scratch, ignore_errors=True)
     return tokens
 
 
 def _tokenize_to_file(
     dataset: Dataset,
-    tokenizers: dict[str, PreTrainedTokenizerBase],
+    codecs: dict[str, TextCodec],
     limits: _LengthLimits,
     report: RowReport,
     key: str,
     folder: Path | None = None,
 ) -> Dataset:
     """The rows that fit, from the cache, or from a folder of this process alone."""
-    options: dict[str, Any] = {"folder": folder, "fn_kwargs": tokenizers, "desc": "Tokenizing"}
+    options: dict[str, Any] = {"folder": folder, "fn_kwargs": codecs, "desc": "Tokenizing"}
     tokens = map_to_file(dataset, _encode, TOKEN_FEATURES, key, **options)
     source, target = token_lengths(tokens)
     fit = limits.fitting(source, target, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -57,15 +58,19 @@ def map_to_file(
     return open_rows(rows / ROWS, key)
 
 
-def tokenizer_key(tokenizer: PreTrainedTokenizerBase, module: str) -> str | None:
+def tokenizer_key(tokenizer: PreTrainedTokenizerBase, *modules: str) -> str | None:
     """All that the token ids of a text depend on; None if they differ between calls, or it cannot be told.
 
     Args:
         tokenizer: makes the token ids.
-        module: the file of the code that asks it: rows that an older version made are not served.
+        modules: the files of the code that asks it: rows that an older version made are not served.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or getattr(backend.model, "dropout", None):
         return None
-    settings = f"{backend.to_str()} {tokenizer.split_special_tokens}"
-    return hashlib.sha256(settings.encode() + Path(module).read_bytes()).hexdigest()
+    of_last_call = {"padding": None, "truncation": None}  # set by each call, and not part of a tokenizer
+    settings = {**json.loads(backend.to_str()), **of_last_call, "split": tokenizer.split_special_tokens}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for module in modules:
+        digest.update(Path(module).read_bytes())
+    return digest.hexdigest()

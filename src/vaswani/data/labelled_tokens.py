@@ -18,6 +18,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL, pad
 from vaswani.data.corpus import RowReport
+from vaswani.data.text_codec import TextCodec, exclusive
 from vaswani.errors import UserError
 
 Target = Callable[[Mapping[str, Any]], Any]
@@ -49,11 +50,7 @@ def tokenize_labelled(
         UserError: there is no room for a text beside the special tokens, no row is left, or no token stands
             for a word.
     """
-    special = tokenizer.num_special_tokens_to_add(pair="text_pair" in rows.column_names)
-    if max_length is not None and max_length <= special:
-        raise UserError(
-            f"max_length={max_length} has no room beside {special} special tokens; give {special + 1} or more"
-        )
+    check_room(tokenizer, max_length, pairs="text_pair" in rows.column_names)
     tokens = rows.map(
         partial(_encode, tokenizer, target, max_length),
         batched=True,
@@ -61,15 +58,26 @@ def tokenize_labelled(
         new_fingerprint=secrets.token_hex(16),  # the library would take long to find one
         desc="Tokenizing",
     )
-    is_long = np.array(tokens["is_long"][:])
-    tokens = tokens.remove_columns("is_long")
-    if truncate:
-        report.truncated += int(is_long.sum())
-        return tokens
-    report.leave_out("over_long", int(is_long.sum()))
-    if is_long.all():
-        raise UserError(f"none of {len(rows):,} rows has {max_length} tokens or less; use shorter texts")
-    return tokens.select(np.flatnonzero(~is_long)) if is_long.any() else tokens
+    is_long, is_empty = (np.array(tokens[name][:]) for name in ("is_long", "is_empty"))
+    tokens = tokens.remove_columns(["is_long", "is_empty"])
+    over_long = is_long & ~is_empty if not truncate else np.zeros_like(is_long)
+    report.leave_out("empty", int(is_empty.sum()))
+    report.leave_out("over_long", int(over_long.sum()))
+    report.truncated += int((is_long & ~over_long).sum())
+    fits = ~(is_empty | over_long)
+    if not fits.any():
+        length = f"{max_length} tokens or less" if over_long.any() else "a token of text"
+        raise UserError(f"none of {len(rows):,} rows has {length}; use other texts")
+    return tokens if fits.all() else tokens.select(np.flatnonzero(fits))
+
+
+def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int | None, pairs: bool) -> None:
+    """Raise a UserError if a limit on the tokens of a row, of one text or two, leaves only special tokens."""
+    special = tokenizer.num_special_tokens_to_add(pair=pairs)
+    if max_length is not None and max_length <= special:
+        raise UserError(
+            f"max_length={max_length} has no room beside {special} special tokens; give {special + 1} or more"
+        )
 
 
 def _encode(
@@ -78,16 +86,17 @@ def _encode(
     max_length: int | None,
     rows: dict[str, list[Any]],
 ) -> dict[str, list[Any]]:
-    """What `tokenize_labelled` adds to some rows, and whether they are longer than `max_length`."""
+    """What `tokenize_labelled` adds to some rows; whether they are longer than `max_length`, or empty."""
     texts = [rows[name] for name in ("text", "text_pair") if name in rows]
     of_words = isinstance(texts[0][0], list)
     if of_words:
         texts = [_words_as_in_text(tokenizer, texts[0])]
 
     def encode(texts: list[list[Any]], **cut: Any) -> list[dict[str, Any]]:
-        encoding = tokenizer(
-            *texts, is_split_into_words=of_words, return_attention_mask=False, verbose=False, **cut
-        )
+        with exclusive(tokenizer):
+            encoding = tokenizer(
+                *texts, is_split_into_words=of_words, return_attention_mask=False, verbose=False, **cut
+            )
         return [_row(encoding, number, of_words) for number in range(len(texts[0]))]
 
     encoded = encode(texts)
@@ -100,7 +109,10 @@ def _encode(
     for row, label in zip(encoded, rows["label"], strict=True):
         row |= {"labels": target({**row, "label": label}), "length": len(row["input_ids"])}
         row.pop("word_starts", None)
-    return {name: [row[name] for row in encoded] for name in encoded[0]} | {"is_long": is_long}
+    special = TextCodec(tokenizer).special_ids()
+    is_empty = [special.issuperset(row["input_ids"]) for row in encoded]
+    columns = {name: [row[name] for row in encoded] for name in encoded[0]}
+    return columns | {"is_long": is_long, "is_empty": is_empty}
 
 
 def _row(encoding: BatchEncoding, number: int, of_words: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.cached_map import map_to_file, tokenizer_key
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 
 Integers = npt.NDArray[np.integer[Any]]
@@ -81,9 +82,8 @@ class Document:
 
 def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
     """Tokenize texts; what looks like a special token is text."""
-    encodings = tokenizer(
-        list(texts), add_special_tokens=False, split_special_tokens=True, truncation=False, verbose=False
-    ).encodings
+    options = {"add_special_tokens": False, "split_special_tokens": True}
+    encodings = TextCodec(tokenizer).encode(list(texts), **options).encodings
     for text, encoding in zip(texts, encodings or [], strict=True):
         words = np.array(encoding.word_ids, dtype=np.int64)
         begins = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[:, 0]  # in characters of the text
@@ -114,8 +114,10 @@ class Recipe:
         self, rows: Columns, numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> dict[str, list[Any]]:
         """From the column `text` of some documents, and their numbers, to the columns of sequences."""
-        documents = list(read_documents(rows["text"], tokenizer))
-        made = list(self.sequences(documents, numbers, *frame_of(tokenizer)))
+        read = zip(read_documents(rows["text"], tokenizer), numbers, strict=True)
+        full = [(document, number) for document, number in read if len(document.ids)]
+        documents, numbers = [document for document, _ in full], [number for _, number in full]
+        made = list(self.sequences(documents, numbers, *frame_of(tokenizer))) if full else []
         columns = {name: [row[name] for row in made] for name in self.features if name != "length"}
         return {**columns, "length": [len(ids) for ids in columns["input_ids"]]}
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -81,7 +82,8 @@ class Frame:
 class TextCodec:
     """Encodes and decodes the sources, or the targets, of a model; safe in any number of threads.
 
-    Sources are encoded as `tokenizer(texts)` does it, targets as `tokenizer(text_target=texts)`.
+    Sources are encoded as `tokenizer(texts)` does it, targets as `tokenizer(text_target=texts)`. Both are
+    encoded and decoded with the vocabulary of their side, where a tokenizer has two.
 
     Args:
         tokenizer: adds the special tokens that the model was trained with. It may serve several codecs.
@@ -92,6 +94,16 @@ class TextCodec:
         self.tokenizer = tokenizer
         self.side = side
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (
+            self.tokenizer,
+            self.side,
+        )  # sentencepiece models are not pickled: view them again
+
+    @cached_property
+    def _view(self) -> Any:
+        return _one_sided(self.tokenizer, self.side)
+
     def encode(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
         """What the tokenizer makes of texts, whole and without padding.
 
@@ -100,13 +112,14 @@ class TextCodec:
             options: as for the tokenizer's own call.
 
         Raises:
-            UserError: the tokenizer fails on one of them.
+            UserError: the tokenizer fails on one of them, or does not know the language of the targets.
         """
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
+        if self.side == "target":
+            _check_target_language(self.tokenizer)
         with exclusive(self.tokenizer):
-            one_sided = _one_sided(self.tokenizer, self.side)
-            return one_sided(**given, truncation=False, padding=False, verbose=False, **options)
+            return self._view(**given, truncation=False, padding=False, verbose=False, **options)
 
     def token_ids(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
         """The token ids of each text, with special tokens."""
@@ -118,11 +131,28 @@ class TextCodec:
     def decode(self, token_ids: Any) -> list[str]:
         """The text of each row of token ids, without special tokens."""
         with exclusive(self.tokenizer):
-            return _one_sided(self.tokenizer, self.side).batch_decode(token_ids, skip_special_tokens=True)
+            return self._view.batch_decode(token_ids, skip_special_tokens=True)
+
+    def lost_in_tokens(self, texts: Sequence[str]) -> list[tuple[str, str]]:
+        """Those texts that do not come back from their tokens, each with what comes back.
+
+        Any amount of white space counts as one space.
+        """
+        pairs = zip(texts, self.decode(self.token_ids(texts)), strict=True)
+        return [(text, back) for text, back in pairs if text.split() != back.split()]
 
     def vocabulary(self) -> dict[str, int]:
         """The id of each token of this side."""
-        return _one_sided(self.tokenizer, self.side).get_vocab()
+        return self._view.get_vocab()
+
+    def unknown_id(self) -> int | None:
+        """The id that stands for unknown text; GPT-2's tokenizer names its end token, and has none."""
+        unknown = self.tokenizer.unk_token_id
+        return None if unknown == self.tokenizer.eos_token_id else unknown
+
+    def special_ids(self) -> set[int]:
+        """The ids of tokens that stand for no text, not even for an unknown one."""
+        return set(self.tokenizer.all_special_ids) - {self.unknown_id()}
 
     def frame(self) -> Frame:
         """The special tokens that stand around every text, as the tokenizer is set at present."""
@@ -135,18 +165,56 @@ class TextCodec:
                     return Frame(tuple(whole[:start]), tuple(whole[end:]), keeps_end)
         return Frame((), tuple(self.token_ids([""])[0]), keeps_end)
 
+    def ends_sequences(self) -> bool:
+        """Whether the end-of-sequence token stands behind every text (FSMT calls it its separator)."""
+        end = self.tokenizer.eos_token_id
+        return (self.tokenizer.sep_token_id if end is None else end) in self.frame().trailing
+
+    def start_options(self) -> dict[str, int]:
+        """Options of `generate` by which a multilingual model writes in the tokenizer's target language.
+
+        Empty for tokenizers that have none. NLLB, M2M100 and mBART-50 begin a target with its language; mBART
+        ends it so, and begins the decoder's input with it.
+        """
+        if not _marks_languages(self.tokenizer) or self.tokenizer.tgt_lang is None:
+            return {}
+        frame = TextCodec(self.tokenizer, "target").frame()
+        if frame.leading:
+            return {"forced_bos_token_id": frame.leading[0]}
+        language = frame.trailing[-1]
+        old_nllb = getattr(self.tokenizer, "legacy_behaviour", False)
+        return {"forced_bos_token_id" if old_nllb else "decoder_start_token_id": language}
+
 
 def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> bool:
     """Whether a token id means the same in sources and in targets."""
     return TextCodec(source, "source").vocabulary() == TextCodec(target, "target").vocabulary()
 
 
+def _marks_languages(tokenizer: Any) -> bool:
+    """Whether the tokenizer adds a language to each text, as NLLB's, M2M100's and mBART's do."""
+    return hasattr(tokenizer, "_switch_to_target_mode") and hasattr(tokenizer, "tgt_lang")
+
+
+def _check_target_language(tokenizer: Any) -> None:
+    """Raise a UserError if the tokenizer adds a language to each target and was told none that it knows."""
+    if not _marks_languages(tokenizer):
+        return
+    known = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's
+    language = tokenizer.tgt_lang if known is None else known.get(tokenizer.tgt_lang)
+    if language is None or tokenizer.convert_tokens_to_ids(language) == tokenizer.unk_token_id:
+        raise UserError(
+            f"the tokenizer {_name(tokenizer)} adds its language to each target, and "
+            f'"tgt_lang" in its tokenizer_config.json is {tokenizer.tgt_lang!r}; set one that it knows '
+            f"(sources are in {tokenizer.src_lang!r})"
+        )
+
+
 def _one_sided(tokenizer: PreTrainedTokenizerBase, side: Side) -> Any:
     """The tokenizer itself or, if it has two vocabularies (MarianMT, FSMT), a view of it with one of them.
 
-    The library's own code encodes FSMT's targets with the source vocabulary and decodes with the target's
-    alone. The view encodes and decodes with the vocabulary, the sentencepiece model and the language of its
-    side.
+    The library encodes FSMT's targets with the source vocabulary, and decodes all with the target's. The view
+    encodes and decodes with the vocabulary, the sentencepiece model and the language of its side.
     """
     if not hasattr(tokenizer, "get_tgt_vocab"):
         return tokenizer
@@ -158,11 +226,15 @@ def _one_sided(tokenizer: PreTrainedTokenizerBase, side: Side) -> Any:
     if "spm_source" in state:
         model = state[f"spm_{side}"]
         state["spm_source"] = state["spm_target"] = state["current_spm"] = model
-    if "langs" in state.get("init_kwargs", {}):
+    if "tgt_lang" in state:  # FSMT's, for Moses' rules
         state["src_lang"] = state["tgt_lang"] = state["tgt_lang" if side == "target" else "src_lang"]
     view = object.__new__(type(tokenizer))
     view.__dict__ = state
     return view
+
+
+def _name(tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.name_or_path or type(tokenizer).__name__)
 
 
 @contextmanager
@@ -174,7 +246,7 @@ def exclusive(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """
     with _locks_lock:
         lock = _locks.setdefault(tokenizer, threading.RLock())
-    with lock, told_panics(str(tokenizer.name_or_path or type(tokenizer).__name__)):
+    with lock, told_panics(_name(tokenizer)):
         yield
 
 

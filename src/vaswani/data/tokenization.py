@@ -16,11 +16,11 @@ tokenizers of masked language models take it for the token: users write "<mask>"
 What stands around a text depends on what the model is for, its `Purpose`.
 """
 
+import copy
 import itertools
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,30 +198,27 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
     return source, _load_tokenizer(target_directory) if target_directory.is_dir() else source
 
 
-@contextmanager
-def bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> Iterator[None]:
-    """Let the tokenizer skip each merge with probability `p` (Provilkov et al., 2020, arXiv:1910.13267).
+def with_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer that skips each merge with probability `p` (Provilkov et al., 2020).
 
-    For training only: encode the training batches inside `with bpe_dropout(tokenizer, 0.1):`, and save and
-    evaluate outside. Afterwards the tokenizer is as it was, whatever happened inside. The draws come from the
+    For training only; the tokenizer itself stays as it is, whoever else uses it. The draws come from the
     tokenizers library, which takes no seed: they differ from run to run.
 
     Raises:
         UserError: `p` is not a probability, or the tokenizer is no BPE.
     """
-    model = tokenizer.backend_tokenizer.model
-    if not isinstance(model, models.BPE):
-        raise UserError(
-            f"BPE-dropout needs a BPE tokenizer and this one is {type(model).__name__}; leave it at 0"
-        )
     if not 0 <= p <= 1:
         raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
-    earlier = model.dropout
-    model.dropout = p or None
-    try:
-        yield
-    finally:
-        model.dropout = earlier
+    if not _is_bpe(tokenizer):
+        kind = type(tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer).__name__
+        raise UserError(f"BPE-dropout needs a BPE tokenizer and this one is {kind}; leave it at 0")
+    other = copy.deepcopy(tokenizer)
+    other.backend_tokenizer.model.dropout = p or None
+    return other
+
+
+def _is_bpe(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.BPE)
 
 
 def _special_tokens(purpose: Purpose, mask_takes_space: bool) -> list[AddedToken]:
@@ -293,9 +290,9 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    is_bpe = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.BPE)
-    with bpe_dropout(tokenizer, 0) if is_bpe else nullcontext():  # dropout would be saved and loaded again
-        tokenizer.save_pretrained(directory)
+    if _is_bpe(tokenizer) and tokenizer.backend_tokenizer.model.dropout:
+        tokenizer = with_bpe_dropout(tokenizer, 0)  # dropout would be saved and loaded again
+    tokenizer.save_pretrained(directory)
 
 
 def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:

@@ -16,9 +16,9 @@ from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from vaswani.data.batching import Seq2SeqCollator, token_lengths
+from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
 from vaswani.data.corpus import Corpus, RowReport
-from vaswani.data.text_codec import has_one_vocabulary
+from vaswani.data.text_codec import TextCodec, has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
@@ -154,6 +154,8 @@ class DistillationRun(TrainingRun):
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """Token ids of each split; of training, with the targets that were asked for."""
+        check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
+        check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
         self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
         if self.config.training.should_save:  # before the teacher's outputs, which a resumed run goes on with
             self.record_settings()
@@ -296,6 +298,8 @@ def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
     source, target = (matrix.weight.shape[0] for matrix in matrices)
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     special_tokens: dict[str, Any] = {name: getattr(teacher.model.config, name, None) for name in names}
+    start = TextCodec(teacher.target_tokenizer, "target").start_options().get("decoder_start_token_id")
+    special_tokens |= {} if start is None else {"decoder_start_token_id": start}
     one_vocabulary = has_one_vocabulary(*teacher.tokenizers)
     return model_config(model, source, target, one_vocabulary=one_vocabulary, **special_tokens)
 

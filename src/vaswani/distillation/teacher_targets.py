@@ -53,6 +53,7 @@ def search_identity(translator: Translator) -> dict[str, Any]:
         "source_tokenizer": _fingerprint_tokenizer(translator.source_tokenizer),
         "target_tokenizer": _fingerprint_tokenizer(translator.target_tokenizer),
         "generation_config": _sha256(canonical_config(translator.model.generation_config)),
+        **translator.start_options,
     }
 
 

@@ -126,6 +126,8 @@ class Translator:
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self._sources = TextCodec(self.source_tokenizer, "source")
         self._targets = TextCodec(self.target_tokenizer, "target")
+        self.start_options = self._targets.start_options()
+        _check_language(model, self.start_options)
         self.num_beams = num_beams
         try:
             self.length_penalty = GNMTLengthPenalty(length_penalty)
@@ -300,6 +302,7 @@ class Translator:
             forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
             stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
             logits_processor=LogitsProcessorList([finite]),
+            **self.start_options,
             **ranking,
         )
         finite.check(self.model)
@@ -342,3 +345,15 @@ def _default_source_length(model: PreTrainedModel, tokenizer: PreTrainedTokenize
     """The most tokens of a source that a model translates unasked (see `Translator`)."""
     trained = getattr(model.generation_config, "max_source_length", None)  # as our trainings save it
     return max(DEFAULT_SOURCE_LENGTH, length_limit(tokenizer) or 0, trained or 0)
+
+
+def _check_language(model: PreTrainedModel, start_options: dict[str, int]) -> None:
+    """Raise a UserError if model and tokenizer name different target languages."""
+    of_tokenizer = start_options.get("forced_bos_token_id")
+    of_model = model.generation_config.forced_bos_token_id
+    if None not in (of_tokenizer, of_model) and of_tokenizer != of_model:
+        raise UserError(
+            f"the tokenizer's target language begins with token {of_tokenizer} and the model's translations "
+            f"are forced to begin with {of_model}; set tgt_lang in tokenizer_config.json, or "
+            "forced_bos_token_id in generation_config.json, so that they agree"
+        )

@@ -125,10 +125,10 @@ class DataArguments(Section):
         None, "Train the vocabulary on the first so many rows; default all.", at_least=1
     )
     max_source_length: int = option(
-        256, "Rows with more source tokens are left out of training, and counted.", at_least=1
+        256, "Rows with more source tokens are left out of training, and counted.", at_least=2
     )
     max_target_length: int = option(
-        256, "Rows with more target tokens are left out of training, and counted.", at_least=1
+        256, "Rows with more target tokens are left out of training, and counted.", at_least=2
     )
     truncate: bool = option(
         False, "Cut longer rows off instead of leaving them out; in evaluation the source alone."

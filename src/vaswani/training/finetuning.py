@@ -10,7 +10,7 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 
 from vaswani.data.corpus import Corpus
 from vaswani.data.labelled import load_labelled
-from vaswani.data.labelled_tokens import LabelCollator, tokenize_labelled
+from vaswani.data.labelled_tokens import LabelCollator, check_room, tokenize_labelled
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
 from vaswani.training.base_run import (
@@ -71,6 +71,7 @@ class FinetuningRun(BaseRun):
         if args.label_smoothing_factor and not task.smooths:
             raise UserError(f"label_smoothing_factor has no meaning for task={data.task}; leave it out")
         self.pretrained.check_length(data.max_length)
+        check_room(self.pretrained.tokenizer, data.max_length, pairs=data.text_pair_field is not None)
         self._check_pooling()
 
     def _check_pooling(self) -> None:

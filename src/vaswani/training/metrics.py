@@ -19,6 +19,7 @@ from sacrebleu.metrics.chrf import CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 
 _PAIR_OF_TEXTS = datasets.Features(
@@ -172,10 +173,9 @@ def score_texts(
     return scores, signatures
 
 
-def decode(token_ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def decode(token_ids: Any, targets: TextCodec) -> list[str]:
     """Texts of [rows, length] token ids; −100, which marks padding in labels, counts as padding."""
-    token_ids = np.where(token_ids == IGNORED_LABEL, tokenizer.pad_token_id, token_ids)
-    return tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    return targets.decode(np.where(token_ids == IGNORED_LABEL, targets.tokenizer.pad_token_id, token_ids))
 
 
 class TextMetrics:
@@ -189,7 +189,7 @@ class TextMetrics:
     """
 
     def __init__(self, target_tokenizer: PreTrainedTokenizerBase, task: str = "translation"):
-        self.target_tokenizer = target_tokenizer
+        self.targets = TextCodec(target_tokenizer, "target")
         self.task = task
         self.scores: dict[str, float] = {}
         self.signatures: dict[str, str] = {}
@@ -198,7 +198,7 @@ class TextMetrics:
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Score generated token ids [rows, length] against label ids [rows, length]."""
-        self.predictions = decode(prediction.predictions, self.target_tokenizer)
-        self.references = decode(prediction.label_ids, self.target_tokenizer)
+        self.predictions = decode(prediction.predictions, self.targets)
+        self.references = decode(prediction.label_ids, self.targets)
         self.scores, self.signatures = score_texts(self.predictions, self.references, self.task)
         return self.scores

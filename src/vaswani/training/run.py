@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from transformers import (
     AutoConfig,
@@ -20,7 +21,7 @@ from transformers import (
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
 from vaswani.data.corpus import Corpus
 from vaswani.data.evenly_spread import evenly_spread
-from vaswani.data.text_codec import has_one_vocabulary
+from vaswani.data.text_codec import TextCodec, has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniConfig
@@ -38,6 +39,7 @@ from vaswani.training.base_run import (
 )
 from vaswani.training.bpe_dropout import BpeDropoutCollator
 from vaswani.training.config_file import RunConfig
+from vaswani.training.final_evaluation import shortened
 from vaswani.training.metrics import METRICS_OF_TASK, TextMetrics, check_task
 from vaswani.training.trainer import Trainer
 from vaswani.training.translation_evaluation import evaluate_translator
@@ -45,6 +47,7 @@ from vaswani.training.translation_evaluation import evaluate_translator
 logger = logging.getLogger(__name__)
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+ROWS_TO_DECODE = 100  # of training, to see whether their targets come back from their tokens
 
 
 def train(config: RunConfig) -> dict[str, float]:
@@ -105,8 +108,11 @@ class TrainingRun(BaseRun):
         return asked is None and getattr(self.resumed_shape, "share_encoder_decoder_embeddings", False)
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
-        """The rows of each split as token ids."""
-        return {name: _tokenized(self.config, corpus, tokenizers, name) for name in corpus.splits}
+        """The rows of each split as token ids; warns of targets that these do not hold whole."""
+        splits = {name: _tokenized(self.config, corpus, tokenizers, name) for name in corpus.splits}
+        if PartialState().is_main_process:
+            _warn_of_lost_targets(corpus.split("train"), TextCodec(tokenizers[1], "target"))
+        return splits
 
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
@@ -209,6 +215,7 @@ def build_trainer(
     generation: Any = model.generation_config
     generation.max_length = min(longest, position_limit(model) or longest)
     generation.max_source_length = data.max_source_length  # where `Translator` stops by default
+    generation.update(**TextCodec(target, "target").start_options())
     patience = args.early_stopping_patience
     return kind(
         model=model,
@@ -262,6 +269,20 @@ def _tokenized(
     if split == "validation" and data.max_validation_rows is not None:
         tokenized = tokenized.select(evenly_spread(len(tokenized), data.max_validation_rows))
     return tokenized
+
+
+def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -> None:
+    """Say which targets a model cannot write, because they do not come back from their tokens."""
+    if isinstance(rows, IterableDataset):
+        texts = [row["target"] for row in rows.take(ROWS_TO_DECODE)]
+    else:
+        texts = rows[evenly_spread(len(rows), ROWS_TO_DECODE)]["target"]
+    if lost := targets.lost_in_tokens(texts):
+        text, back = map(shortened, lost[0])
+        logger.warning(
+            "%d of %d targets do not come back from their tokens: %r becomes %r.",
+            *(len(lost), len(texts), text, back),
+        )
 
 
 def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:

@@ -9,6 +9,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.text_codec import TextCodec
 from vaswani.training.confidence import Estimate, resampled_scores
 from vaswani.training.final_evaluation import NUM_EXAMPLES, evaluate_finished, record, shortened
 from vaswani.training.metrics import METRIC_NAMES, METRICS, SCORING_PACKAGE, TextMetrics
@@ -37,7 +38,7 @@ def _tell(
         return None
     print(*dict.fromkeys(metrics.signatures.values()), sep="\n", end="\n\n")
     chosen = evenly_spread(len(rows), NUM_EXAMPLES)
-    sources = source_tokenizer.batch_decode(rows[chosen]["input_ids"], skip_special_tokens=True)
+    sources = TextCodec(source_tokenizer, "source").decode(rows[chosen]["input_ids"])
     examples = [
         {"source": source, "translation": metrics.predictions[row], "reference": metrics.references[row]}
         for row, source in zip(chosen, sources, strict=True)
