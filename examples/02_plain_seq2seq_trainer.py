@@ -29,7 +29,7 @@ tokenizer = train_tokenizer(texts, vocab_size=400)
 
 
 def tokenize(rows):
-    return {**tokenizer(rows["source"]), "labels": tokenizer(rows["target"])["input_ids"]}
+    return {**tokenizer(rows["source"]), "labels": tokenizer(text_target=rows["target"])["input_ids"]}
 
 
 rows = corpus.map(tokenize, batched=True, remove_columns=corpus["train"].column_names)

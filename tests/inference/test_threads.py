@@ -50,6 +50,13 @@ def embedder(pooling: str) -> Callable[[int], Any]:
     return lambda number: [[round(x, 4) for x in row] for row in embedder.embed(texts(number)).tolist()]
 
 
+def word_embedder() -> Callable[[int], Any]:
+    embedder = Embedder(encoder(), toy_tokenizer(), truncation=True)
+    return lambda number: [
+        (words.words, words.vectors.any(dim=1).tolist()) for words in embedder.embed_words(texts(number))
+    ]
+
+
 def translator(**options: Any) -> Callable[[int], Any]:
     translator = Translator(toy_model(), toy_tokenizer(), num_beams=1, max_length=8, **options)
     return lambda number: [
@@ -68,7 +75,14 @@ def prompter() -> Callable[[int], Any]:
 
 
 def test_threads_that_share_tokenizers_get_what_one_thread_gets() -> None:
-    shared = [embedder("mean"), embedder("last"), translator(max_source_length=7), translator(), prompter()]
+    shared = [
+        embedder("mean"),
+        embedder("last"),
+        word_embedder(),
+        translator(max_source_length=7),
+        translator(),
+        prompter(),
+    ]
     calls = [(call, number) for number in range(CALLS) for call in shared]
     alone = [call(number) for call, number in calls]
     with ThreadPoolExecutor(THREADS) as threads:

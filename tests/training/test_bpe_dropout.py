@@ -1,8 +1,11 @@
 """Training text is split anew; the text itself, and everything else, stays."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from vaswani.data.batching import Seq2SeqCollator
+from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.training.bpe_dropout import BpeDropoutCollator
 
@@ -43,6 +46,21 @@ def test_each_pass_splits_differently(tokenizer):
 def test_a_split_beyond_the_limit_is_not_used(tokenizer):
     longest = max(map(len, tokenizer(TEXTS)["input_ids"]))
     assert collate(tokenizer, 1.0, max_length=longest)["input_ids"].shape[1] == longest
+
+
+def test_threads_that_share_the_tokenizer_do_not_see_dropout(tokenizer):
+    plain = tokenizer(TEXTS)["input_ids"]
+    longest = collate(tokenizer, 1.0)["input_ids"].shape[1]
+
+    def work(number):
+        return (
+            collate(tokenizer, 1.0)["input_ids"].shape[1]
+            if number % 2
+            else TextCodec(tokenizer).token_ids(TEXTS)
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, range(80))) == [plain, longest] * 40
 
 
 def test_the_tokenizer_is_left_as_it_was(tokenizer):

@@ -176,7 +176,7 @@ class TextCodec:
         Empty for tokenizers that have none. NLLB, M2M100 and mBART-50 begin a target with its language; mBART
         ends it so, and begins the decoder's input with it.
         """
-        if not _marks_languages(self.tokenizer) or self.tokenizer.tgt_lang is None:
+        if not marks_languages(self.tokenizer) or self.tokenizer.tgt_lang is None:
             return {}
         frame = TextCodec(self.tokenizer, "target").frame()
         if frame.leading:
@@ -191,14 +191,14 @@ def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokeni
     return TextCodec(source, "source").vocabulary() == TextCodec(target, "target").vocabulary()
 
 
-def _marks_languages(tokenizer: Any) -> bool:
+def marks_languages(tokenizer: Any) -> bool:
     """Whether the tokenizer adds a language to each text, as NLLB's, M2M100's and mBART's do."""
     return hasattr(tokenizer, "_switch_to_target_mode") and hasattr(tokenizer, "tgt_lang")
 
 
 def _check_target_language(tokenizer: Any) -> None:
     """Raise a UserError if the tokenizer adds a language to each target and was told none that it knows."""
-    if not _marks_languages(tokenizer):
+    if not marks_languages(tokenizer):
         return
     known = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's
     language = tokenizer.tgt_lang if known is None else known.get(tokenizer.tgt_lang)

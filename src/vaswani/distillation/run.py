@@ -135,7 +135,14 @@ class DistillationRun(TrainingRun):
         return source, target
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The student, before it has learned anything."""
+        """The student, before it has learned anything; it begins targets as its tokenizer does."""
+        student = self._build_student(tokenizers)
+        start = TextCodec(tokenizers[1], "target").start_options().get("decoder_start_token_id")
+        if start is not None:
+            student.config.decoder_start_token_id = start
+        return student
+
+    def _build_student(self, tokenizers: Tokenizers) -> PreTrainedModel:
         options, model = self.options, self.config.model
         if options.vocabulary == "own":
             return super().build_model(tokenizers)
@@ -298,8 +305,6 @@ def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
     source, target = (matrix.weight.shape[0] for matrix in matrices)
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     special_tokens: dict[str, Any] = {name: getattr(teacher.model.config, name, None) for name in names}
-    start = TextCodec(teacher.target_tokenizer, "target").start_options().get("decoder_start_token_id")
-    special_tokens |= {} if start is None else {"decoder_start_token_id": start}
     one_vocabulary = has_one_vocabulary(*teacher.tokenizers)
     return model_config(model, source, target, one_vocabulary=one_vocabulary, **special_tokens)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from datasets import Dataset, concatenate_datasets
-from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.corpus import TEXT_FEATURES
+from vaswani.data.text_codec import TextCodec, marks_languages
 from vaswani.distillation.output_cache import OutputCache, canonical_config
 from vaswani.inference.translation import Translation, Translator
 
@@ -50,17 +50,19 @@ def search_identity(translator: Translator) -> dict[str, Any]:
         "length_penalty": float(translator.length_penalty),
         "max_source_length": translator.max_source_length,
         "max_length": translator.max_length,
-        "source_tokenizer": _fingerprint_tokenizer(translator.source_tokenizer),
-        "target_tokenizer": _fingerprint_tokenizer(translator.target_tokenizer),
+        "source_tokenizer": _fingerprint_tokenizer(TextCodec(translator.source_tokenizer, "source")),
+        "target_tokenizer": _fingerprint_tokenizer(TextCodec(translator.target_tokenizer, "target")),
         "generation_config": _sha256(canonical_config(translator.model.generation_config)),
         **translator.start_options,
     }
 
 
-def _fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+def _fingerprint_tokenizer(codec: TextCodec) -> str:
+    backend = getattr(codec.tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return _sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True))
+        is_marked = codec.side == "source" and marks_languages(codec.tokenizer)
+        language = str(codec.frame()) if is_marked else ""  # of targets see `start_options`
+        return _sha256(json.dumps(codec.vocabulary(), sort_keys=True) + language)
     of_last_call = {"padding": None, "truncation": None}  # set by each call, and not part of a tokenizer
     return _sha256(json.dumps({**json.loads(backend.to_str()), **of_last_call}, sort_keys=True))
 

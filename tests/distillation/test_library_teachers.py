@@ -1,0 +1,165 @@
+"""Teachers of the library, whose tokenizers tell sources and targets apart, or mark them with a language."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    FSMTConfig,
+    M2M100Config,
+    MarianConfig,
+    MBartConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
+from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own
+from vaswani import Translator
+from vaswani.data.text_codec import TextCodec
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.run import DistillationRun
+from vaswani.distillation.teacher_targets import search_identity
+from vaswani.errors import UserError
+from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.training.config_file import load_config
+
+__all__ = ["cache_of_its_own", "library_tokenizers"]
+
+
+def config_of(kind: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """A tiny model for a tokenizer; padding and end are the tokenizer's."""
+    size = 1 + max(
+        *TextCodec(tokenizer, "source").vocabulary().values(),
+        *TextCodec(tokenizer, "target").vocabulary().values(),
+        *getattr(tokenizer, "lang_code_to_id", {}).values(),
+    )
+    end = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": end}
+    if kind == "fsmt":
+        sizes: dict[str, Any] = {"src_vocab_size": size, "tgt_vocab_size": size, "langs": ["en", "de"]}
+        return FSMTConfig(**TINY_MODEL, **sizes, **tokens, bos_token_id=0, decoder_start_token_id=end)
+    config_class = {"marian": MarianConfig, "mbart": MBartConfig, "mbart50": MBartConfig}
+    start = tokenizer.pad_token_id if kind.startswith("marian") else end
+    return config_class.get(kind.split()[0], M2M100Config)(
+        **TINY_MODEL, vocab_size=size, **tokens, decoder_start_token_id=start, forced_eos_token_id=None
+    )
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def teacher(kind: str, library_tokenizers: dict[str, Path], tmp_path: Path) -> Path:
+    tokenizer = load_tokenizers(library_tokenizers[kind])[0]
+    AutoModelForSeq2SeqLM.from_config(config_of(kind, tokenizer)).save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def options_for(teacher: Path, **more: Any) -> dict[str, Any]:
+    corpus = teacher.parent / "train.tsv"
+    rows = zip(SOURCES, TARGETS, strict=True)
+    corpus.write_text("source\ttarget\n" + "".join(f"{source}\t{target}\n" for source, target in rows))
+    run = {"max_steps": 2, "max_tokens_per_batch": 400, "use_cpu": True, "disable_tqdm": True}
+    return {
+        **TINY_MODEL,
+        **run,
+        "teacher": [str(teacher)],
+        "train_file": str(corpus),
+        "baseline": False,
+        "output_dir": str(teacher.parent / "student"),
+        "eval_strategy": "no",
+        **more,
+    }
+
+
+def run_of(teacher: Path, **more: Any) -> DistillationRun:
+    return DistillationRun(load_config(None, as_flags(options_for(teacher, **more)), DistillationConfig))
+
+
+def test_a_student_is_trained_on_targets_as_the_teachers_tokenizer_encodes_them(teacher: Path) -> None:
+    run = run_of(teacher, targets="references")
+    trained_on = []
+    build = run.build_trainer
+
+    def build_trainer(splits: Any, tokenizers: Any, model: Any) -> Any:
+        trained_on.extend([splits["train"], model.config])
+        return build(splits, tokenizers, model)
+
+    run.build_trainer = build_trainer  # type: ignore[method-assign]
+    run.run()
+    rows, shape = trained_on
+    source_tokenizer, target_tokenizer = load_tokenizers(teacher)
+    assert rows["input_ids"][:] == TextCodec(source_tokenizer, "source").token_ids(SOURCES)
+    assert rows["labels"][:] == TextCodec(target_tokenizer, "target").token_ids(TARGETS)
+
+    student = Translator(*load_checkpoint(run.config.output_dir))
+    assert student.target_tokenizer.get_vocab() == target_tokenizer.get_vocab()
+    assert student.start_options == Translator(*load_checkpoint(teacher)).start_options
+    for option, language in student.start_options.items():
+        assert getattr(student.model.generation_config, option) == language
+    if "decoder_start_token_id" in student.start_options:
+        assert shape.decoder_start_token_id == student.start_options["decoder_start_token_id"]
+
+
+@pytest.mark.parametrize("kind", ["mbart"], indirect=True)
+@pytest.mark.parametrize("student", ["random", "teacher"])
+def test_a_student_learns_to_begin_as_it_will_translate(teacher: Path, student: str) -> None:
+    run = run_of(teacher, targets="references", student=student)
+    tokenizers = run.teacher.tokenizers
+    (language,) = TextCodec(tokenizers[1], "target").start_options().values()
+    assert run.teacher.model.config.decoder_start_token_id != language
+    assert run.build_model(tokenizers).config.decoder_start_token_id == language
+
+
+def test_a_teacher_translates_into_the_language_of_its_tokenizer(kind: str, teacher: Path) -> None:
+    translator = Translator(*load_checkpoint(teacher), num_beams=1, max_length=6)
+    begun_with = []
+    generate = translator.model.generate
+
+    def recording(**options: Any) -> Any:
+        generated = generate(**options)
+        begun_with.extend(generated[:, :2].tolist())
+        return generated
+
+    translator.model.generate = recording  # type: ignore[method-assign]
+    translator(SOURCES[:2])
+    language = TextCodec(translator.target_tokenizer, "target").frame()
+    if kind in ("m2m100", "nllb", "mbart50"):
+        assert {row[1] for row in begun_with} == set(language.leading)
+    elif kind == "mbart":
+        assert {row[0] for row in begun_with} == {language.trailing[-1]}
+    else:
+        assert translator.start_options == {}
+
+
+@pytest.mark.parametrize("kind", ["m2m100"], indirect=True)
+def test_a_model_and_a_tokenizer_of_different_target_languages_are_refused(teacher: Path) -> None:
+    model, *tokenizers = load_checkpoint(teacher)
+    model.generation_config.forced_bos_token_id = 7
+    with pytest.raises(UserError, match="forced to begin with 7; set tgt_lang"):
+        Translator(model, *tokenizers)
+
+
+@pytest.mark.parametrize("kind", ["m2m100", "nllb"], indirect=True)
+@pytest.mark.parametrize("side", ["src_lang", "tgt_lang"])
+def test_translations_into_other_languages_are_cached_apart(teacher: Path, side: str) -> None:
+    model, *tokenizers = load_checkpoint(teacher)
+    before = search_identity(Translator(model, *tokenizers))
+    other = {"src_lang": "tgt_lang", "tgt_lang": "src_lang"}[side]
+    setattr(tokenizers[0], side, getattr(tokenizers[0], other))
+    tokenizers[0]([""])  # from now on in the language that is set
+    assert search_identity(Translator(model, *tokenizers)) != before
+
+
+@pytest.mark.parametrize("kind", ["nllb"], indirect=True)
+def test_limits_are_checked_before_the_teacher_translates(teacher: Path) -> None:
+    run = run_of(teacher, targets="teacher", soft_target_weight=0, max_target_length=2)
+    run._teach_targets = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(UserError, match="max_target_length=2 leaves nothing of a text beside the 2 special"):
+        run.run()
