@@ -30,22 +30,23 @@ __all__ = ["cache_of_its_own", "library_tokenizers"]
 
 
 def config_of(kind: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """A tiny model for a tokenizer; padding and end are the tokenizer's."""
-    size = 1 + max(
-        *TextCodec(tokenizer, "source").vocabulary().values(),
-        *TextCodec(tokenizer, "target").vocabulary().values(),
-        *getattr(tokenizer, "lang_code_to_id", {}).values(),
+    """A tiny model for a tokenizer, with its vocabularies, its padding and its end."""
+    languages = getattr(tokenizer, "lang_code_to_id", {}).values()
+    source, target = (
+        1 + max(*TextCodec(tokenizer, side).vocabulary().values(), *languages)
+        for side in ("source", "target")
     )
     end = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
-    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": end}
+    tokens: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": end}
+    tokens["decoder_start_token_id"] = tokenizer.pad_token_id if kind.startswith("marian") else end
     if kind == "fsmt":
-        sizes: dict[str, Any] = {"src_vocab_size": size, "tgt_vocab_size": size, "langs": ["en", "de"]}
-        return FSMTConfig(**TINY_MODEL, **sizes, **tokens, bos_token_id=0, decoder_start_token_id=end)
-    config_class = {"marian": MarianConfig, "mbart": MBartConfig, "mbart50": MBartConfig}
-    start = tokenizer.pad_token_id if kind.startswith("marian") else end
-    return config_class.get(kind.split()[0], M2M100Config)(
-        **TINY_MODEL, vocab_size=size, **tokens, decoder_start_token_id=start, forced_eos_token_id=None
-    )
+        sizes = {"src_vocab_size": source, "tgt_vocab_size": target}
+        return FSMTConfig(**TINY_MODEL, **sizes, **tokens, langs=["en", "de"], bos_token_id=0)
+    if kind == "marian of two vocabularies":
+        tokens |= {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": False}
+    classes = {"marian": MarianConfig, "mbart": MBartConfig, "mbart50": MBartConfig}
+    config_class = classes.get(kind.split()[0], M2M100Config)
+    return config_class(**TINY_MODEL, vocab_size=source, **tokens, forced_eos_token_id=None)
 
 
 @pytest.fixture(params=list(KINDS))
