@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vaswani.atomic_files import check_empty, unfinished_path, whole_folder
+from vaswani.atomic_files import check_empty, check_output_folder, unfinished_path, whole_folder
 from vaswani.errors import RunError, UserError
 
 
@@ -56,6 +56,23 @@ def test_what_a_killed_process_left_in_a_folder_is_in_nobodys_way(tmp_path: Path
     unfinished_path(output / "folder").mkdir()  # of a process that lives
     with pytest.raises(UserError, match="not an empty folder"):
         check_empty(output, "the model")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file/out", "Not a directory"), ("x" * 300, "File name too long"), ("file", None)],
+)
+def test_an_output_that_cannot_be_is_known_before_the_work(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "file").write_text("text")
+    expected = f"cannot be written to ({reason}); give another one for the model"
+    if reason is None:
+        expected = "is not an empty folder; give another one for the model (it is a file)"
+    for check in (check_output_folder, lambda *given: whole_folder(*given).__enter__()):
+        with pytest.raises(UserError) as error:
+            check(tmp_path / name, "the model")
+        assert str(error.value) == f"output {tmp_path / name} {expected}"
+    check_output_folder(tmp_path / "new" / "deep", "the model")
+    assert contents(tmp_path) == ["file"]
 
 
 def test_a_full_disk_is_named_with_what_was_to_be_written(tmp_path: Path) -> None:

@@ -76,6 +76,21 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
         assert str(error.value) == message
 
 
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("1")
+    for name, reason in {
+        str(tmp_path / ("x" * 300)): "File name too long",
+        str(tmp_path / "file" / "x"): "Not a directory",
+        "\0": "embedded null byte",
+    }.items():
+        check_not_input(name, tmp_path / "file")
+        assert count_lines(name) is None
+        with pytest.raises(UserError, match=f"cannot write .*: {reason}"):
+            LineWriter(name)
+        with pytest.raises(UserError, match=f"cannot read .*: {reason}"):
+            open_lines(name).__enter__()
+
+
 def test_lines_of_a_file_are_counted_and_those_of_a_pipe_are_not(tmp_path: Path) -> None:
     path = tmp_path / "in.txt"
     path.write_bytes(b"one\ntwo\n" * 1000)
@@ -94,6 +109,13 @@ def test_a_line_that_does_not_end_is_named_and_does_not_fill_the_memory(monkeypa
     assert [next(lines), next(lines)] == [b"1\n", b"2\n"]
     with pytest.raises(UserError, match="line 3 of the input has more"):
         next(lines)
+
+
+def test_utf16_is_not_taken_for_text() -> None:
+    for encoding in ("utf-16", "utf-16-be"):
+        text = "\ufeffone\n".encode(encoding).removeprefix(b"\xff\xfe" if encoding == "utf-16" else b"")
+        with pytest.raises(UserError, match="the input is UTF-16, not UTF-8; convert it"):
+            list(read_lines(io.BytesIO(text)))
 
 
 def test_an_output_does_not_replace_an_input(tmp_path: Path) -> None:

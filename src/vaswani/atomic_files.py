@@ -101,23 +101,20 @@ def check_empty(output: Path, what: str) -> None:
 def whole_folder(output: Path, what: str) -> Iterator[Path]:
     """Give a folder to write files into, which move into `output` when the block ends without an error.
 
-    After an error, a full disk for one, nothing is left: the same command can be tried again.
+    After an error, a full disk for one, nothing is left: the same command can be tried again. What can be
+    known before the work, `check_output_folder` tells.
 
     Args:
         output: a folder that is empty or does not exist yet; it may be a mount point.
         what: is to be written there, such as "the student".
 
     Raises:
-        UserError: `output` is not empty.
-        RunError: the folder or its files cannot be written.
+        UserError: `output` is not empty, or cannot be made.
+        RunError: the files cannot be written.
     """
-    discard_unfinished(output)
-    check_empty(output, what)
-    made = [folder for folder in (output, *output.absolute().parents) if not folder.exists()]
-    unfinished = unfinished_path(output / "folder")
     moved: list[Path] = []
+    unfinished, made = _make_unfinished(output, what)
     try:
-        unfinished.mkdir(parents=True)
         yield unfinished
         for path in [*unfinished.iterdir()]:
             sync(path)
@@ -125,15 +122,41 @@ def whole_folder(output: Path, what: str) -> Iterator[Path]:
         unfinished.rmdir()
         sync(output)
     except BaseException as error:
-        for path in (unfinished, *moved):
-            remove(path)
-        for folder in made:
-            with suppress(OSError):
-                folder.rmdir()
+        _remove_all([unfinished, *moved], made)
         if isinstance(error, OSError) or is_full_disk(error):
             reason = "no space left on its disk" if is_full_disk(error) else one_line(error)
             raise RunError(f"cannot write {what} into {output}: {reason}; nothing was saved") from error
         raise
+
+
+def check_output_folder(output: Path, what: str) -> None:
+    """Raise a UserError unless `whole_folder` can make the folder and write into it."""
+    unfinished, made = _make_unfinished(output, what)
+    _remove_all([unfinished], made)
+
+
+def _make_unfinished(output: Path, what: str) -> tuple[Path, list[Path]]:
+    """An empty folder in `output`, and the folders that were made for it, the deepest first."""
+    made = [folder for folder in (output, *output.absolute().parents) if not os.path.exists(folder)]
+    unfinished = unfinished_path(output / "folder")
+    try:
+        discard_unfinished(output)
+        check_empty(output, what)
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        _remove_all([], made)
+        raise UserError(
+            f"output {output} cannot be written to ({error.strerror}); give another one for {what}"
+        ) from error
+    return unfinished, made
+
+
+def _remove_all(paths: list[Path], empty_folders: list[Path]) -> None:
+    for path in paths:
+        remove(path)
+    for folder in empty_folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def sha256_of(path: Path) -> str:

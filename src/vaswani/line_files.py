@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -16,6 +17,9 @@ from vaswani.errors import PipeClosedError, RunError, UserError
 
 STANDARD_STREAM = "-"
 LONGEST_LINE = 1 << 22  # bytes; a tokenizer takes up to 400 times as many, and /dev/zero never ends
+
+
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @contextmanager
@@ -40,7 +44,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a stream, each with its line feed, which the last may lack.
 
     Raises:
-        UserError: a line of more than `LONGEST_LINE` bytes, naming its number.
+        UserError: a line of more than `LONGEST_LINE` bytes, naming its number; a text in UTF-16.
         RunError: the stream cannot be read.
     """
     number = 0
@@ -55,6 +59,8 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
                 f"line {number:,} of the input has more than {LONGEST_LINE >> 20} MiB; "
                 "expected text, with a line feed after each sentence or paragraph"
             )
+        if number == 1 and line.startswith(_UTF16):
+            raise UserError("the input is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
         if not line:
             return
         yield line
@@ -62,7 +68,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 def count_lines(name: str) -> int | None:
     """Count the lines of a file; None where counting would use them up."""
-    if not Path(name).is_file():
+    if not os.path.isfile(name):
         return None
     with open_lines(name) as stream:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
@@ -71,7 +77,7 @@ def count_lines(name: str) -> int | None:
 def check_not_input(output: str, *inputs: str | Path | None) -> None:
     """Raise a UserError if the output would replace a file that is read."""
     for name in inputs:
-        if name and Path(output).is_file() and Path(name).is_file() and os.path.samefile(output, name):
+        if name and os.path.isfile(output) and os.path.isfile(name) and os.path.samefile(output, name):
             raise UserError(f"--output {output} would replace the input {name}; give another file")
 
 
@@ -87,7 +93,6 @@ class LineWriter:
     """
 
     def __init__(self, name: str):
-        path = Path(name)
         self._final: Path | None = None
         self._is_standard = name == STANDARD_STREAM
         self._name, self._is_empty = name, True
@@ -97,13 +102,13 @@ class LineWriter:
             self._check_open()
             return
         try:
-            if path.is_file() or not path.exists():  # not so /dev/null or a named pipe
-                self._final = path.resolve()  # of a link, its target
+            if os.path.isfile(name) or not os.path.exists(name):  # not so /dev/null or a named pipe
+                self._final = Path(name).resolve()  # of a link, its target
                 self._name = f"{self._final}.partial"
             self._stream = open(self._name, "wb")  # noqa: SIM115 - closed in __exit__
         except (OSError, ValueError) as error:
-            missing = path.absolute().parent
-            advice = "" if missing.is_dir() else f"; make the folder {missing} first"
+            folder = Path(name).absolute().parent
+            advice = "" if os.path.exists(folder) else f"; make the folder {folder} first"
             raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
 
     def write(self, line: str) -> None:

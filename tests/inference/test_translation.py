@@ -282,6 +282,18 @@ def test_sources_have_a_limit_by_default(
     assert Translator(model, tokenizer, max_source_length=9).max_source_length == 9
 
 
+def test_a_model_that_does_not_know_how_outputs_begin_or_end() -> None:
+    for missing, names in {
+        ("eos_token_id",): "eos_token_id",
+        ("bos_token_id", "decoder_start_token_id"): "decoder_start_token_id",
+    }.items():
+        model = toy_model()
+        for name in missing:
+            setattr(model.generation_config, name, None)
+        with pytest.raises(UserError, match=f"generation_config.json has no {names}, so it cannot translate"):
+            toy_translator(model)
+
+
 def test_what_is_too_long_is_skipped_or_cut_as_asked() -> None:
     sentences = ["one two", "seven " * 30, "four"]
     length = len(toy_tokenizer()(sentences[1])["input_ids"])

@@ -150,11 +150,10 @@ def evaluate(
     check_task(task)
     check_standard_output()
     files = [data] if target_file is None else [data, target_file]
-    split, rows = load_split(
-        files, split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
-    )
     check_not_input(output_name or os.devnull, *files)
+    fields = {"dataset_config": dataset_config, "source_field": source_field, "target_field": target_field}
     with LineWriter(output_name or os.devnull) as writer:
+        split, rows = load_split(files, split, **fields)
         translator = _load_translator(
             model,
             revision=revision,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vaswani.atomic_files import check_empty, whole_folder
+from vaswani.atomic_files import check_output_folder, whole_folder
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
@@ -119,7 +119,7 @@ def save_student(
         UserError: what stands in the way, before anything is written.
         RunError: the disk is full or cannot be written; nothing is left.
     """
-    check_empty(output, "the student")
+    check_output_folder(output, "the student")
     model, source_tokenizer, target_tokenizer = load_checkpoint(
         teacher, device="cpu", allow_mismatch=allow_mismatch
     )

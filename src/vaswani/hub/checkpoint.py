@@ -94,7 +94,9 @@ def _device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=device).device
+        known = torch.zeros(1, device=device)
+        known.item()  # "meta" holds no numbers
+        return known.device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"device {str(device)!r} cannot be used here ({one_line(error)}); try 'cpu'"

@@ -133,6 +133,7 @@ class Translator:
             self.length_penalty = GNMTLengthPenalty(length_penalty)
         except ValueError as error:
             raise UserError(str(error)) from error
+        _check_special_tokens(model)
         self.positions = position_limit(model)
         if too_long not in (None, "cut", "skip"):
             raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
@@ -344,7 +345,23 @@ class Translator:
 def _default_source_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """The most tokens of a source that a model translates unasked (see `Translator`)."""
     trained = getattr(model.generation_config, "max_source_length", None)  # as our trainings save it
-    return max(DEFAULT_SOURCE_LENGTH, length_limit(tokenizer) or 0, trained or 0)
+    known = [length for length in (length_limit(tokenizer), trained) if isinstance(length, int)]
+    return max([DEFAULT_SOURCE_LENGTH, *known])
+
+
+def _check_special_tokens(model: PreTrainedModel) -> None:
+    """Raise a UserError unless the model knows how its outputs begin and end."""
+    generation: Any = model.generation_config
+    begins = generation.decoder_start_token_id, generation.bos_token_id
+    missing = {
+        "decoder_start_token_id": all(token is None for token in begins),
+        "eos_token_id": generation.eos_token_id is None,
+    }
+    if names := [name for name, is_missing in missing.items() if is_missing]:
+        raise UserError(
+            f"the model's generation_config.json has no {' and no '.join(names)}, so it cannot translate; "
+            "add them, or use another checkpoint"
+        )
 
 
 def _check_language(model: PreTrainedModel, start_options: dict[str, int]) -> None:

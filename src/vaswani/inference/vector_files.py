@@ -28,8 +28,13 @@ def check_output(unit: Unit, name: str) -> None:
             f"{name} can hold one vector of each text, not those of its {unit}s; "
             "give a name that ends with .safetensors or .jsonl"
         )
-    if name.endswith(_ARRAYS) and not os.access(Path(name).parent, os.W_OK):
-        raise UserError(f"cannot write {name}: {Path(name).parent} is not a folder that can be written to")
+    if not name.endswith(_ARRAYS):
+        return
+    folder = Path(name).parent
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {name}: {folder} is not a folder that can be written to")
+    if os.path.isdir(name):
+        raise UserError(f"cannot write {name}: it is a folder; give the name of a file")
 
 
 def write_vectors(results: Iterable[Any], unit: Unit, name: str) -> int:

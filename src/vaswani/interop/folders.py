@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vaswani.atomic_files import check_empty, whole_folder
+from vaswani.atomic_files import check_output_folder, whole_folder
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.hub.checkpoint import local_folder
@@ -65,7 +65,7 @@ def convert_folder(
         RunError: the two compute different things; the disk is full or cannot be written, and nothing is
             left.
     """
-    check_empty(output, "the model")
+    check_output_folder(output, "the model")
     folder = local_folder(source)
     config = read_config(folder)
     if isinstance(config, VaswaniFamilyConfig) and to is None:
@@ -94,7 +94,7 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
         UserError: no such checkpoint, halves that do not fit, no tokenizer, or an output that is not empty.
         RunError: the disk is full or cannot be written; nothing is left.
     """
-    check_empty(output, "the model")
+    check_output_folder(output, "the model")
     folders = [local_folder(name) if name else None for name in (encoder, decoder)]
     halves = [load_exactly(folder, read_config(folder)) if folder else None for folder in folders]
     model = combine(*halves, **values)
