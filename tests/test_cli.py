@@ -100,8 +100,8 @@ def test_help_lists_the_commands(capsys):
     ("error", "status", "message"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk of runs/x"),
-        (RuntimeError("CUDA out of memory"), 1, "out of memory: lower max_tokens_per_batch"),
-        (KeyboardInterrupt(), 1, "interrupted; no checkpoint had been saved"),
+        (RuntimeError("CUDA out of memory"), 1, "out of memory: set activation_checkpointing=true"),
+        (KeyboardInterrupt(), 1, "interrupted; no checkpoint to resume from had been saved"),
     ],
 )
 def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, status, message):
@@ -113,7 +113,7 @@ def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, s
     run(["train", "--dataset", "dates", "--output_dir", "runs/x"])
     errors = capsys.readouterr().err
     assert errors.startswith(f"vaswani: {message}")
-    assert errors.rstrip().endswith("no checkpoint had been saved")
+    assert errors.rstrip().endswith("no checkpoint to resume from had been saved")
     assert errors.count("\n") == 1
 
 

@@ -28,7 +28,7 @@ from vaswani import (
 )
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.distillation.losses import forward_kl, soft_target_loss
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError
 from vaswani.model import projected_loss
 from vaswani.model.output_projection import token_loss_function
 
@@ -355,3 +355,14 @@ def test_relation_heads_divide_both_widths(tmp_path):
     objectives = {"relation_weight": 1.0, "relation_heads": 8}
     with pytest.raises(UserError, match="relation_heads=8 does not divide the width 20"):
         make_trainer(tmp_path, vaswani_model(width=20), objectives=objectives)
+
+
+def test_a_teacher_that_is_not_finite_is_named_and_the_learning_rate_is_not(tmp_path):
+    teacher = teacher_model()
+    next(teacher.parameters()).data.fill_(float("nan"))
+    with pytest.raises(RunError, match="The teacher's outputs are not finite there: give another teacher"):
+        make_trainer(tmp_path / "teacher", teacher).train()
+    student = vaswani_model()
+    next(student.parameters()).data.fill_(float("nan"))
+    with pytest.raises(RunError, match="Lower the learning_rate"):
+        make_trainer(tmp_path / "student", teacher_model(), student).train()

@@ -1,11 +1,18 @@
 """One line that names the cause, the remedy and what was saved."""
 
 import errno
+from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 
-from vaswani.training.failures import describe_failure
+from tiny_runs import as_flags
+from vaswani.errors import RunError, UserError
+from vaswani.training import failures
+from vaswani.training.config_file import load_config
+from vaswani.training.failures import blame_options, blame_size, describe_failure
+from vaswani.training.run import train
 
 
 def caused_by(cause: BaseException, message: str) -> RuntimeError:
@@ -36,12 +43,96 @@ def test_a_full_disk(error, tmp_path):
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: out of memory"),
+        RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes. Error code 12"
+        ),
         MemoryError(),
     ],
 )
 def test_out_of_memory_names_the_option_that_helps(error, tmp_path):
-    assert describe_failure(error, tmp_path).startswith("out of memory: lower max_tokens_per_batch")
+    assert describe_failure(error, tmp_path).startswith(
+        "out of memory: set activation_checkpointing=true, as a resumed run may too, or start a new run with "
+        "a lower max_tokens_per_batch"
+    )
+
+
+def test_a_model_that_does_not_fit_is_not_blamed_on_its_batches():
+    with pytest.raises(UserError, match="the model does not fit into memory: lower its widths"), blame_size():
+        torch.empty(2**60)
+    with pytest.raises(RuntimeError, match="something else"), blame_size():
+        raise RuntimeError("something else")
+
+
+@pytest.mark.parametrize("place", ["cache", "temporary", "output"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_full_disk_is_told_by_the_file_or_by_what_is_free(tmp_path, monkeypatch, place, named):
+    folders = {name: tmp_path / name for name in ("cache", "temporary", "output")}
+    for folder in folders.values():
+        folder.mkdir()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folders["cache"])
+    monkeypatch.setattr(failures.tempfile, "gettempdir", lambda: str(folders["temporary"]))
+    free = dict.fromkeys(folders.values(), 10**9) | ({} if named else {folders[place]: 100})
+    monkeypatch.setattr(failures.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder]))
+    error = OSError(errno.ENOSPC, "No space left on device", *([str(folders[place] / "x")] if named else []))
+    remedy = {
+        "cache": "set HF_DATASETS_CACHE or HF_HOME",
+        "temporary": "set TMPDIR",
+        "output": "choose another",
+    }
+    message = describe_failure(error, folders["output"])
+    assert message.startswith(f"no space left on the disk of {folders[place]}: free some, or {remedy[place]}")
+
+
+def test_standard_output_that_is_closed_is_no_lost_process(tmp_path, monkeypatch):
+    closed = BrokenPipeError(errno.EPIPE, "Broken pipe")
+    for processes in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        assert describe_failure(closed, tmp_path).startswith("nobody reads standard output any more")
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc] writev [127.0.0.1]: Broken pipe")
+    assert describe_failure(lost, tmp_path).startswith("another process of this training is gone")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert describe_failure(lost, tmp_path).startswith("training failed: RuntimeError: [gloo")
+
+
+BAD_OPTIONS = {
+    "a malformed optim_args": {"optim_args": "nonsense"},
+    "a package that is missing": {"optim": "galore_adamw"},
+    "an unknown argument of the schedule": {
+        "lr_scheduler_type": "cosine",
+        "lr_scheduler_kwargs": '{"a": 1}',
+    },
+    "an impossible argument of the schedule": {
+        "lr_scheduler_type": "polynomial",
+        "lr_scheduler_kwargs": '{"power": "x"}',
+        "warmup_steps": 0,
+    },
+    "a missing argument of the schedule": {"lr_scheduler_type": "warmup_stable_decay"},
+    "an unknown argument of checkpointing": {
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": '{"a": 1}',
+    },
+    "a logger that is missing": {"report_to": "azure_ml"},
+    "a generation configuration that is none": {"generation_config": __file__},
+    "a file that is missing": {"accelerator_config": "nowhere.json"},
+    "a best model by nothing": {"save_strategy": "best"},
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_options_that_the_libraries_cannot_use_are_errors_of_the_user(tiny_run, case):
+    options = {**tiny_run, **BAD_OPTIONS[case]}
+    for name in ("validation_file", "test_file"):
+        del options[name]
+    with pytest.raises(UserError) as raised:
+        train(load_config(None, as_flags(options)))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_fails_later_is_not_blamed_on_the_options():
+    with pytest.raises(ValueError, match="a bug"), blame_options(unless=lambda: True):
+        raise ValueError("a bug")
+    with pytest.raises(RunError), blame_options():
+        raise RunError("stopped")
 
 
 def test_other_failures_are_one_line(tmp_path):
@@ -51,7 +142,9 @@ def test_other_failures_are_one_line(tmp_path):
 
 
 def test_what_was_saved_is_named(tmp_path):
-    assert describe_failure(KeyboardInterrupt(), tmp_path) == "interrupted; no checkpoint had been saved"
+    assert describe_failure(KeyboardInterrupt(), tmp_path) == (
+        "interrupted; no checkpoint to resume from had been saved"
+    )
     checkpoint = tmp_path / "checkpoint-7"
     checkpoint.mkdir()
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):

@@ -57,7 +57,11 @@ OTHER_VALUES: dict[str, dict[str, Any]] = {
     "label_smoothing_factor": {"label_smoothing_factor": 0.2},
     "log_level": {"log_level": "info"},
     "log_level_replica": {"log_level_replica": "info"},
-    "load_best_model_at_end": {"load_best_model_at_end": True, "save_strategy": "best"},
+    "load_best_model_at_end": {
+        "load_best_model_at_end": True,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+    },
     "logging_strategy": {"logging_strategy": "epoch"},
     "lr_scheduler_kwargs": {"lr_scheduler_kwargs": {"a": 1}, "lr_scheduler_type": "constant"},
     "lr_scheduler_type": {"lr_scheduler_type": "linear"},

@@ -158,6 +158,16 @@ class DistillationTrainer(Trainer):
             return None
         return teacher_logits(self.teacher, inputs)
 
+    def _non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
+        """A teacher that is itself not finite, asked again or in what was kept of it."""
+        kept = [batch[name] for batch in batches for name in DISTRIBUTION if name in batch]
+        outputs = [logits for batch in batches if (logits := self._teacher_logits(batch)) is not None]
+        if not any(output.isnan().any() or output.eq(torch.inf).any() for output in [*kept, *outputs]):
+            return None
+        return (
+            "The teacher's outputs are not finite there: give another teacher, or set teacher_dtype=float32"
+        )
+
     def _token_losses(
         self,
         inputs: dict[str, Any],

@@ -12,7 +12,7 @@ from typing import Literal
 import transformers
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.trainer_utils import SchedulerType
+from transformers.trainer_utils import SaveStrategy, SchedulerType
 
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.corpus import CorpusSpec
@@ -219,6 +219,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         del store  # by now the process group keeps it
         self._check_reporting()
         self._check_early_stopping()
+        self._check_best()
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
             raise UserError(
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
@@ -231,6 +232,15 @@ class BaseTrainingArguments(transformers.TrainingArguments):
                 raise UserError(f"report_to={name} is unknown; choose among {known}")
             if name in REPORTING_PACKAGES and importlib.util.find_spec(name) is None:
                 raise UserError(f"report_to={name} needs a package: pip install 'vaswani[{name}]'")
+
+    def _check_best(self) -> None:
+        if self.save_strategy == SaveStrategy.BEST and (
+            self.metric_for_best_model is None or self.eval_strategy == "no"
+        ):
+            raise UserError(
+                f"save_strategy=best needs an eval_strategy, which is {_name(self.eval_strategy)} (give "
+                f"steps or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
+            )
 
     def _check_early_stopping(self) -> None:
         if self.early_stopping_patience is None:

@@ -33,7 +33,7 @@ from vaswani.training.arguments import BaseTrainingArguments, FamilyArguments
 from vaswani.training.base_trainer import BaseTrainer
 from vaswani.training.checkpoints import check_same_data, check_writable, checkpoint_to_resume
 from vaswani.training.config_file import BaseConfig
-from vaswani.training.failures import what_was_saved
+from vaswani.training.failures import blame_options, blame_size, what_was_saved
 from vaswani.training.folder_lock import only_run_in
 from vaswani.training.pretrained import Pretrained, load_with_head
 from vaswani.training.processes import check_processes
@@ -87,13 +87,15 @@ class BaseRun(ABC):
         if checkpoint:
             check_same_data(checkpoint, corpus.identity())
         tokenizers = self.load_tokenizers(checkpoint) if checkpoint else self.build_tokenizers(corpus)
-        model = self.build_model(tokenizers)
+        with blame_size():
+            model = self.build_model(tokenizers)
         settings = manifest_of(config)
         if checkpoint:
             _check_same_model(config.model, model, checkpoint)
         with _first_the_main_process():
             splits = self.tokenize(corpus, tokenizers)
-        trainer = self.build_trainer(splits, tokenizers, model)
+        with blame_options(RuntimeError, OSError):
+            trainer = self.build_trainer(splits, tokenizers, model)
         trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
@@ -104,7 +106,8 @@ class BaseRun(ABC):
 
     def _train(self, trainer: BaseTrainer, checkpoint: Path | None) -> None:
         """Train, and save the final model."""
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with blame_options(unless=lambda: trainer.has_updated):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.stop_on_signal.raise_if_stopped()
         trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
         trainer.save_state()

@@ -4,6 +4,7 @@ Everything else (mixed precision, accumulation, compilation, several devices, lo
 transformers'. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, SchedulerType, has_length
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
+from vaswani.errors import UserError
 from vaswani.training.arguments import BaseTrainingArguments
 from vaswani.training.durable import DurableTrainer
 from vaswani.training.meter import Meter
@@ -69,7 +71,9 @@ class BaseTrainer(DurableTrainer):
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
             self.lr_scheduler = inverse_sqrt_schedule(optimizer or self.optimizer, warmup_steps)
             self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        _check_schedule(scheduler, num_training_steps)
+        return scheduler
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """As in transformers; the batch is counted."""
@@ -233,6 +237,21 @@ class BaseTrainer(DurableTrainer):
     @property
     def _data_seed(self) -> int:
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+
+def _check_schedule(scheduler: Any, num_updates: int) -> None:
+    """Compute some learning rates, for what a schedule cannot use may be found in its middle alone.
+
+    Raises:
+        UserError: one is not finite.
+    """
+    for factor in getattr(scheduler, "lr_lambdas", ()):
+        for update in range(0, num_updates + 1, max(1, num_updates // 16)):
+            if not math.isfinite(factor(update)):
+                raise UserError(
+                    f"the learning rate of update {update + 1:,} is {factor(update)} times its peak; change "
+                    "lr_scheduler_type or lr_scheduler_kwargs"
+                )
 
 
 class _MeterClock(TrainerCallback):

@@ -222,6 +222,8 @@ def load_config(
         raise
     except (ValueError, NotImplementedError) as error:
         raise UserError(one_line(error)) from error
+    except Exception as error:  # a file that is not there, a package that is missing
+        raise UserError(f"an option does not work: {type(error).__name__}: {one_line(error)}") from error
     return kind(*arguments)
 
 

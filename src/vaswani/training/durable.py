@@ -41,6 +41,7 @@ class DurableTrainer(ShardedTrainer):
         identity: what the rows that it trains on were made from, for the manifest of its checkpoints.
         settings: with which it trains, likewise (see `resuming.manifest_of`); default those of its arguments.
         history: the settings that changed when it was resumed, likewise.
+        has_updated: whether it has computed the gradient of an update since it was made.
     """
 
     def __init__(self, **kwargs: Any):
@@ -48,6 +49,7 @@ class DurableTrainer(ShardedTrainer):
         self.identity: dict[str, Any] = {}
         self.settings: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
+        self.has_updated = False
         self._micro_batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with losses
         self._skipped_in_a_row = 0
 
@@ -149,6 +151,7 @@ class DurableTrainer(ShardedTrainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         # All processes are here, before the update, with the gradient of all: they see the same.
         grad_norm = super()._get_grad_norm(model, grad_norm)
+        self.has_updated = True
         batches, self._micro_batches = self._micro_batches, []
         if self._is_finite(grad_norm, [loss for _, loss in batches]):
             self._skipped_in_a_row = 0
@@ -158,14 +161,18 @@ class DurableTrainer(ShardedTrainer):
         what = f"the loss or its gradient is not finite in update {self.state.global_step + 1:,}"
         if self.args.non_finite_loss == "stop" or self._skipped_in_a_row > MOST_SKIPPED:
             self.save_model(str(folder / "model"), _internal_call=True)
-            raise RunError(
-                f"{what}; its batches, and the model before it, are in {folder}. Lower the learning_rate, "
-                "leave out such rows, or set non_finite_loss=skip to pass over "
-                f"{MOST_SKIPPED} such updates in a row"
+            remedy = self._non_finite_cause([inputs for inputs, _ in batches]) or (
+                "Lower the learning_rate in a new run, leave out such rows, or set non_finite_loss=skip to "
+                f"pass over {MOST_SKIPPED} such updates in a row"
             )
+            raise RunError(f"{what}; its batches, and the model before it, are in {folder}. {remedy}")
         logger.warning("%s: it is skipped. Its batches are in %s.", what, folder)
         model.zero_grad()  # without gradients, the optimizer changes nothing
         return grad_norm
+
+    def _non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
+        """What is wrong and what to do, where it is not the model that is trained."""
+        return None
 
     def _is_finite(self, grad_norm: Any, losses: list[torch.Tensor]) -> bool:
         if isinstance(grad_norm, DTensor):

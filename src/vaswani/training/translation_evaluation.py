@@ -34,7 +34,7 @@ def _tell(
     shown = ", ".join(f"{name} {score:.2f}" for name, score in named if score is not None)
     print(f"\n{split} ({len(rows):,} rows): {shown}")
     metrics = trainer.compute_metrics
-    if not isinstance(metrics, TextMetrics):
+    if not isinstance(metrics, TextMetrics) or trainer.args.prediction_loss_only:
         return None
     print(*dict.fromkeys(metrics.signatures.values()), sep="\n", end="\n\n")
     chosen = evenly_spread(len(rows), NUM_EXAMPLES)
