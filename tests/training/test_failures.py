@@ -90,6 +90,8 @@ def test_standard_output_that_is_closed_is_no_lost_process(tmp_path, monkeypatch
         assert describe_failure(closed, tmp_path).startswith("nobody reads standard output any more")
     lost = RuntimeError("[gloo/transport/tcp/pair.cc] writev [127.0.0.1]: Broken pipe")
     assert describe_failure(lost, tmp_path).startswith("another process of this training is gone")
+    with pytest.raises(RuntimeError, match="gloo"), blame_options(RuntimeError):
+        raise lost
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert describe_failure(lost, tmp_path).startswith("training failed: RuntimeError: [gloo")
 

@@ -53,7 +53,7 @@ def _cause(error: BaseException, output_dir: Path) -> str:
             "nobody reads standard output any more (as after `| head`); write it to a file to see parts of it"
         )
     text = one_line(error)
-    if _has_peers() and any(words in str(link) for link in causes(error) for words in _LOST_PEER):
+    if _is_lost_peer(error):
         return f"another process of this training is gone; see what it wrote last ({text})"
     if is_out_of_memory(error):
         return (
@@ -65,8 +65,9 @@ def _cause(error: BaseException, output_dir: Path) -> str:
     return f"training failed: {type(error).__name__}: {text}"
 
 
-def _has_peers() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+def _is_lost_peer(error: BaseException) -> bool:
+    has_peers = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return has_peers and any(words in str(link) for link in causes(error) for words in _LOST_PEER)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -114,7 +115,7 @@ def blame_options(*more: type[Exception], unless: Callable[[], bool] = lambda: F
     except (UserError, RunError):
         raise
     except blamed as error:
-        if unless() or is_out_of_memory(error) or is_full_disk(error):
+        if unless() or is_out_of_memory(error) or is_full_disk(error) or _is_lost_peer(error):
             raise
         raise UserError(
             f"the training cannot begin with these options: {type(error).__name__}: {one_line(error)}"
