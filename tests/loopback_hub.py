@@ -64,6 +64,7 @@ class LoopbackHub:
     objects: dict[str, bytes] = field(default_factory=dict)  # large files by their SHA-256
     requests: list[tuple[str, str]] = field(default_factory=list)  # method and path
     cut: Callable[[str, str], bool] = lambda method, path: False
+    is_down: bool = False  # then it answers 503
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
         """What a repository holds."""
@@ -80,6 +81,7 @@ class LoopbackHub:
         self.objects.clear()
         self.requests.clear()
         self.cut = lambda method, path: False
+        self.is_down = False
 
     def environment(self, cache: str, token: str | None) -> dict[str, str]:
         """Variables for a process that shall use this Hub."""
@@ -132,6 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path))
+        if self.hub.is_down:
+            self._body()
+            self._answer(b"maintenance", 503)
+            return
         if self.hub.cut(self.command, path):
             self.rfile.read(1)
             self.close_connection = True

@@ -16,6 +16,13 @@ _UNWRITABLE = (
 )
 
 
+# What is said in the place of errors that advise to set these options.
+_NO_FOREIGN_CODE = {
+    "trust_remote_code=True": "it needs code that comes with it, and such code is not run",
+    "weights_only": "it is pickled and holds more than tensors, which could be code, and is not loaded",
+}
+
+
 class UserError(ValueError):
     """What was given, what was expected and what to do, in one line; the exit status is 2."""
 
@@ -58,8 +65,9 @@ def listing(names: Iterable[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """A text, or what an error says, on one line."""
-    return " ".join(str(text).split())
+    """A text, or what an error says, on one line; a library's advice to run foreign code is left out."""
+    line = " ".join(str(text).split())
+    return next((reason for option, reason in _NO_FOREIGN_CODE.items() if option in line), line)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

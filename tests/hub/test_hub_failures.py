@@ -4,6 +4,7 @@ import errno
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from vaswani.hub.failures import describe_hub_failure
@@ -34,7 +35,22 @@ def caused(error: Exception) -> RuntimeError:
         (answered(413), "too large for ada/toy (413): save the model in smaller shards"),
         (answered(429), "asks for patience (429)"),
         (answered(503), "the Hub answered 503 for ada/toy (503 some page); try again later"),
-        (OSError(errno.ENOSPC, "full"), "no space left on the disk for ada/toy: free some, or set HF_HOME"),
+        (answered(400), "the Hub refused the request for ada/toy (400): 400 some page"),
+        (answered(422), "the Hub refused the request for ada/toy (422): 422 some page"),
+        (answered(408), "the Hub answered 408 for ada/toy (408 some page); try again later"),
+        (
+            OSError(errno.ENOSPC, "full"),
+            f"no space left on the disk of the cache {constants.HF_HUB_CACHE}: free",
+        ),
+        (OSError(errno.ENOSPC, "full"), "or set HF_HOME to a folder on another disk"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", f"{constants.HF_HUB_CACHE}/models--ada--toy"),
+            f"cannot write to the cache {constants.HF_HUB_CACHE} (Permission denied): set HF_HOME to a",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", constants.HF_HOME),
+            f"cannot write to the cache {constants.HF_HUB_CACHE} (Read-only file system): set HF_HOME",
+        ),
         (OSError(errno.EDQUOT, "full"), "no space left"),
         (caused(OSError(errno.ENOSPC, "full")), "no space left"),
         (caused(HTTPError("reset")), "failed (HTTPError): check the network and run the same command again"),
@@ -56,3 +72,10 @@ def test_a_failure_says_what_to_do(error: Exception, words: str) -> None:
 def test_without_a_token_a_private_repository_cannot_be_told_from_none(status: int) -> None:
     message = describe_hub_failure(answered(status, token=False), "ada/toy")
     assert "ada/toy does not exist, or is private and needs a token" in message
+
+
+@pytest.mark.parametrize("status", range(400, 429))
+def test_what_is_refused_is_not_to_be_tried_again(status: int) -> None:
+    message = describe_hub_failure(answered(status), "ada/toy")
+    assert ("try again later" in message) == (status == 408)
+    assert str(status) in message

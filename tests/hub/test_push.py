@@ -314,7 +314,8 @@ sys.exit(run(["translate", "--model", "ada/toy"]))
         cache="full",
         expected=2,
     )
-    assert "no space left on the disk for ada/toy: free some, or set HF_HOME" in failed.stderr
+    assert f"no space left on the disk of the cache {tmp_path / 'full' / 'hub'}: free some" in failed.stderr
+    assert "set HF_HOME to a folder on another disk" in failed.stderr
     assert failed.stderr.count("\n") == 1
     run_python("-m", "vaswani.cli", "translate", "--model", "ada/toy", "--input", "/dev/null", cache="full")
 

@@ -122,6 +122,18 @@ def test_no_room_is_made_for_more_than_the_weights_hold(checkpoint: Path, fields
         load_checkpoint(checkpoint)
 
 
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_nobody_is_advised_to_run_the_code_of_a_checkpoint(checkpoint: Path, file: str) -> None:
+    code = {"AutoConfig": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}
+    change(checkpoint / file, auto_map=code, model_type="mine", tokenizer_class="Mine")
+    (checkpoint / "mine.py").write_text("raise SystemExit('ran')")
+    message = refusal_of(checkpoint)
+    assert message is not None
+    assert str(checkpoint) in message
+    assert "trust_remote_code" not in message
+    assert "not run" in message
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

@@ -18,7 +18,7 @@ import typer
 from vaswani.bootstrap import rank, restore_ctrl_c
 from vaswani.cli.application import Application
 from vaswani.cli.screen import flush_standard_output, tell
-from vaswani.errors import PipeClosedError, RunError, StoppedError, UserError
+from vaswani.errors import PipeClosedError, RunError, StoppedError, UserError, one_line
 from vaswani.startup import prepare_streams
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -80,7 +80,7 @@ def _status_and_message(error: Exception) -> tuple[int, str]:
         return error.exit_status, str(error)
     if hasattr(error, "format_message"):  # typer's own, about usage
         return getattr(error, "exit_code", 2), error.format_message()
-    return 1, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)"
+    return 1, f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
 
 
 def main() -> NoReturn:

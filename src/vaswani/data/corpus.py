@@ -23,12 +23,14 @@ from typing import Any, ClassVar, Literal
 import datasets
 from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 from datasets.arrow_writer import ArrowWriter
+from huggingface_hub import constants
 
 from vaswani.atomic_files import sha256_of
 from vaswani.data import reading
-from vaswani.data.cache import ROWS, cached_folder, open_rows
+from vaswani.data.cache import ROWS, cache_errors, cached_folder, open_rows
 from vaswani.data.reading import Row
-from vaswani.errors import UserError, listing, one_line
+from vaswani.errors import RunError, UserError, listing, one_line
+from vaswani.hub_client import use_patient_client
 
 logger = logging.getLogger(__name__)
 
@@ -539,8 +541,15 @@ def _saved_identity(dataset: Dataset, spec: BaseCorpusSpec) -> dict[str, Any]:
 
 
 def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
+    use_patient_client()
     try:
-        return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
+        with (
+            cache_errors(Path(constants.HF_HUB_CACHE), "HF_HOME"),
+            cache_errors(Path(datasets.config.HF_DATASETS_CACHE)),
+        ):
+            return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
+    except (UserError, RunError):
+        raise
     except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
         raise UserError(
             f"cannot load the data set '{spec.dataset}' from the Hub: {type(error).__name__}: "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -19,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
-from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
+from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
 from vaswani.hub.run_facts import auto_class_of, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
@@ -30,7 +32,10 @@ from vaswani.hub.weights import (
     is_of_base_model,
     load_weights,
 )
+from vaswani.hub_client import last_problem, use_patient_client
 from vaswani.json_files import read_object
+
+logger = logging.getLogger(__name__)
 
 _GENERATION_CONFIG = "generation_config.json"
 _ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
@@ -114,8 +119,10 @@ def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 def local_folder(name: str | Path, revision: str | None = None) -> Path:
     """The folder of a model: itself, or where a model of the Hub was put.
 
+    Where the Hub does not answer, the copy in the cache is used, with a warning.
+
     Raises:
-        UserError: neither is to be had, or a revision was given to a folder.
+        UserError: found no local folder and no Hub model, or a revision was given to a folder.
     """
     if not Path(name).is_dir():
         return _download(str(name), revision)
@@ -130,17 +137,37 @@ def _download(name: str, revision: str | None) -> Path:
     """Fetch a model from the Hub, or from its cache, and return the folder."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/"):
         raise UserError(f"model folder {name} does not exist; give the folder that a training wrote")
+    use_patient_client()
     try:
-        wanted = [*_ALL_BUT_WEIGHTS, "model*.safetensors"]
-        directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-        if not any(directory.glob("*.safetensors")):
-            snapshot_download(name, revision=revision, allow_patterns=[PICKLED_WEIGHTS])
+        directory = _fetch(name, revision)
     except HUB_ERRORS as error:
-        raise UserError(
-            f"model {name!r} is neither a folder here nor to be had from the Hub: "
-            f"{describe_hub_failure(error, name, revision)}"
-        ) from error
+        cached = _cached(name, revision) if is_connection_lost(error) else None
+        if cached is None:
+            raise UserError(
+                f"model {name!r} is no local folder and cannot be loaded from the Hub: "
+                f"{describe_hub_failure(error, name, revision)}"
+            ) from error
+        directory = cached
+    if problem := last_problem():
+        logger.warning("%s. The copy of %s in the cache is used: %s.", problem, name, directory)
     return directory
+
+
+def _fetch(name: str, revision: str | None, **options: Any) -> Path:
+    """The folder of a model in the Hub's cache, after what is missing there has been fetched."""
+    wanted = [*_ALL_BUT_WEIGHTS, "model*.safetensors"]
+    directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))
+    if not any(directory.glob("*.safetensors")):
+        snapshot_download(name, revision=revision, allow_patterns=[PICKLED_WEIGHTS], **options)
+    return directory
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """The folder of a model in the Hub's cache, if it is whole."""
+    try:
+        return _fetch(name, revision, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _load_config(directory: Path, auto_class: Any) -> PreTrainedConfig:

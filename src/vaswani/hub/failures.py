@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -13,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from vaswani.errors import causes, is_full_disk, one_line
+from vaswani.errors import causes, describe_cache_failure, one_line
 
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 # ValueError: names and metadata that cannot be. RuntimeError: what ended the upload of a large file.
@@ -22,8 +24,8 @@ HUB_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, OSError, HTTPError, Value
 
 def describe_hub_failure(error: BaseException, repo_id: str, revision: str | None = None) -> str:
     """Why a model could not be pushed to, or fetched from, a repository."""
-    if is_full_disk(error):
-        return f"no space left on the disk for {repo_id}: free some, or set HF_HOME to another disk"
+    if message := describe_cache_failure(error, Path(constants.HF_HUB_CACHE), "HF_HOME"):
+        return message
     for link in causes(error):
         if isinstance(link, RevisionNotFoundError):
             return f"{repo_id} has no revision {revision or 'main'!r}; check its branches and commits"
@@ -36,11 +38,24 @@ def describe_hub_failure(error: BaseException, repo_id: str, revision: str | Non
         if isinstance(link, OfflineModeIsEnabled):
             return f"{repo_id} is not in the cache, and HF_HUB_OFFLINE keeps from the network: unset it"
         if isinstance(link, HTTPError | ConnectionError):
-            return (
-                f"the connection to {constants.ENDPOINT} failed ({type(link).__name__}): check the network "
-                "and run the same command again"
-            )
+            return f"{_describe_loss(error)}: check the network and run the same command again"
     return one_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}"
+
+
+def is_connection_lost(error: BaseException) -> bool:
+    """Whether the Hub did not answer at all."""
+    return any(
+        isinstance(link, HTTPError | ConnectionError)
+        and not isinstance(link, HfHubHTTPError | OfflineModeIsEnabled)
+        for link in causes(error)
+    )
+
+
+def _describe_loss(error: BaseException) -> str:
+    links = [type(link).__name__ for link in causes(error) if isinstance(link, HTTPError | ConnectionError)]
+    if any(name.endswith("Timeout") for name in links):
+        return f"{constants.ENDPOINT} did not answer in time ({links[-1]})"
+    return f"the connection to {constants.ENDPOINT} failed ({links[0]})"
 
 
 def _describe_status(error: HfHubHTTPError, repo_id: str) -> str:
@@ -60,4 +75,7 @@ def _describe_status(error: HfHubHTTPError, repo_id: str) -> str:
     }
     if status in known:
         return known[status]
-    return f"the Hub answered {status} for {repo_id} ({one_line(error)}); try again later"
+    said = one_line(error)
+    if status >= 500 or status == 408:
+        return f"the Hub answered {status} for {repo_id} ({said}); try again later"
+    return f"the Hub refused the request for {repo_id} ({status}): {said}"

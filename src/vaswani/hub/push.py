@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import RemoteEntryNotFoundError
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
@@ -28,6 +28,7 @@ from vaswani.hub.run_facts import (
     RunFacts,
 )
 from vaswani.hub.weights import check_finite_files
+from vaswani.hub_client import use_patient_client
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
@@ -134,6 +135,7 @@ def push_folder(
         _refuse_link(folder / name)
     allowed_files(folder, PUSHED)  # before a repository is made
     check_finite_files(folder)
+    use_patient_client()
     api = HfApi(token=token)
     try:
         url = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -155,7 +157,8 @@ def push_folder(
 def _is_the_users(error: BaseException) -> bool:
     """Whether what was given is wrong, rather than the Hub or the way to it."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    return isinstance(error, ValueError) or status in (401, 403, 404, 409)
+    refused = status is not None and 400 <= status < 500 and status not in (408, 412, 429)
+    return isinstance(error, ValueError) or refused
 
 
 def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path | bytes]:
@@ -188,7 +191,7 @@ def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: R
     here = folder / CARD_FILE_NAME
     if here.is_file() and not is_written_by_us(text := here.read_text(encoding="utf-8")):
         return text.encode()
-    with suppress(EntryNotFoundError):
+    with suppress(RemoteEntryNotFoundError):  # not where the Hub is silent: then nobody knows
         there = api.hf_hub_download(repo_id, CARD_FILE_NAME, revision=revision)
         if not is_written_by_us(Path(there).read_text(encoding="utf-8")):
             logger.warning("the card of %s was edited and is kept; delete it there for a new one", repo_id)

@@ -19,6 +19,7 @@ from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.push import PUSHED, allowed_files, code_files, push_folder
 from vaswani.hub.run_facts import RunFacts, read_run_facts
+from vaswani.hub_client import use_patient_client
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.training.config_file import training_settings
 
@@ -53,6 +54,7 @@ class PublishingTrainer(Trainer):
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """As in transformers; what stands in the way is told before anything is trained."""
+        use_patient_client()
         try:
             super().init_hf_repo(token, private)
         except HUB_ERRORS as error:

@@ -1,0 +1,85 @@
+"""Time-outs for the Hub's client, and a line that says what is waited for.
+
+The library's own client waits without end for a Hub that accepts a connection and then says nothing, and
+where it gives up, it takes what the cache holds without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from huggingface_hub import constants, set_client_factory
+from huggingface_hub.errors import HTTPError
+from huggingface_hub.utils import _http
+
+logger = logging.getLogger(__name__)
+
+SECONDS_OF_SILENCE = 5.0  # before it is told what is waited for
+UPLOAD_PATIENCE = 6  # the Hub takes longer to answer to what it has to store
+
+_problems: list[str] = []  # of the requests since the last one that was answered
+
+
+def use_patient_client() -> None:
+    """Give the Hub's client time-outs, unless a program has set a client of its own.
+
+    A request waits HF_HUB_DOWNLOAD_TIMEOUT or HF_HUB_ETAG_TIMEOUT seconds (the library's default is 10), the
+    longer of both, for each part of an answer, and six times as long where something is sent. The second
+    time-out in a row is an error that the library does not meet by asking again.
+    """
+    _problems.clear()
+    if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
+        set_client_factory(_patient_client)
+
+
+def last_problem() -> str | None:
+    """Why the last request since `use_patient_client` had no answer; None if it had one."""
+    return _problems[-1] if _problems else None
+
+
+def _patient_client() -> Any:
+    client: Any = _http.default_client_factory()
+    send = client.send
+
+    def send_patiently(request: Any, **options: Any) -> Any:
+        seconds = _set_timeouts(request)
+        place = f"{request.url.scheme}://{request.url.netloc.decode()}{request.url.path}"
+        told = threading.Timer(SECONDS_OF_SILENCE, logger.warning, ["Waiting for %s to answer.", place])
+        told.daemon = True
+        told.start()
+        try:
+            response = send(request, **options)
+        except HTTPError as error:
+            is_silent = type(error).__name__.endswith("Timeout")
+            _problems.append(
+                f"{constants.ENDPOINT} did not answer within {seconds:g} seconds"
+                if is_silent
+                else f"the connection to {constants.ENDPOINT} failed ({type(error).__name__})"
+            )
+            if is_silent and len(_problems) > 1:
+                raise ConnectionError(_problems[-1]) from error
+            raise
+        finally:
+            told.cancel()
+        _problems.clear()
+        if response.status_code >= 500:
+            _problems.append(f"{constants.ENDPOINT} answered {response.status_code}")
+        return response
+
+    client.send = send_patiently
+    return client
+
+
+def _set_timeouts(request: Any) -> float:
+    """Bound how long each part of an answer is waited for, and return it."""
+    seconds = float(max(constants.HF_HUB_DOWNLOAD_TIMEOUT, constants.HF_HUB_ETAG_TIMEOUT))
+    if request.method not in ("GET", "HEAD"):
+        seconds *= UPLOAD_PATIENCE
+    given = request.extensions.get("timeout", {})
+    bounded = {
+        name: min(given.get(name) or seconds, seconds) for name in ("connect", "read", "write", "pool")
+    }
+    request.extensions = {**request.extensions, "timeout": bounded}
+    return bounded["read"]
