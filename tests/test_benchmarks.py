@@ -114,6 +114,15 @@ def test_streaming(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_memory_growth(tmp_path: Path):
+    source = BENCHMARKS.parent / "src"
+    rows, result = run("memory_growth.py", "--works", "embed", "--baseline", source, "--output", tmp_path)
+    assert [row[:2] for row in rows] == [["embed", "vaswani"], ["embed", "baseline"], ["embed", "BERT"]]
+    assert result["memory_growth"].keys() == {"embed"}
+    assert (tmp_path / "memory_growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
 def test_distillation_objectives(tmp_path: Path):
     for split, rows in (("train", 40), ("validation", 5), ("test", 5)):
         pairs = [{"en": f"one two {row % 7}", "de": f"eins zwei {row % 7}"} for row in range(rows)]

@@ -8,6 +8,7 @@ gradient of the weights MKL's are the faster ones there. On other processors MKL
 or less, and oneDNN computes everything.
 """
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,16 @@ _IS_BUILT = (
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 )
+
+
+# oneDNN keeps what it prepares for the shape of a product, and PyTorch keeps it once more in each thread:
+# 0.6 MB for each shape, by default of the last 1,024. Texts have ever new shapes, so a process grows by more
+# than half a gigabyte, and by as much again because these small pieces stand between large ones that come and
+# go. Both limits are read when the first product is computed; one that the user has set stays.
+CACHED_SHAPES = 128
+if _IS_BUILT:
+    for _limit in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(_limit, str(CACHED_SHAPES))
 
 
 def is_available() -> bool:
