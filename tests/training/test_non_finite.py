@@ -93,6 +93,13 @@ def test_skipping_does_not_go_on_for_ever(options):
         always.run()
 
 
+def test_a_run_whose_updates_were_all_skipped_does_not_end_well(options):
+    always = PoisonedRun({**options, "non_finite_loss": "skip", "max_steps": 2}, {1, 2})
+    with pytest.raises(RunError, match=r"all 2 updates were skipped, .*Lower the learning_rate"):
+        always.run()
+    assert not list(Path(options["output_dir"]).glob("*.safetensors"))
+
+
 def test_a_learning_rate_that_explodes_ends_with_one_line(options, capfd):
     assert run(["train", *as_flags({**options, "learning_rate": 1e9, "warmup_steps": 0})]) == 1
     error = capfd.readouterr().err.strip().splitlines()[-1]

@@ -15,6 +15,7 @@ from run_records import assert_same_weights, logged
 
 from tiny_runs import TINY_RUN, as_flags
 from vaswani import TrainingArguments
+from vaswani.distillation import run as distillation_run
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
@@ -51,12 +52,14 @@ OTHER_VALUES: dict[str, dict[str, Any]] = {
     "divergence": {"divergence": "reverse_kl"},
     "eval_strategy": {"eval_strategy": "epoch"},
     "fsdp": {"fsdp": True},
+    "fsdp_config": {"fsdp_config": {"version": 2}},
     "generation_config": {"generation_config": "elsewhere"},
     "hub_strategy": {"hub_strategy": "end"},
     "include_num_input_tokens_seen": {"include_num_input_tokens_seen": "all"},
     "label_smoothing_factor": {"label_smoothing_factor": 0.2},
     "log_level": {"log_level": "info"},
     "log_level_replica": {"log_level_replica": "info"},
+    "language": {"language": ["fr"]},
     "load_best_model_at_end": {
         "load_best_model_at_end": True,
         "eval_strategy": "epoch",
@@ -306,6 +309,7 @@ def test_it_is_refused_before_the_corpus_is_read_and_nothing_is_touched(
     save(tmp_path, resolved(kind, output_dir=tmp_path))
     files = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(run, "load", lambda self: pytest.fail("the corpus is read"))
+    monkeypatch.setattr(distillation_run, "check_teachers", lambda config: None)
     config = resolved(kind, output_dir=tmp_path, resume_from_checkpoint=True, **refused)
     with pytest.raises(UserError, match=f"a resumed run cannot change {next(iter(refused))}="):
         run(config).run()

@@ -62,10 +62,13 @@ def test_a_run_leaves_its_curves(tiny_run, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "longest"),
-    [({}, 31), ({"position_embedding": "learned", "max_position_embeddings": 24}, 24)],
+    [
+        ({"max_target_length": 30}, 31),
+        ({"position_embedding": "learned", "max_position_embeddings": 24, "max_target_length": 24}, 24),
+    ],
 )
 def test_a_plain_generate_goes_as_far_as_training_did(tiny_run, options, longest):
-    run(tiny_run, max_target_length=30, max_source_length=24, max_steps=1, **options)
+    run(tiny_run, max_source_length=24, max_steps=1, **options)
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_run["output_dir"])
     assert model.generation_config.max_source_length == 24  # where `Translator` finds how far training went
     model.generation_config.eos_token_id = None  # a model that never ends by itself

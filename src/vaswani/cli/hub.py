@@ -80,8 +80,10 @@ def _facts(
     data_license: str | None,
 ) -> "RunFacts":
     """What a model's folder tells, and what was stated besides or instead."""
+    from vaswani.hub.card import check_stated
     from vaswani.hub.run_facts import read_run_facts
 
+    check_stated(language or [], license_name)
     return read_run_facts(model).with_settings(
         language=language,
         license=license_name,

@@ -90,13 +90,8 @@ def train_tokenizer(
     Raises:
         UserError: `vocab_size` has no room for the bytes and special tokens, or there are no texts.
     """
+    check_vocab_size(vocab_size, purpose)
     special_tokens = _special_tokens(purpose, mask_takes_space=True)
-    smallest = NUM_BYTES + len(special_tokens)
-    if vocab_size < smallest:
-        raise UserError(
-            f"vocab_size={vocab_size} is too small: it must hold {NUM_BYTES} bytes and {len(special_tokens)} "
-            f"special tokens; give vocab_size={smallest} or more"
-        )
     tokenizer = _with_words(Tokenizer(models.BPE()), purpose)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -128,6 +123,17 @@ def _in_thread(work: Callable[[], object]) -> None:
         thread.join(0.1)
     if errors:
         raise errors[0]
+
+
+def check_vocab_size(vocab_size: int, purpose: Purpose) -> None:
+    """Raise `UserError` unless a vocabulary has room for the bytes and the special tokens."""
+    special_tokens = _special_tokens(purpose, mask_takes_space=True)
+    smallest = NUM_BYTES + len(special_tokens)
+    if vocab_size < smallest:
+        raise UserError(
+            f"vocab_size={vocab_size} is too small: it must hold {NUM_BYTES} bytes and {len(special_tokens)} "
+            f"special tokens; give vocab_size={smallest} or more"
+        )
 
 
 def byte_tokenizer(

@@ -91,7 +91,7 @@ class DistillationArguments(DistillationObjectives):
         "Folder or Hub name of any encoder-decoder; several are averaged. A configuration file (.yaml) is "
         "trained first, unless it has been.",
     )
-    teacher_dtype: str | None = option(None, "float32, bfloat16 or float16; default as saved.")
+    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(None, "Default: as saved.")
     targets: Literal["references", "teacher", "both"] = option(
         "teacher",
         "What to learn to write: the corpus's targets, the teacher's translations of its sources "

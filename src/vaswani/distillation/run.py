@@ -25,7 +25,7 @@ from vaswani.distillation.comparison import Candidate, Comparison, compare, sent
 from vaswani.distillation.output_cache import OutputCache, fingerprint_rows
 from vaswani.distillation.report import as_markdown, write_report
 from vaswani.distillation.student import student_from_teacher
-from vaswani.distillation.teacher import Teacher, check_same_vocabulary, load_teacher
+from vaswani.distillation.teacher import Teacher, check_same_vocabulary, check_teachers, load_teacher
 from vaswani.distillation.teacher_logits import (
     TeacherLogits,
     TeacherLogitsCollator,
@@ -45,6 +45,7 @@ from vaswani.hub.run_facts import SETTINGS_FILE, read_run_facts, read_settings
 from vaswani.inference.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.arguments import ModelArguments
+from vaswani.training.checkpoints import check_writable
 from vaswani.training.config_file import RunConfig
 from vaswani.training.metrics import METRICS_OF_TASK
 from vaswani.training.run import (
@@ -103,6 +104,9 @@ class DistillationRun(TrainingRun):
         if self.options.vocabulary == "own":
             check_sharing(self.config.model, self.config.data.shared_vocab)
         retention_metric(self.config)
+        check_teachers(self.config)
+        if self.options.teacher_cache is not None:
+            check_writable(Path(self.options.teacher_cache), "teacher_cache")
         if self.config.data.streaming:
             raise UserError("a distillation reads its corpus more than once; leave out streaming")
         if self.config.data.bpe_dropout and self.options.teacher_top_k:

@@ -12,11 +12,11 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.corpus import CorpusSpec
 from vaswani.data.text_codec import Side, TextCodec
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
-from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_facts import SETTINGS_FILE
+from vaswani.hub.checkpoint import load_checkpoint, local_folder
+from vaswani.hub.run_facts import SETTINGS_FILE, read_config
 from vaswani.inference.ensembling import Ensemble
 from vaswani.training.config_file import load_config
 from vaswani.training.run import train
@@ -55,6 +55,22 @@ def load_teacher(config: DistillationConfig) -> Teacher:
     for name, other in zip(folders[1:], loaded[1:], strict=True):
         check_same_vocabulary(loaded[0].tokenizers, other.tokenizers, f"the teachers {folders[0]} and {name}")
     return replace(loaded[0], model=Ensemble([teacher.model for teacher in loaded]).eval())
+
+
+def check_teachers(config: DistillationConfig) -> None:
+    """Raise `UserError` for a teacher or a student that is not there, as far as that is known beforehand."""
+    options = config.distillation
+    given = [("teacher", name) for name in options.teacher]
+    if options.student not in (RANDOM, FROM_TEACHER):
+        given.append(("student", options.student))
+    for option, name in given:
+        try:
+            if option == "teacher" and _is_config_file(name):
+                load_config(name)
+            else:
+                read_config(local_folder(name))
+        except UserError as error:
+            raise UserError(f"{option}={name}: {error}") from error
 
 
 def check_same_vocabulary(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani.atomic_files import write_whole
+from vaswani.errors import UserError
 from vaswani.hub.run_facts import DISTILLATION_PLOT, HISTORY, RunFacts
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import (
@@ -114,9 +116,41 @@ def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
 
 def write_card(folder: Path, facts: RunFacts, repo_id: str) -> None:
     """Write the card into a folder, unless there is one that someone wrote."""
+    if handwritten_card(folder) is None:
+        write_whole(folder / CARD_FILE_NAME, str(model_card(facts, repo_id)).encode())
+
+
+def handwritten_card(folder: Path) -> str | None:
+    """The card in a folder that someone wrote; None where there is none, or one of ours.
+
+    Raises:
+        UserError: it cannot be read, or is not UTF-8.
+    """
     path = folder / CARD_FILE_NAME
-    if not path.is_file() or is_written_by_us(path.read_text(encoding="utf-8")):
-        write_whole(path, str(model_card(facts, repo_id)).encode())
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); move it away") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason}); convert it, or move it away") from error
+    return None if is_written_by_us(text) else text
+
+
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*|code|multilingual")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+def check_stated(language: Sequence[str], license_name: str | None) -> None:
+    """Raise `UserError` for codes that the Hub does not take in the metadata of a card."""
+    for code in language:
+        if not _LANGUAGE.fullmatch(code):
+            raise UserError(f"language={code!r} is no language code; expected one such as 'de' or 'pt-BR'")
+    if license_name is not None and not _LICENSE.fullmatch(license_name):
+        raise UserError(
+            f"license={license_name!r} is no name of the Hub's; expected one such as 'apache-2.0' or 'mit'"
+        )
 
 
 # ------------------------------------------------------------------------------------------------- metadata

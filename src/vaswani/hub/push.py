@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import RunError, UserError, listing
-from vaswani.hub.card import model_card
+from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.run_facts import (
@@ -188,12 +188,11 @@ def code_files(config: VaswaniFamilyConfig) -> list[Path]:
 
 def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: RunFacts) -> bytes | None:
     """A new card, or one that someone wrote: that of the folder, or else, by None, the repository's."""
-    here = folder / CARD_FILE_NAME
-    if here.is_file() and not is_written_by_us(text := here.read_text(encoding="utf-8")):
-        return text.encode()
+    if (here := handwritten_card(folder)) is not None:
+        return here.encode()
     with suppress(RemoteEntryNotFoundError):  # not where the Hub is silent: then nobody knows
         there = api.hf_hub_download(repo_id, CARD_FILE_NAME, revision=revision)
-        if not is_written_by_us(Path(there).read_text(encoding="utf-8")):
+        if not is_written_by_us(Path(there).read_text(encoding="utf-8", errors="replace")):
             logger.warning("the card of %s was edited and is kept; delete it there for a new one", repo_id)
             return None
     return str(model_card(facts, repo_id)).encode()

@@ -5,8 +5,10 @@ the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer
 """
 
 import importlib.util
+import json
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pathlib import Path
 from typing import Literal
 
 import transformers
@@ -17,11 +19,13 @@ from transformers.trainer_utils import SaveStrategy, SchedulerType
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.corpus import CorpusSpec
 from vaswani.errors import UserError
+from vaswani.hub.card import check_stated
 from vaswani.training.options import Section, check_values, option
 from vaswani.training.process_group import join_processes
 from vaswani.training.processes import choose_device, requested_fsdp_size, trains_on_cpu
 from vaswani.training.schedule import paper_peak_learning_rate
 
+JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
 REPORTING_PACKAGES = ("tensorboard", "trackio")
 
 
@@ -148,7 +152,11 @@ class DataArguments(Section):
 
 @dataclass
 class CardArguments(Section):
-    """What the model card says that no training can know; what is left out is "not stated" there."""
+    """What the model card says that no training can know; what is left out is "not stated" there.
+
+    Raises:
+        UserError: for a code that the Hub does not take.
+    """
 
     language: list[str] = option(
         [], "Codes of the languages, such as: de en. Of the built-in dates they are known."
@@ -157,6 +165,10 @@ class CardArguments(Section):
     data_name: str | None = option(None, "How the data are called; default as they are given.")
     data_url: str | None = option(None, "Where they come from.")
     data_license: str | None = option(None, "Under which licence.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_stated(self.language, self.license)
 
 
 @dataclass
@@ -212,6 +224,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         check_values(self)
+        self._check_dictionaries()
         choose_device()
         self.fsdp_size = requested_fsdp_size() or self.fsdp_size
         store = join_processes(int(self.ddp_timeout), trains_on_cpu(self.use_cpu))
@@ -250,6 +263,20 @@ class BaseTrainingArguments(transformers.TrainingArguments):
                 f"early_stopping_patience needs an eval_strategy, which is {_name(self.eval_strategy)} "
                 f"(give steps or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
             )
+
+    def _check_dictionaries(self) -> None:
+        """Raise `UserError` for a text that is meant to be JSON, or the path of a file of it, and is not."""
+        for name in self._VALID_DICT_FIELDS:
+            value = getattr(self, name)
+            if not isinstance(value, str) or (name in JSON_FILES and Path(value).is_file()):
+                continue
+            try:
+                is_right = isinstance(json.loads(value), dict)
+            except ValueError:
+                is_right = False
+            if not is_right:
+                file = ", or the path of such a file" if name in JSON_FILES else ""
+                raise UserError(f"{name}={value!r}: expected JSON such as '{{\"name\": 1}}'{file}")
 
     def resolve_learning_rate(self, d_model: int) -> None:
         """Replace a missing learning rate by the peak of equation 3.

@@ -25,7 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.corpus import Corpus, load_corpus
 from vaswani.errors import RunError, UserError, one_line
-from vaswani.hub.card import write_card
+from vaswani.hub.card import handwritten_card, write_card
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_facts import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, read_run_facts
 from vaswani.insight.curves import save_curves
@@ -38,6 +38,7 @@ from vaswani.training.folder_lock import only_run_in
 from vaswani.training.pretrained import Pretrained, load_with_head
 from vaswani.training.processes import check_processes
 from vaswani.training.publishing import push_options
+from vaswani.training.rehearsal import rehearse
 from vaswani.training.resuming import check_resumable, manifest_of
 from vaswani.training.sharding import check_sizes, held_parameters, is_sharded
 from vaswani.training.sigterm import ends_on_sigterm, sigterm_held_back
@@ -79,7 +80,9 @@ class BaseRun(ABC):
         """What comes before training: the checkpoint to go on from, tokenized splits, tokenizers, trainer."""
         config = self.config
         self.check()
+        rehearse(config.training)
         checkpoint = checkpoint_to_resume(config.output_dir, config.training.resume_from_checkpoint)
+        handwritten_card(config.output_dir)  # it is read at the end
         if checkpoint:
             self.history = check_resumable(checkpoint, config).record
         with _first_the_main_process():
@@ -109,6 +112,7 @@ class BaseRun(ABC):
         with blame_options(unless=lambda: trainer.has_updated):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.stop_on_signal.raise_if_stopped()
+        trainer.raise_if_nothing_was_learned()
         trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
         trainer.save_state()
         trainer.accelerator.wait_for_everyone()  # then the model is there for all processes

@@ -161,21 +161,23 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
     return found
 
 
-def check_writable(output_dir: Path) -> None:
-    """Find a folder that cannot be made or written to before any work is done; nothing is left there.
+def check_writable(folder: Path, option: str = "output_dir") -> None:
+    """Raise `UserError` unless a folder can be written to, or made; nothing is left there.
 
-    Raises:
-        UserError: it is a file, or cannot be made, or not written to.
+    Args:
+        folder: that may exist.
+        option: that named it.
     """
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"output_dir={output_dir} is a file; choose a directory")
-    existing = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
     try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{option}={folder} is a file; choose a directory")
+        places = (folder, *folder.absolute().parents)
+        existing = next(place for place in places if place.exists() or place.is_symlink())
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise UserError(
-            f"output_dir={output_dir} cannot be written to ({error.strerror}); choose another"
+            f"{option}={folder} cannot be written to ({error.strerror}); choose another"
         ) from error
 
 

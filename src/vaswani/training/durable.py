@@ -51,6 +51,8 @@ class DurableTrainer(ShardedTrainer):
         self.history: list[dict[str, Any]] = []
         self.has_updated = False
         self._micro_batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with losses
+        self._updates = 0  # of this process, the skipped ones among them
+        self._skipped = 0
         self._skipped_in_a_row = 0
 
     # ------------------------------------------------------------------------------------------ checkpoints
@@ -153,9 +155,11 @@ class DurableTrainer(ShardedTrainer):
         grad_norm = super()._get_grad_norm(model, grad_norm)
         self.has_updated = True
         batches, self._micro_batches = self._micro_batches, []
+        self._updates += 1
         if self._is_finite(grad_norm, [loss for _, loss in batches]):
             self._skipped_in_a_row = 0
             return grad_norm
+        self._skipped += 1
         self._skipped_in_a_row += 1
         folder = self._write_aside([inputs for inputs, _ in batches])
         what = f"the loss or its gradient is not finite in update {self.state.global_step + 1:,}"
@@ -173,6 +177,18 @@ class DurableTrainer(ShardedTrainer):
     def _non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
         """What is wrong and what to do, where it is not the model that is trained."""
         return None
+
+    def raise_if_nothing_was_learned(self) -> None:
+        """Raise `RunError` where a training has ended without an update of the weights."""
+        steps = self.state.global_step
+        if steps == 0:
+            raise RunError("the training made no update; give it more rows, or more num_train_epochs")
+        if self._skipped == self._updates == steps:
+            folder = Path(self.args.output_dir or ".") / NON_FINITE_FOLDER
+            raise RunError(
+                f"all {steps:,} updates were skipped, as the loss or its gradient was not finite; their "
+                f"batches are in {folder}. Lower the learning_rate, or leave out such rows"
+            )
 
     def _is_finite(self, grad_norm: Any, losses: list[torch.Tensor]) -> bool:
         if isinstance(grad_norm, DTensor):

@@ -28,6 +28,7 @@ from vaswani.training.finetuning_trainer import FinetuningTrainer
 from vaswani.training.label_evaluation import LabelScores, evaluate_labels
 from vaswani.training.labels import TASKS, LabelTask, Tagging
 from vaswani.training.pretrained import Pretrained, new_with_head, open_pretrained
+from vaswani.training.rehearsal import check_kernel
 from vaswani.training.spans import mark_spans
 
 
@@ -72,6 +73,7 @@ class FinetuningRun(BaseRun):
             raise UserError(f"label_smoothing_factor has no meaning for task={data.task}; leave it out")
         self.pretrained.check_length(data.max_length)
         check_room(self.pretrained.tokenizer, data.max_length, pairs=data.text_pair_field is not None)
+        check_kernel(task.auto_class, self.pretrained.config, self.config.model.attn_implementation)
         self._check_pooling()
 
     def _check_pooling(self) -> None:

@@ -34,6 +34,7 @@ from vaswani.data.sequences import (
 from vaswani.data.tokenization import (
     Purpose,
     byte_tokenizer,
+    check_vocab_size,
     is_byte_level,
     load_tokenizers,
     save_tokenizers,
@@ -60,6 +61,7 @@ from vaswani.training.pretraining_arguments import (
 )
 from vaswani.training.pretraining_evaluation import evaluate_language_model
 from vaswani.training.pretraining_trainer import PretrainingTrainer
+from vaswani.training.rehearsal import check_kernel
 
 
 def pretrain(config: PretrainingConfig) -> dict[str, float]:
@@ -111,7 +113,10 @@ class PretrainingRun(BaseRun):
     def _check_new(self) -> None:
         """Whether the shape that is given can be one, and has positions for the sequences."""
         data, model = self.config.data, self.config.model
+        if data.tokenizer == "bpe":
+            check_vocab_size(data.vocab_size, self.purpose)
         shape = self.model_config(data.vocab_size)
+        check_kernel(self.auto_class, shape, model.attn_implementation)
         self.config.training.resolve_learning_rate(shape.hidden_size)
         if model.position_embedding == "learned" and data.max_length > model.max_position_embeddings:
             raise UserError(
@@ -121,6 +126,7 @@ class PretrainingRun(BaseRun):
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         """Whether the model has what the objective needs, and positions for the sequences."""
+        check_kernel(self.auto_class, pretrained.config, self.config.model.attn_implementation)
         self.config.training.resolve_learning_rate(pretrained.config.hidden_size)
         pretrained.check_length(self.config.data.max_length)
 

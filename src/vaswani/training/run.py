@@ -22,7 +22,7 @@ from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
 from vaswani.data.corpus import Corpus
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.text_codec import TextCodec, has_one_vocabulary
-from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
+from vaswani.data.tokenization import check_vocab_size, load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.decoding import position_limit
@@ -41,6 +41,7 @@ from vaswani.training.bpe_dropout import BpeDropoutCollator
 from vaswani.training.config_file import RunConfig
 from vaswani.training.final_evaluation import shortened
 from vaswani.training.metrics import METRICS_OF_TASK, TextMetrics, check_task
+from vaswani.training.rehearsal import check_kernel
 from vaswani.training.trainer import Trainer
 from vaswani.training.translation_evaluation import evaluate_translator
 
@@ -236,13 +237,34 @@ def check_config(config: RunConfig) -> None:
     args, data = config.training, config.data
     check_devices(args)
     check_stream(config)
-    model_config(config.model, data.vocab_size, data.vocab_size, one_vocabulary=True)
+    check_vocab_size(data.vocab_size, "translation")
+    shape = model_config(config.model, data.vocab_size, data.vocab_size, one_vocabulary=True)
+    check_kernel(AutoModelForSeq2SeqLM, shape, config.model.attn_implementation)
+    _check_lengths(config)
     args.resolve_learning_rate(config.model.d_model)
     if data.truncate and data.bpe_dropout > 0:
         raise UserError("truncate=true and bpe_dropout exclude each other; set one of them to its default")
     check_task(data.task)
     scored = METRICS_OF_TASK[data.task] if args.predict_with_generate else ()
     check_metric(args.metric_for_best_model, ["loss", *scored])
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """Raise `UserError` where the longest rows that training accepts fit no batch, or lack positions."""
+    data, model, budget = config.data, config.model, config.training.max_tokens_per_batch
+    for name in ("max_source_length", "max_target_length"):
+        length = getattr(data, name)
+        if model.position_embedding == "learned" and length > model.max_position_embeddings:
+            raise UserError(
+                f"{name}={length} is longer than max_position_embeddings={model.max_position_embeddings}; "
+                "lower the one or raise the other"
+            )
+    if data.streaming and data.max_source_length + data.max_target_length > budget:
+        raise UserError(
+            f"max_tokens_per_batch={budget} is too small for a row of max_source_length="
+            f"{data.max_source_length} and max_target_length={data.max_target_length} tokens; raise it, or "
+            "lower these"
+        )
 
 
 def _tokenized(

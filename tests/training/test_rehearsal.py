@@ -1,0 +1,153 @@
+"""What a training would use late is tried early: each way to fail is told of before the corpus is read."""
+
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from run_records import logged
+from transformers import AutoModelForSeq2SeqLM
+
+from tiny_runs import TINY_RUN, as_flags
+from vaswani import VaswaniConfig
+from vaswani.cli import run as run_command
+from vaswani.errors import RunError, UserError
+from vaswani.training import base_run, rehearsal
+from vaswani.training.arguments import TrainingArguments
+from vaswani.training.config_file import load_config
+from vaswani.training.rehearsal import check_kernel, rehearse
+from vaswani.training.run import TrainingRun
+
+QUIET = {"use_cpu": True, "learning_rate": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optim_args": "fast"}, "optim=adamw_torch_fused with optim_args=fast cannot work"),
+        (
+            {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"cycles": 2}},
+            "lr_scheduler_type=cosine with lr_scheduler_kwargs={'cycles': 2} cannot work: .*'cycles'",
+        ),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type=warmup_stable_decay .*num_decay"),
+        ({"torch_compile_backend": "fast"}, "torch_compile_backend=fast.* cannot work"),
+        ({"torch_compile_mode": "fast"}, "torch_compile_mode=fast is unknown; choose one of .*max-autotune"),
+        ({"generation_config": "/no/such/file"}, "generation_config=/no/such/file cannot work"),
+        ({"push_to_hub": True, "hub_model_id": "a/b/c"}, "hub_model_id='a/b/c'"),
+        ({"push_to_hub": True, "output_dir": "a..b"}, "hub_model_id='a..b'"),
+        ({"push_to_hub": True}, "push_to_hub needs a token; run `hf auth login`, set HF_TOKEN, or give"),
+    ],
+)
+def test_what_would_fail_late_fails_early(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rehearsal, "get_token", lambda: None)
+    args = TrainingArguments(**{**QUIET, "output_dir": "run", **options})
+    with pytest.raises(UserError, match=message) as refused:
+        rehearse(args)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_work_stay_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = TrainingArguments(**QUIET, output_dir="run", lr_scheduler_type="linear", eval_strategy="epoch")
+    before = args.to_dict()
+    rehearse(args)
+    assert args.to_dict() == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kernel_that_does_not_exist_is_named():
+    shape = VaswaniConfig(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1)
+    check_kernel(AutoModelForSeq2SeqLM, shape, "eager")
+    with pytest.raises(UserError, match="attn_implementation=fast cannot work"):
+        check_kernel(AutoModelForSeq2SeqLM, shape, "fast")
+
+
+def test_every_run_is_rehearsed_before_its_corpus_is_read(tiny_run, capsys, monkeypatch):
+    monkeypatch.setattr(base_run, "load_corpus", lambda *_: pytest.fail("the corpus is read"))
+    assert run_command(["train", *as_flags({**tiny_run, "optim_args": "fast"})]) == 2
+    assert "optim_args=fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"position_embedding": "learned", "max_position_embeddings": 128},
+            "max_source_length=256 is longer than max_position_embeddings=128; lower the one or raise",
+        ),
+        (
+            {"position_embedding": "learned", "max_position_embeddings": 300, "max_target_length": 301},
+            "max_target_length=301 is longer than max_position_embeddings=300",
+        ),
+        ({"vocab_size": 258}, "vocab_size=258 is too small: it must hold 256 bytes and 3 special tokens"),
+        (
+            {"streaming": True, "max_tokens_per_batch": 511},
+            "max_tokens_per_batch=511 is too small for a row of max_source_length=256 and max_target_",
+        ),
+        ({"attn_implementation": "fast"}, "attn_implementation=fast cannot work"),
+        ({"language": ["Deutsch"]}, "language='Deutsch' is no language code"),
+        ({"license": "Apache 2.0"}, "license='Apache 2.0' is no name of the Hub's"),
+        ({"generation_max_length": 1}, "generation_max_length=1 must be at least 2"),
+    ],
+)
+def test_limits_that_do_not_fit_are_refused(tiny_run, options, message, monkeypatch):
+    monkeypatch.setattr(base_run, "load_corpus", lambda *_: pytest.fail("the corpus is read"))
+    with pytest.raises(UserError, match=re.escape(message)):
+        TrainingRun(load_config(None, as_flags({**tiny_run, **options}))).run()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: path.write_bytes(b"caf\xe9"), Path.mkdir], ids=["bytes", "folder"]
+)
+def test_a_card_that_cannot_be_kept_is_told_of_first(tiny_run, make, monkeypatch):
+    monkeypatch.setattr(base_run, "load_corpus", lambda *_: pytest.fail("the corpus is read"))
+    folder = Path(tiny_run["output_dir"])
+    folder.mkdir()
+    make(folder / "README.md")
+    with pytest.raises(UserError, match=r"README\.md (is not UTF-8|cannot be read) .*move it away"):
+        TrainingRun(load_config(None, as_flags(tiny_run))).run()
+
+
+def test_a_training_without_an_update_does_not_end_well(tiny_run, monkeypatch):
+    monkeypatch.setattr(transformers.Trainer, "train", lambda *_, **__: None)
+    with pytest.raises(RunError, match="the training made no update"):
+        TrainingRun(load_config(None, as_flags(tiny_run))).run()
+    assert not list(Path(tiny_run["output_dir"]).glob("*.safetensors"))
+
+
+# Options that 0 turns off, and what they are set to otherwise.
+SET: dict[str, Any] = {
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "bpe_dropout"), 0.3),
+    "max_grad_norm": 0.1,
+    "weight_decay": 0.5,
+    "neftune_noise_alpha": 5.0,
+    "label_smoothing_factor": 0.3,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.98,
+    "warmup_steps": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def losses(dates, tmp_path_factory):
+    """The losses of a short run with all of them set but one."""
+
+    def run(zero: str | None) -> list[float]:
+        folder = tmp_path_factory.mktemp("run")
+        options = {**TINY_RUN, "train_file": dates["train_file"], **SET, "output_dir": folder, "max_steps": 3}
+        options |= {"save_strategy": "no", **({} if zero is None else {zero: 0})}
+        TrainingRun(load_config(None, as_flags(options))).run()
+        return logged(folder, "loss")
+
+    return functools.cache(run)
+
+
+@pytest.mark.parametrize("name", SET)
+def test_zero_turns_an_option_off(losses, name):
+    assert losses(name) != losses(None)
+    assert all(map(math.isfinite, losses(name)))
