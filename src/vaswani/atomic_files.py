@@ -137,6 +137,8 @@ def check_output_folder(output: Path, what: str) -> None:
 
 def _make_unfinished(output: Path, what: str) -> tuple[Path, list[Path]]:
     """An empty folder in `output`, and the folders that were made for it, the deepest first."""
+    if "\ufffd" in os.fsencode(output).decode(errors="replace"):
+        raise UserError(f"output {output} has a name that is not UTF-8; give another one for {what}")
     made = [folder for folder in (output, *output.absolute().parents) if not os.path.exists(folder)]
     unfinished = unfinished_path(output / "folder")
     try:

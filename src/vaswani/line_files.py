@@ -103,7 +103,7 @@ class LineWriter:
             return
         try:
             if os.path.isfile(name) or not os.path.exists(name):  # not so /dev/null or a named pipe
-                self._final = Path(name).resolve()  # of a link, its target
+                self._final = Path(os.path.realpath(name))  # of a link, its target
                 self._name = f"{self._final}.partial"
             self._stream = open(self._name, "wb")  # noqa: SIM115 - closed in __exit__
         except (OSError, ValueError) as error:

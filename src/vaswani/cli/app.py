@@ -5,6 +5,8 @@ the user gave, 1 for what happened on the way, Ctrl-C included. With `--debug`, 
 the traceback comes before it.
 """
 
+import errno
+import os
 import signal
 import sys
 import time
@@ -22,6 +24,10 @@ from vaswani.errors import PipeClosedError, RunError, StoppedError, UserError, o
 from vaswani.startup import prepare_streams
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
+NOT_USABLE = (  # of a path that was given
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+)
 SECONDS_BEFORE_THE_OTHERS_TELL = 2.0
 
 app = Application(
@@ -78,6 +84,8 @@ def _status_and_message(error: Exception) -> tuple[int, str]:
         return error.exit_status, ""
     if isinstance(error, UserError | RunError):
         return error.exit_status, str(error)
+    if isinstance(error, OSError) and error.filename and error.errno in NOT_USABLE:
+        return UserError.exit_status, f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
     if hasattr(error, "format_message"):  # typer's own, about usage
         return getattr(error, "exit_code", 2), error.format_message()
     return 1, f"{type(error).__name__}: {one_line(error)} (--debug shows where)"

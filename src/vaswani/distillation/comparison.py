@@ -8,6 +8,7 @@ R resamples
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -140,7 +141,7 @@ def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
     Raises:
         UserError: a folder given twice, or one that cannot be loaded.
     """
-    folders = [Path(name).resolve() for name in names]
+    folders = [Path(os.path.realpath(name)) for name in names]
     for number, folder in enumerate(folders):
         if folder in folders[:number]:
             raise UserError(f"{names[number]} is given twice; give each model once")
