@@ -1,9 +1,11 @@
 """Every way in which a folder can fail to be a model gets one line that names the file and a remedy."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -182,7 +184,7 @@ def test_weights_of_another_shape(checkpoint: Path) -> None:
 
 def test_a_tokenizer_that_is_missing_or_damaged(checkpoint: Path) -> None:
     cut(lambda size: size // 2)(checkpoint / "tokenizer.json")
-    assert message_of(checkpoint).startswith(f"the tokenizer in {checkpoint} cannot be read (")
+    assert message_of(checkpoint).startswith(f"{checkpoint / 'tokenizer.json'} is damaged or half-written (")
     (checkpoint / "tokenizer_config.json").unlink()
     assert message_of(checkpoint).startswith(f"{checkpoint} has no tokenizer (")
 
@@ -202,3 +204,8 @@ def test_a_device_that_is_not_here(checkpoint: Path, device: str) -> None:
 
 def test_a_dtype_that_does_not_exist(checkpoint: Path) -> None:
     assert message_of(checkpoint, dtype="fp16").startswith("dtype 'fp16' is unknown; expected 'float32'")
+
+
+def test_a_folder_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=PermissionError(13, "Permission denied")))
+    assert message_of(checkpoint) == f"model folder {checkpoint} cannot be read; check its permissions"

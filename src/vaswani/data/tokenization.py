@@ -41,9 +41,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from vaswani.data.text_codec import told_panics
 from vaswani.errors import UserError, one_line
+from vaswani.json_files import read_object
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
 MASK_TOKEN = "<mask>"  # its id is 3, where there is one
+_JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+_VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.spm", "*.txt")  # of transformers' tokenizers
 TARGET_SUBFOLDER = "target_tokenizer"
 NUM_BYTES = 256
 _NO_LIMIT = 10**12  # tokens; a tokenizer that knows no limit has a `model_max_length` far above
@@ -304,17 +307,22 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None
 def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     if not directory.is_dir():
         raise UserError(f"{directory} is not a folder; give the folder that a training wrote")
-    if not (directory / "tokenizer_config.json").is_file():
+    if not (directory / "tokenizer_config.json").exists():
         raise UserError(
             f"{directory} has no tokenizer (tokenizer.json, tokenizer_config.json); "
             "give the folder that a training wrote"
         )
+    for name in _JSON_FILES:
+        if (directory / name).exists():
+            read_object(directory / name)
     try:
         with told_panics(f"in {directory}"):
             return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # the tokenizers library raises nothing more specific
+        if not any(any(directory.glob(pattern)) for pattern in _VOCABULARIES):
+            raise UserError(f"{directory / 'tokenizer.json'} is missing; use another checkpoint") from error
         reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(
             f"the tokenizer in {directory} cannot be read ({reason}); its files may be half-written: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,21 @@ def local_folder(name: str | Path, revision: str | None = None) -> Path:
     Where the Hub does not answer, the copy in the cache is used, with a warning.
 
     Raises:
-        UserError: found no local folder and no Hub model, or a revision was given to a folder.
+        UserError: found no local folder and no Hub model, the folder cannot be read, or a revision was given
+            to a folder.
     """
-    if not Path(name).is_dir():
-        return _download(str(name), revision)
+    folder = Path(name)
+    try:
+        if not folder.is_dir():
+            return _download(str(name), revision)
+        os.listdir(folder)
+    except PermissionError as error:
+        raise UserError(f"model folder {name} cannot be read; check its permissions") from error
     if revision is not None:
         raise UserError(
             f"revision {revision!r} is of a model on the Hub, and {name} is a folder: leave it out"
         )
-    return Path(name)
+    return folder
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -199,28 +206,33 @@ def _check_generation_config(directory: Path, model: PreTrainedModel) -> None:
     """Check the options of `generate` that are saved with a model, where there are any.
 
     Raises:
-        UserError: they cannot be read, or name tokens that the model has not.
+        UserError: they cannot be read, or their special tokens are not the model's.
     """
     path = directory / _GENERATION_CONFIG
     if not path.exists():
         return
-    output = model.get_output_embeddings()
-    num_tokens = None if output is None else int(output.weight.shape[0])
+    values = read_object(path)
     try:
-        generation = GenerationConfig.from_dict(read_object(path))
-        generation.validate(strict=False)
-        for name, value in generation.to_dict().items():
-            for token in value if isinstance(value, list) else [value]:
-                if name.endswith("_token_id") and token is not None:
-                    _check_token(name, token, num_tokens)
-    except UserError:
-        raise
+        generation = GenerationConfig.from_dict(values)
+        generation.validate()
+        _check_special_tokens(generation, model)
     except Exception as error:  # of many kinds: a field of another type may fail anywhere
         raise UserError(f"{path} cannot be used: {one_line(error)}; mend it, or delete it") from error
 
 
-def _check_token(name: str, token: Any, num_tokens: int | None) -> None:
-    if not isinstance(token, int) or isinstance(token, bool):
-        raise ValueError(f"{name}={token!r} must be the number of a token")
-    if num_tokens is not None and token >= num_tokens:
-        raise ValueError(f"{name}={token} lies outside the vocabulary of {num_tokens} tokens")
+def _check_special_tokens(generation: GenerationConfig, model: PreTrainedModel) -> None:
+    """Raise a ValueError unless `generate` starts, pads and ends with tokens that the model has."""
+    output: Any = model.get_output_embeddings()
+    for name, value in generation.to_dict().items():
+        for token in value if isinstance(value, list) else [value]:
+            if not name.endswith("_token_id") or token is None:
+                continue
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise ValueError(f"{name}={token!r} must be the number of a token")
+            if output is not None and token >= len(output.weight):
+                raise ValueError(f"{name}={token} lies outside the vocabulary of {len(output.weight)} tokens")
+    if model.config.is_encoder_decoder:
+        for name in ("decoder_start_token_id", "eos_token_id"):
+            of_model, given = getattr(model.config, name, None), getattr(generation, name)
+            if of_model is not None and of_model != given and of_model not in (given or ()):
+                raise ValueError(f"{name}={given}, and config.json has {name}={of_model}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from vaswani.errors import UserError, one_line
 from vaswani.hub.run_facts import meta_model
@@ -256,14 +258,15 @@ def load_weights(
             the configuration's, NaN or infinity among them, an option that cannot be.
     """
     try:
-        model, report = model_class.from_pretrained(
-            directory,
-            config=config,
-            local_files_only=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-            **options,
-        )
+        with without_remarks():  # the checks of the report say what matters
+            model, report = model_class.from_pretrained(
+                directory,
+                config=config,
+                local_files_only=True,
+                output_loading_info=True,
+                trust_remote_code=False,
+                **options,
+            )
     except Exception as error:  # of many kinds: torch's, safetensors' and the library's
         reason = one_line(error.__cause__ or error)
         raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
@@ -278,3 +281,14 @@ def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
         if id(tensor) not in seen:
             seen.add(id(tensor))
             yield name, tensor
+
+
+@contextmanager
+def without_remarks() -> Iterator[None]:
+    """Keep the library from printing its table of new weights and of those that have no place."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_facts import read_config
 from vaswani.hub.vocabulary import check_vocabulary
-from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights
+from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights, without_remarks
 from vaswani.model.decoding import position_limit
 
 ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
@@ -112,10 +109,9 @@ def load_with_head(
     folder = pretrained.folder
     check_weights(folder, pretrained.config)
     config = _config_with(folder, fields)
-    with _without_remarks():
-        model, report = load_weights(
-            folder, auto_class, config, dtype=torch.float32, ignore_mismatched_sizes=True, **options
-        )
+    model, report = load_weights(
+        folder, auto_class, config, dtype=torch.float32, ignore_mismatched_sizes=True, **options
+    )
     new = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     of_base = [
         [name for name in names if is_of_base_model(name, model)]
@@ -144,16 +140,5 @@ def new_with_head(
 
 
 def _config_with(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:
-    with _without_remarks():
+    with without_remarks():
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **fields)
-
-
-@contextmanager
-def _without_remarks() -> Iterator[None]:
-    """Without the library's table of new weights, and of those that had no place."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
