@@ -83,8 +83,8 @@ def test_a_target_tokenizer_that_is_missing(separate: Path) -> None:
 @pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id"])
 def test_special_tokens_of_another_model(tmp_path: Path, name: str) -> None:
     folder = save_toy_checkpoint(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, name: 7}))
+    for file in (folder / "config.json", folder / "generation_config.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), name: 7}))
     ours = getattr(toy_tokenizer(), name)
     words = rf"the tokenizer in {folder} has {name}={ours} and the model {name}=7; they do not belong"
     with pytest.raises(UserError, match=words):

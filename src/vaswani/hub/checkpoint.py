@@ -127,17 +127,21 @@ def local_folder(name: str | Path, revision: str | None = None) -> Path:
             to a folder.
     """
     folder = Path(name)
-    try:
-        if not folder.is_dir():
-            return _download(str(name), revision)
-        os.listdir(folder)
-    except PermissionError as error:
-        raise UserError(f"model folder {name} cannot be read; check its permissions") from error
+    if not _is_folder(folder):
+        return _download(str(name), revision)
     if revision is not None:
         raise UserError(
             f"revision {revision!r} is of a model on the Hub, and {name} is a folder: leave it out"
         )
     return folder
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether there is such a folder; a UserError is raised if it may not be read."""
+    try:
+        return path.is_dir() and os.listdir(path) is not None
+    except PermissionError as error:
+        raise UserError(f"model folder {path} cannot be read; check its permissions") from error
 
 
 def _download(name: str, revision: str | None) -> Path:
