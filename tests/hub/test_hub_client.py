@@ -104,6 +104,16 @@ def test_without_the_hub_the_copy_in_the_cache_is_used_and_that_is_told(
     assert f"{words}. The copy of ada/toy in the cache is used: {folder}." in caplog.messages
 
 
+@pytest.mark.parametrize("cache", ["/proc/nowhere", "a file"])
+def test_a_cache_that_cannot_be_written_is_told_with_the_remedy(
+    cache: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / cache / "hub"))
+    with pytest.raises(UserError, match=r"cannot write to the cache .*/hub \(.*\): set HF_HOME to a folder"):
+        local_folder("ada/toy")
+
+
 @pytest.mark.parametrize("place", ["/api/repos/create", "/preupload/", "/commit/"])
 def test_a_push_to_a_silent_hub_ends(place: str, silence: Silence, here: LoopbackHub, tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")

@@ -48,6 +48,10 @@ def caused(error: Exception) -> RuntimeError:
             f"cannot write to the cache {constants.HF_HUB_CACHE} (Permission denied): set HF_HOME to a",
         ),
         (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory", f"{constants.HF_HOME}/token"),
+            f"cannot write to the cache {constants.HF_HOME} (Not a directory): set HF_HOME to a folder",
+        ),
+        (
             OSError(errno.EROFS, "Read-only file system", constants.HF_HOME),
             f"cannot write to the cache {constants.HF_HUB_CACHE} (Read-only file system): set HF_HOME",
         ),

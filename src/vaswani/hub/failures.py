@@ -24,8 +24,9 @@ HUB_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, OSError, HTTPError, Value
 
 def describe_hub_failure(error: BaseException, repo_id: str, revision: str | None = None) -> str:
     """Why a model could not be pushed to, or fetched from, a repository."""
-    if message := describe_cache_failure(error, Path(constants.HF_HUB_CACHE), "HF_HOME"):
-        return message
+    for cache in (constants.HF_HUB_CACHE, constants.HF_HOME):
+        if message := describe_cache_failure(error, Path(cache), "HF_HOME"):
+            return message
     for link in causes(error):
         if isinstance(link, RevisionNotFoundError):
             return f"{repo_id} has no revision {revision or 'main'!r}; check its branches and commits"
