@@ -58,6 +58,12 @@ def test_long_rows_are_left_out_instead_where_they_are_not_to_be_cut():
         tokenize(rows[:1], max_length=5, truncate=False)
 
 
+def test_the_tokenizer_does_not_keep_the_limit():
+    tokenizer = train_tokenizer(["the film was good"], 262, purpose="masked")
+    tokenize([{"text": "the film was good", "label": 0}], max_length=5, tokenizer=tokenizer)
+    assert tokenizer.backend_tokenizer.truncation is None
+
+
 def test_rows_of_special_tokens_alone_are_left_out():
     tokenizer = train_tokenizer(["a film"], 262, purpose="masked")  # takes "</s>" in a text for the token
     rows = [{"text": text, "label": 0} for text in ("a", "</s><s>", "a </s>")]

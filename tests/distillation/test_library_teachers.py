@@ -139,11 +139,15 @@ def test_a_teacher_translates_into_the_language_of_its_tokenizer(kind: str, teac
         assert translator.start_options == {}
 
 
-@pytest.mark.parametrize("kind", ["m2m100"], indirect=True)
+@pytest.mark.parametrize("kind", ["m2m100", "nllb", "mbart", "mbart50"], indirect=True)
 def test_a_model_and_a_tokenizer_of_different_target_languages_are_refused(teacher: Path) -> None:
     model, *tokenizers = load_checkpoint(teacher)
-    model.generation_config.forced_bos_token_id = 7
-    with pytest.raises(UserError, match="forced to begin with 7; set tgt_lang"):
+    ((option, language),) = Translator(model, *tokenizers).start_options.items()
+    setattr(model.generation_config, option, language)
+    Translator(model, *tokenizers)
+    other = TextCodec(tokenizers[0], "source").frame()
+    setattr(model.generation_config, option, [*other.leading, other.trailing[-1]][0])
+    with pytest.raises(UserError, match=f"target language is token {language}, and the model has {option}="):
         Translator(model, *tokenizers)
 
 

@@ -5,6 +5,7 @@ N rows · B rows of a batch · T its longest row, in tokens · L labels
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def tokenize_labelled(
     """
     check_room(tokenizer, max_length, pairs="text_pair" in rows.column_names)
     tokens = rows.map(
-        partial(_encode, tokenizer, target, max_length),
+        partial(_encode, copy.deepcopy(tokenizer), target, max_length),  # it keeps its last truncation
         batched=True,
         keep_in_memory=True,
         new_fingerprint=secrets.token_hex(16),  # the library would take long to find one
@@ -142,7 +143,9 @@ def _words_as_in_text(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]])
         raise UserError(f"tagging needs a tokenizer that knows words; {type(tokenizer).__name__} does not")
 
     def ids(texts: list[list[str]]) -> list[list[int]]:
-        return tokenizer(texts, is_split_into_words=True, add_special_tokens=False)["input_ids"]
+        return (
+            TextCodec(tokenizer).encode(texts, is_split_into_words=True, add_special_tokens=False).input_ids
+        )
 
     in_text, bare, with_space = ids([["a b"], ["a", "b"], ["a", " b"]])
     space = " " if bare != in_text == with_space else ""

@@ -39,7 +39,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vaswani.data.text_codec import told_panics
+from vaswani.data.text_codec import TextCodec, told_panics
 from vaswani.errors import UserError, one_line
 from vaswani.json_files import read_object
 
@@ -169,13 +169,14 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a character stands for each byte in the names of tokens, told by the bytes of a text."""
     text = "aé 中"
-    ids = tokenizer(text, add_special_tokens=False).input_ids
+    (ids,) = TextCodec(tokenizer).token_ids([text], add_special_tokens=False)
     return int(bytes_of_tokens(tokenizer)[ids].sum()) - bytes_in_front(tokenizer) == len(text.encode())
 
 
 def bytes_in_front(tokenizer: PreTrainedTokenizerBase) -> int:
     """Bytes that a byte-level tokenizer puts in front of each text: 1 where it is a space, else 0."""
-    return int(bytes_of_tokens(tokenizer)[tokenizer("a", add_special_tokens=False).input_ids].sum()) - 1
+    (ids,) = TextCodec(tokenizer).token_ids(["a"], add_special_tokens=False)
+    return int(bytes_of_tokens(tokenizer)[ids].sum()) - 1
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -127,7 +127,7 @@ class Translator:
         self._sources = TextCodec(self.source_tokenizer, "source")
         self._targets = TextCodec(self.target_tokenizer, "target")
         self.start_options = self._targets.start_options()
-        _check_language(model, self.start_options)
+        _check_language(model, self.target_tokenizer, self.start_options)
         self.num_beams = num_beams
         try:
             self.length_penalty = GNMTLengthPenalty(length_penalty)
@@ -364,13 +364,16 @@ def _check_special_tokens(model: PreTrainedModel) -> None:
         )
 
 
-def _check_language(model: PreTrainedModel, start_options: dict[str, int]) -> None:
-    """Raise a UserError if model and tokenizer name different target languages."""
-    of_tokenizer = start_options.get("forced_bos_token_id")
-    of_model = model.generation_config.forced_bos_token_id
-    if None not in (of_tokenizer, of_model) and of_tokenizer != of_model:
-        raise UserError(
-            f"the tokenizer's target language begins with token {of_tokenizer} and the model's translations "
-            f"are forced to begin with {of_model}; set tgt_lang in tokenizer_config.json, or "
-            "forced_bos_token_id in generation_config.json, so that they agree"
-        )
+def _check_language(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
+) -> None:
+    """Raise a UserError if the tokenizer and the model name different target languages."""
+    languages = getattr(tokenizer, "lang_code_to_id", {}).values()
+    for option, token in start_options.items():
+        of_model = getattr(model.generation_config, option)
+        names_language = option == "forced_bos_token_id" or of_model in languages
+        if names_language and of_model not in (None, token):
+            raise UserError(
+                f"the tokenizer's target language is token {token}, and the model has {option}={of_model}; "
+                f"let tgt_lang in tokenizer_config.json and {option} in generation_config.json agree"
+            )
