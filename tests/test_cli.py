@@ -117,6 +117,25 @@ def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, s
     assert errors.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "no space left on the disk of /x/y: free"),
+        (RuntimeError("No space left on device (os error 28)"), "no space left on the disk: free some"),
+        (MemoryError(), "out of memory: "),
+        (KeyError("a bug"), "KeyError: 'a bug' (--debug shows where)"),
+    ],
+)
+def test_what_the_system_refuses_is_told_plainly(monkeypatch, capsys, error, message):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("vaswani.insight.plots.save_sparse_pattern", fail)
+    status, _, errors = outcome(["plot", "sparse-pattern"], capsys)
+    assert status == 1
+    assert errors.startswith(f"vaswani: {message}")
+
+
 def plotted(path: Path, *options: str) -> bytes:
     assert run(["plot", "sparse-pattern", "--output", str(path), *options]) == 0
     return path.read_bytes()

@@ -1,6 +1,7 @@
 """Errors that end a command with one line on standard error, and what led to them."""
 
 import errno
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -85,6 +86,17 @@ def is_full_disk(error: BaseException) -> bool:
         or any(words in str(link) for words in _FULL_DISK)
         for link in causes(error)
     )
+
+
+def describe_system_failure(error: BaseException) -> str | None:
+    """What to tell when a disk or the memory is full; None for other errors."""
+    named = next((link for link in causes(error) if isinstance(link, OSError) and link.filename), None)
+    place = f" of {os.fsdecode(named.filename)}" if named and isinstance(named.filename, str | bytes) else ""
+    if is_full_disk(error):
+        return f"no space left on the disk{place}: free some, or write to another"
+    if isinstance(error, MemoryError):
+        return "out of memory: end other programs, or give less at once"
+    return None
 
 
 def describe_cache_failure(error: BaseException, cache: Path, variables: str) -> str | None:

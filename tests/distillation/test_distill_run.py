@@ -19,6 +19,7 @@ from vaswani.distillation.student import save_student
 from vaswani.distillation.teacher import Teacher
 from vaswani.errors import UserError
 from vaswani.training.config_file import load_config
+from vaswani.training.resuming import check_resumable
 
 QUICK = {"generation_num_beams": 1, "teacher_num_beams": 2, "max_target_length": 16, "max_steps": 3}
 SOFT_TARGETS_ALONE = {"targets": "references", "label_weight": 0}
@@ -151,7 +152,7 @@ def test_several_teachers_are_averaged(options, teacher, tmp_path):
     run(options, teacher=both)  # its translations, too, and a report on them
 
 
-def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tmp_path, capsys):
+def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tmp_path, capsys, caplog):
     config = tmp_path / "teacher.yaml"
     lines = yaml.safe_load((teacher / "training_config.yaml").read_text())
     lines = {name: value for name, value in lines.items() if not name.endswith("_file")}  # this run's corpus
@@ -162,6 +163,28 @@ def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tm
     second = student_of(options, "second", teacher=str(config))
     assert "training the teacher" not in capsys.readouterr().out
     assert torch.equal(first, second)
+
+    assert "is used as it is" not in caplog.text
+    config.write_text(yaml.safe_dump(lines | {"seed": 3}))
+    student_of(options, "third", teacher=str(config))
+    assert "was trained with seed=42 and is used as it is" in caplog.text
+
+
+def test_a_baseline_becomes_as_long_as_its_student(options):
+    del options["test_file"], options["validation_file"]
+    options |= {"baseline": "true", "generation_num_beams": 1, "save_steps": 2, "targets": "references"}
+    run(options, max_steps=2)
+    run(options, max_steps=4, resume_from_checkpoint="true")
+    folder = Path(options["output_dir"])
+    for trained in (folder, folder / "baseline"):
+        assert json.loads((trained / "trainer_state.json").read_text())["global_step"] == 4
+    with pytest.raises(UserError, match=r"cannot change temperature=2\.0 "):
+        run(options, max_steps=4, resume_from_checkpoint="true", temperature=2)
+    moved = folder.parent / "teacher's outputs"
+    options |= {"max_steps": 4, "teacher_cache": moved}
+    changed = DistillationRun(load_config(None, as_flags(options), DistillationConfig))
+    check_resumable(folder / "checkpoint-4", changed.config)
+    assert changed._cache_folder == moved
 
 
 @pytest.fixture

@@ -20,7 +20,14 @@ import typer
 from vaswani.bootstrap import rank, restore_ctrl_c
 from vaswani.cli.application import Application
 from vaswani.cli.screen import flush_standard_output, tell
-from vaswani.errors import PipeClosedError, RunError, StoppedError, UserError, one_line
+from vaswani.errors import (
+    PipeClosedError,
+    RunError,
+    StoppedError,
+    UserError,
+    describe_system_failure,
+    one_line,
+)
 from vaswani.startup import prepare_streams
 
 TYPER_INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -88,6 +95,8 @@ def _status_and_message(error: Exception) -> tuple[int, str]:
         return UserError.exit_status, f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
     if hasattr(error, "format_message"):  # typer's own, about usage
         return getattr(error, "exit_code", 2), error.format_message()
+    if told := describe_system_failure(error):
+        return 1, told
     return 1, f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from vaswani.data.corpus import CorpusSpec
 from vaswani.data.text_codec import Side, TextCodec
@@ -16,10 +16,13 @@ from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationCon
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.hub.run_facts import SETTINGS_FILE, read_config
+from vaswani.hub.run_facts import SETTINGS_FILE, read_config, read_settings
 from vaswani.inference.ensembling import Ensemble
-from vaswani.training.config_file import load_config
+from vaswani.training.config_file import RunConfig, default_settings, load_config
+from vaswani.training.resuming import MAY_CHANGE
 from vaswani.training.run import train
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ def _trained(name: str, config: DistillationConfig) -> Path:
     """The folder of the model of a configuration file, trained on this run's corpus if need be."""
     teacher = load_config(name)
     if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
+        _tell_differences(name, teacher)
         return teacher.output_dir
     corpus = {field.name: getattr(config.data, field.name) for field in fields(CorpusSpec)}
     teacher.data = replace(teacher.data, **corpus)
@@ -108,3 +112,24 @@ def _trained(name: str, config: DistillationConfig) -> Path:
     print(f"training the teacher of {name} in {teacher.output_dir}", flush=True)
     train(teacher)
     return teacher.output_dir
+
+
+def _tell_differences(name: str, teacher: RunConfig) -> None:
+    """Warn where a teacher that is there already was trained with other settings than its file has now."""
+    before, now = (
+        default_settings(teacher) | settings
+        for settings in (read_settings(teacher.output_dir), teacher.to_dict())
+    )
+    # The corpus is the distillation's; None is decided when the training begins.
+    ignored = {*MAY_CHANGE, *(field.name for field in fields(CorpusSpec))} - {"max_steps", "num_train_epochs"}
+    changed = [
+        f"{setting}={before[setting]}"
+        for setting, value in now.items()
+        if setting not in ignored and value not in (None, before[setting])
+    ]
+    if changed:
+        folder, settings = teacher.output_dir, ", ".join(changed)
+        logger.warning(
+            f"The teacher in {folder} was trained with {settings} and is used as it is. "
+            f"{name} has other values now: delete the folder to train it anew."
+        )
