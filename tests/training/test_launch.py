@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,28 @@ def test_when_one_process_dies_all_end_promptly_and_say_so(options, cache_of_its
     assert f"the last complete checkpoint is {last_complete_checkpoint(Path(options['output_dir']))}" in line
     for each in ranks:
         assert not Path(f"/proc/{each}").exists()
+
+
+@pytest.mark.slow
+def test_when_the_launcher_is_killed_its_processes_save_and_end(options, cache_of_its_own):
+    process = start(in_two(options | {"max_steps": 100_000, "save_steps": 100_000}), cache_of_its_own)
+    wait_for_update(process, 10)
+    ranks = children_of(process)
+    process.kill()
+    _, errors = process.communicate(timeout=60)  # until nobody has its standard streams any more
+    for each in ranks:
+        wait_for_end(each)
+    assert last_line(errors).startswith("vaswani: stopped by SIGTERM after update ")
+    assert last_complete_checkpoint(Path(options["output_dir"])) is not None
+
+
+def wait_for_end(pid: int) -> None:
+    """Of a process whose parent is gone; it may stay listed as a zombie."""
+    deadline = time.monotonic() + 30
+    with suppress(FileNotFoundError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -107,4 +107,9 @@ def main() -> NoReturn:
     status = run(sys.argv[1:])
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done and said
+    if status and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # At once: while Python takes its seconds to end, the others lose their connection to this process and
+        # complain of it, though the launcher is about to end them.
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
