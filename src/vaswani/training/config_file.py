@@ -24,7 +24,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from vaswani.data.corpus import SPLITS
-from vaswani.errors import UserError, one_line
+from vaswani.errors import RunError, UserError, one_line
 from vaswani.hub.run_facts import HISTORY
 from vaswani.training.arguments import (
     BaseTrainingArguments,
@@ -218,7 +218,7 @@ def load_config(
     namespace = parser.parse_flags(overrides, namespace)
     try:
         arguments = parser.parse_dict(vars(namespace))
-    except UserError:
+    except (UserError, RunError):
         raise
     except (ValueError, NotImplementedError) as error:
         raise UserError(one_line(error)) from error
