@@ -357,7 +357,11 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
             {"max_length": 41},
             r"max_length=41, but .* has positions for 40 tokens; set max_length to 40 or less",
         ),
-        ({"max_length": 2}, "max_length=2 has no room beside 2 special tokens"),
+        ({"max_length": 2, "train_file": "unread"}, "max_length=2 has no room beside 2 special tokens"),
+        (
+            {"max_length": 3, "text_pair_field": "b", "train_file": "unread"},
+            "max_length=3 has no room beside 3 special tokens",
+        ),
         ({"max_length": 0}, "max_length=0 must be at least 1"),
         (
             {"max_tokens_per_batch": 9},

@@ -22,13 +22,7 @@ from vaswani.errors import UserError, one_line
 
 Side = Literal["source", "target"]
 
-_PROBES = (
-    "a",
-    "1",
-    ".",
-    "я",
-    "中",
-)  # texts of which a tokenizer makes at least one token, one of them at least
+_PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these texts
 _locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
