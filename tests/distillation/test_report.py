@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from unprivileged import file_modes_hold
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import as_dict, as_markdown, prepare_folder, write_report
 from vaswani.errors import RunError, UserError
@@ -211,14 +212,15 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, monkeypatch:
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "report").write_text("")
-    with pytest.raises(UserError, match=r"cannot make .*report for the report: File exists; give another"):
+    with pytest.raises(UserError, match=r"cannot write the report into .*report: File exists; give another"):
         prepare_folder(tmp_path / "report")
 
 
-def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(UserError, match=r"into .*: permission denied; give another folder"):
+def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with file_modes_hold(), pytest.raises(UserError, match="Permission denied; give another folder"):
         prepare_folder(tmp_path)
+    tmp_path.chmod(0o700)
 
 
 def test_without_matplotlib_the_report_is_written_and_a_line_says_how_to_get_the_picture(

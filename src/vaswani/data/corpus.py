@@ -426,6 +426,15 @@ def find_splits(
     """
     if spec.files:
         return {split: partial(file_source, names, spec) for split, names in spec.files.items()}
+    try:
+        return _splits_of_dataset(spec, file_source, rows_source)
+    except PermissionError as error:
+        raise UserError(f"dataset={spec.dataset}: cannot read {error.filename}: {error.strerror}") from error
+
+
+def _splits_of_dataset(
+    spec: BaseCorpusSpec, file_source: FileSource, rows_source: RowsSource
+) -> dict[str, Callable[[], Source]]:
     name = str(spec.dataset)
     folder = Path(name).expanduser()
     if folder.is_file():

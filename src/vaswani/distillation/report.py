@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,10 +31,12 @@ def prepare_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise UserError(f"cannot make {folder} for the report: {error.strerror}; give another") from error
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write the report into {folder}: permission denied; give another folder")
+        raise UserError(
+            f"cannot write the report into {folder}: {error.strerror}; give another folder"
+        ) from error
 
 
 def write_report(comparison: Comparison, folder: Path) -> None:

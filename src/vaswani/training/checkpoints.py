@@ -238,8 +238,12 @@ def given_checkpoint(path: Path) -> Path:
         raise UserError(
             f"resume_from_checkpoint={path} is not a directory; give true or the path of a checkpoint"
         )
-    if fault := fault_of(path):
-        before = last_complete_checkpoint(path) or last_complete_checkpoint(path.parent)
+    try:
+        fault = fault_of(path)
+        before = (last_complete_checkpoint(path) or last_complete_checkpoint(path.parent)) if fault else None
+    except PermissionError as error:
+        raise UserError(f"resume_from_checkpoint={path} cannot be read ({error.strerror})") from error
+    if fault:
         remedy = f"the last complete one is {before}" if before else "there is no complete one beside it"
         raise UserError(f"resume_from_checkpoint={path} is not a complete checkpoint: {fault}; {remedy}")
     return path

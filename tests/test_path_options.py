@@ -1,0 +1,130 @@
+"""Every option that names a file or a folder, with one that is missing, of the wrong sort or unreadable.
+
+Each ends with status 2 and one line that names it, before anything is trained or decoded.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiny_runs import write_dates
+from toy_labels import save_toy_encoder
+from toy_translation import save_toy_checkpoint
+from unprivileged import file_modes_hold
+from vaswani.cli import run
+from vaswani.inference.translation import Translator
+from vaswani.training.base_trainer import BaseTrainer
+
+READ_FILE = ("missing", "folder", "dangling", "file/below", "closed file")  # where a file is read
+READ_FOLDER = ("missing", "file", "folder", "dangling", "file/below", "closed folder")  # with something in it
+MAKE_FOLDER = ("file", "dangling", "file/below", "closed folder", "closed folder/below")
+WRITE_FILE = ("folder", "file/below", "closed folder/below")
+
+TRAIN = "train --use_cpu --output_dir {run} --train_file {data}"
+DISTILL = "distill --use_cpu --output_dir {run} --train_file {data}"
+TRANSLATE = "translate --model {model} --device cpu"
+COMPARE = "compare {model} {other} --data {data} --device cpu"
+OPTIONS = {
+    "train --config {path}": READ_FILE,
+    "train --use_cpu --output_dir {run} --train_file {path}": READ_FILE,
+    f"{TRAIN} --validation_file {{path}}": READ_FILE,
+    f"{TRAIN} --test_file {{path}}": READ_FILE,
+    "train --use_cpu --output_dir {run} --dataset {path}": READ_FOLDER,
+    "train --use_cpu --train_file {data} --output_dir {path}": MAKE_FOLDER,
+    f"{TRAIN} --resume_from_checkpoint {{path}}": READ_FOLDER,
+    f"{TRAIN} --generation_config {{path}}": READ_FILE,
+    f"{TRAIN} --accelerator_config {{path}}": READ_FILE,
+    f"{DISTILL} --teacher {{path}}": READ_FOLDER,
+    f"{DISTILL} --teacher {{model}} --student {{path}}": READ_FOLDER,
+    f"{DISTILL} --teacher {{model}} --teacher_cache {{path}}": MAKE_FOLDER,
+    "pretrain --use_cpu --max_length 24 --output_dir {run} --train_file {path}": READ_FILE,
+    "pretrain --use_cpu --max_length 24 --output_dir {run} --train_file {data} --model {path}": READ_FOLDER,
+    "finetune --use_cpu --max_length 24 --output_dir {run} --train_file {data} --model {path}": READ_FOLDER,
+    "finetune --use_cpu --max_length 24 --output_dir {run} --train_file {path} --model {encoder}": READ_FILE,
+    "translate --model {path}": READ_FOLDER,
+    f"{TRANSLATE} --input {{path}}": READ_FILE,
+    f"{TRANSLATE} --input {{data}} --output {{path}}": WRITE_FILE,
+    "evaluate --model {path} --data {data}": READ_FOLDER,
+    "evaluate --model {model} --data {path}": READ_FILE,
+    "evaluate --model {model} --data {data} --output {path}": WRITE_FILE,
+    "embed --model {path}": READ_FOLDER,
+    "embed --model {encoder} --input {path}": READ_FILE,
+    "embed --model {encoder} --input {data} --output {path}": WRITE_FILE,
+    "embed --model {encoder} --words --backward_model {path} --input {data}": READ_FOLDER,
+    "prompt --model {path} --task configs/tasks/sentiment.yaml": READ_FOLDER,
+    "prompt --model {model} --task {path}": READ_FILE,
+    "compare {path} {model} --data {data}": READ_FOLDER,
+    "compare {model} {path} --data {data}": READ_FOLDER,
+    f"{COMPARE} --baseline {{path}}": READ_FOLDER,
+    f"{COMPARE} --output {{path}}": MAKE_FOLDER,
+    "student {made} --teacher {path}": READ_FOLDER,
+    "student {path} --teacher {model}": MAKE_FOLDER,
+    "convert {path} {made}": READ_FOLDER,
+    "convert {encoder} {path} --to bert": MAKE_FOLDER,
+    "combine {made} --encoder {path}": READ_FOLDER,
+    "combine {path} --encoder {encoder}": MAKE_FOLDER,
+    "card --model {path}": READ_FOLDER,
+    "push --model {path} --repo a/b": READ_FOLDER,
+    "report {path}": READ_FOLDER,
+    "plot sparse-pattern --output {path}": WRITE_FILE,
+}
+SUFFIXES = {
+    "--config": ".yaml",
+    "--task": ".yaml",
+    "--input": ".txt",
+    "sparse-pattern": ".png",
+    "_file": ".jsonl",
+}
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that others can read, with models, a corpus and awkward paths."""
+    folder = Path(tempfile.mkdtemp())
+    save_toy_checkpoint(folder / "model")
+    save_toy_checkpoint(folder / "other")
+    save_toy_encoder(folder / "encoder")
+    write_dates(folder, train_rows=20, validation_rows=2, test_rows=2)
+    for suffix in {"", *SUFFIXES.values()}:
+        (folder / f"folder{suffix}").mkdir()
+        (folder / f"dangling{suffix}").symlink_to(folder / "nowhere")
+        (folder / f"closed file{suffix}").write_text("a\n")
+    (folder / "file").write_text("a\n")
+    (folder / "closed folder").mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def closed(place: Path) -> Iterator[None]:
+    """What is called closed cannot be read or written, by root neither."""
+    paths = list(place.glob("closed*"))
+    for path in paths:
+        path.chmod(0)
+    with file_modes_hold():
+        yield
+    for path in paths:
+        path.chmod(0o755)
+
+
+CASES = [(command, sort) for command, sorts in OPTIONS.items() for sort in sorts]
+
+
+@pytest.mark.parametrize(("command", "sort"), CASES)
+def test_a_path_that_cannot_be_used_is_refused(place, closed, monkeypatch, capfd, command, sort):
+    monkeypatch.setattr(BaseTrainer, "train", lambda *_, **__: pytest.fail("training begins"))
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("decoding begins"))
+    ending = next((suffix for option, suffix in SUFFIXES.items() if f"{option} {{path}}" in command), "")
+    path = place / (sort if "/" in sort or sort in ("file", "closed folder") else f"{sort}{ending}")
+    places = {"path": path, "run": place / "run", "data": place / "train.jsonl", "made": place / "made"}
+    places |= {"model": place / "model", "other": place / "other", "encoder": place / "encoder"}
+    status = run([word.format(**places) for word in command.split()])
+    said = capfd.readouterr().err.splitlines()
+    assert status == 2, said
+    assert said[-1].startswith("vaswani: ")
+    assert str(path) in said[-1]
+    assert not any("Traceback" in line for line in said)
+    assert not (place / "made").exists()
