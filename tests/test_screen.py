@@ -1,10 +1,14 @@
 """Progress without a terminal: lines on standard error, soon and then more and more rarely."""
 
+import os
+import sys
 import time
+from threading import Timer
 
 import pytest
 
-from vaswani.cli import screen
+from toy_translation import save_toy_checkpoint
+from vaswani.cli import run, screen
 from vaswani.cli.screen import ProgressLines, progress_bar
 
 
@@ -43,6 +47,22 @@ def test_a_pipe_that_waits_for_input_is_told_of_once(capsys) -> None:
         assert wait_for_lines(capsys, 1) == ["vaswani: 1 lines after 0 s"]
         time.sleep(0.1)
         assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("typed", [True, False])
+def test_who_types_the_input_is_told_of_no_progress(tmp_path, monkeypatch, capsys, typed) -> None:
+    save_toy_checkpoint(tmp_path)
+    master, slave = os.openpty() if typed else reversed(os.pipe())
+    monkeypatch.setattr(sys, "stdin", open(slave))  # noqa: SIM115 - pytest closes it
+    os.write(master, b"one\n")
+    end = Timer(2.0, lambda: os.write(master, b"\x04") if typed else os.close(master))
+    end.start()
+    assert run(["translate", "--model", str(tmp_path), "--output", str(tmp_path / "out.txt")]) == 0
+    end.join()
+    errors = capsys.readouterr().err
+    assert "vaswani: translated 1 line" in errors
+    assert (" lines after " in errors) == (not typed)
 
 
 def test_short_work_says_nothing(capsys) -> None:

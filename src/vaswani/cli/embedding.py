@@ -108,7 +108,8 @@ def embed(
         texts = decoded(lines, report)
         buffer_size = 1 if lines.isatty() else BUFFERED_TEXTS
         shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
-        with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal) as bar:
+        total, typed = count_lines(input_name), lines.isatty()
+        with progress_bar(total, " lines", hidden=shares_terminal, typed=typed) as bar:
             if backward_model:
                 backward = Embedder.from_pretrained(backward_model, backward=True, **options)
                 results = _stacked([embedder, backward], texts, buffer_size, bar.update)

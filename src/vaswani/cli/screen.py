@@ -69,19 +69,22 @@ def hide_library_progress() -> None:
     disable_progress_bar()
 
 
-def progress_bar(total: int | None, unit: str, hidden: bool = False) -> "tqdm | ProgressLines":
+def progress_bar(
+    total: int | None, unit: str, hidden: bool = False, typed: bool = False
+) -> "tqdm | ProgressLines":
     """Return a bar on the terminal, or a line now and then where there is none or it shows the results.
 
     Args:
         total: of the work; None if it is not known.
         unit: of the work, such as " lines".
         hidden: whether the terminal shows the results.
+        typed: whether somebody types the input, who sees the progress anyway; nothing is shown.
     """
-    if hidden or not sys.stderr.isatty():
-        return ProgressLines(total, unit)
     from tqdm import tqdm
 
-    return tqdm(total=total, unit=unit, file=sys.stderr)
+    if not typed and (hidden or not sys.stderr.isatty()):
+        return ProgressLines(total, unit)
+    return tqdm(total=total, unit=unit, file=sys.stderr, disable=typed)
 
 
 class ProgressLines:

@@ -92,7 +92,8 @@ def translate(
         if buffer_size is None:
             buffer_size = 1 if lines.isatty() else BUFFERED_TEXTS
         shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
-        with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal) as bar:
+        total, typed = count_lines(input_name), lines.isatty()
+        with progress_bar(total, " lines", hidden=shares_terminal, typed=typed) as bar:
             report = translate_lines(
                 translator,
                 lines,
