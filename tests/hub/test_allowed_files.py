@@ -1,6 +1,7 @@
 """What leaves this machine is on a list; whatever else lies beside a model stays, and no link is followed."""
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ def test_no_link_is_followed(folder: Path, tmp_path: Path, lead_to: str) -> None
         outside.rmdir()
 
 
+def pid_of_the_dead() -> int:
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
 def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
     tiny_run: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,6 +125,10 @@ def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
     copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert copied == saved
     assert not any(SECRET in (copy / name).read_bytes() for name in copied)
+    left = copy.with_name(copy.name.replace(f"-{os.getpid()}-", f"-{pid_of_the_dead()}-"))
+    copy.rename(left)  # as of a training that was killed while it pushed
+    publishing._linked_copy(checkpoint, config)
+    assert not left.exists()
     (checkpoint / "vocab.txt").unlink()
     (checkpoint / "vocab.txt").symlink_to("/etc/passwd")
     with pytest.raises(UserError, match=r"vocab\.txt is a symbolic link"):

@@ -56,7 +56,7 @@ def test_a_training_pushes_when_its_strategy_says(
     assert "- de\n- 'no'\n" in card
     assert "| `learning_rate` | 0.003 |" in card
     assert (Path(tiny_run["output_dir"]) / "README.md").read_text() == card
-    assert not list(Path(tiny_run["output_dir"]).glob("pushing-*"))
+    assert not list(Path(tiny_run["output_dir"]).glob("unfinished-*"))
 
 
 def test_a_pushed_checkpoint_can_be_resumed_elsewhere(

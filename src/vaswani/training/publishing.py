@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, Trainer, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
+from vaswani.atomic_files import discard_unfinished, unfinished_path
 from vaswani.errors import RunError, UserError
 from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
@@ -197,7 +198,9 @@ def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
     """
     code = [path.name for path in code_files(config)] if isinstance(config, VaswaniFamilyConfig) else []
     files = allowed_files(folder, (*PUSHED, *STATE, *code))
-    copy = Path(tempfile.mkdtemp(prefix="pushing-", dir=folder.parent))
+    discard_unfinished(folder.parent)  # copies of trainings that were killed while they pushed
+    owner = unfinished_path(folder.with_name("pushed-")).name
+    copy = Path(tempfile.mkdtemp(prefix=owner, dir=folder.parent))
     for name, path in files.items():
         (copy / name).parent.mkdir(exist_ok=True)
         _link(path, copy / name)
