@@ -128,3 +128,15 @@ def test_a_path_that_cannot_be_used_is_refused(place, closed, monkeypatch, capfd
     assert str(path) in said[-1]
     assert not any("Traceback" in line for line in said)
     assert not (place / "made").exists()
+
+
+def test_links_are_followed(place, capfd):
+    for name in ("model", "train.jsonl"):
+        (place / f"link to {name}").symlink_to(place / name)
+    lines = {}
+    for link in ("", "link to "):
+        source = ["--input", str(place / f"{link}train.jsonl")]
+        assert run(["translate", "--model", str(place / f"{link}model"), "--device", "cpu", *source]) == 0
+        lines[link] = capfd.readouterr().out
+    assert lines[""] == lines["link to "]
+    assert lines[""].count("\n") == 20

@@ -1,8 +1,12 @@
 """YAML as this project reads it: plain values only, and no key twice."""
 
+import reprlib
 from typing import Any
 
 import yaml
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring = 2, 4, 4, 80
 
 
 def load_yaml(text: str) -> Any:
@@ -16,6 +20,11 @@ def load_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its beginning, since a few aliases can stand for gigabytes."""
+    return _SHORT.repr(value)
 
 
 class _Loader(yaml.SafeLoader):

@@ -9,6 +9,9 @@ import yaml
 from vaswani.errors import UserError
 from vaswani.training.config_file import FIELDS_WITHOUT_EFFECT, describe_options, load_config
 
+# A few hundred characters of YAML, and millions when written out.
+BOMB = "[&l0 [x], " + ", ".join(f"&l{i + 1} [{', '.join([f'*l{i}'] * 10)}]" for i in range(6)) + "]"
+
 
 @pytest.fixture
 def write(tmp_path):
@@ -87,6 +90,9 @@ def test_boolean_flags_stand_alone_take_a_value_or_are_negated():
         ("lr_scheduler_type: sqrt", "lr_scheduler_type in .*: invalid choice: 'sqrt' .*inverse_sqrt"),
         ("dropout: [0.1, 0.2]", r"dropout in .*run.yaml: expected one value, got \[0.1, 0.2\]"),
         ("dropout: {p: 0.1}", "dropout in .*run.yaml: expected one value, got {'p': 0.1}"),
+        ("train_file: [[a]]", r"train_file in .*run.yaml: expected a list of values, got \[\['a'\]\]"),
+        ("dropout: " + BOMB, "dropout in .*run.yaml: expected one value, got .{,500}$"),
+        ("train_file: " + BOMB, "train_file in .*run.yaml: expected a list of values, got .{,500}$"),
         ("dropout: null", "dropout in .*run.yaml: null is not possible"),
         ("- dropout", "must hold `key: value` lines, got a list"),
         ("a: b: c", "run.yaml cannot be read: mapping values are not allowed here"),

@@ -208,7 +208,9 @@ def test_a_configuration_that_cannot_work_is_told_once_and_before_anything_start
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_number_of_processes_that_cannot_be(options, capsys, number):
     assert run(["train", *as_flags(options), "--num_processes", str(number)]) == 2
-    assert capsys.readouterr().err == f"vaswani: num_processes={number} must be at least 1\n"
+    assert (
+        capsys.readouterr().err == f"vaswani: num_processes={number} must be at least 1 and at most 1,024\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import yaml
 from vaswani.data.reading import RepeatedKeyError, parse_json
 from vaswani.errors import UserError, one_line
 from vaswani.inference.task import Row, Task
-from vaswani.yaml_reading import load_yaml
+from vaswani.yaml_reading import load_yaml, shown
 
 
 def _is_text(value: Any) -> bool:
@@ -97,8 +97,7 @@ def _check(key: str, value: Any) -> None:
         raise UserError(f"unknown key {key!r}; {hint}")
     expected, is_right = _KEYS[key]
     if not is_right(value):
-        shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:80]}..."
-        raise UserError(f"{key}: expected {expected}, got {shown}")
+        raise UserError(f"{key}: expected {expected}, got {shown(value)}")
 
 
 def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> None:

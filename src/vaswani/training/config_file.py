@@ -35,7 +35,7 @@ from vaswani.training.arguments import (
 )
 from vaswani.training.metrics import METRICS
 from vaswani.training.options import METADATA
-from vaswani.yaml_reading import load_yaml
+from vaswani.yaml_reading import load_yaml, shown
 
 # Not a property of the run (where it continues), or not for others to read.
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
@@ -348,8 +348,10 @@ class _Parser(HfArgumentParser):
         if value is None or (isinstance(value, dict) and "dict" in hint) or (value == [] and "list" in hint):
             return value
         if isinstance(value, dict) or (isinstance(value, list) and "list" not in hint):
-            self.error(f"argument --{name}: expected one value, got {value}")
+            self.error(f"argument --{name}: expected one value, got {shown(value)}")
         texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, dict | list) for text in texts):
+            self.error(f"argument --{name}: expected a list of values, got {shown(value)}")
         if "bool" not in hint:
             texts = ["no" if text is False else text for text in texts]  # YAML reads a bare `no` as false
         namespace, rest = self.parse_known_args([f"--{name}", *map(str, texts)])

@@ -73,8 +73,6 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
 
 
 def _check_devices(num_processes: int, use_cpu: bool) -> None:
-    if num_processes < 1:
-        raise UserError(f"num_processes={num_processes} must be at least 1")
     devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if 0 < devices < num_processes and not use_cpu:
         raise UserError(
