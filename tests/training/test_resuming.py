@@ -20,12 +20,24 @@ from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.hub.card import LISTED_SETTINGS
-from vaswani.training.checkpoints import checkpoints, finish_checkpoint, unfinished_checkpoint
+from vaswani.training.checkpoints import (
+    checkpoints,
+    fault_of,
+    finish_checkpoint,
+    unfinished_checkpoint,
+)
 from vaswani.training.config_file import UNSAVED_FIELDS, BaseConfig, RunConfig, load_config, sections
 from vaswani.training.finetuning_arguments import FinetuningConfig
 from vaswani.training.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.pretraining_arguments import PretrainingConfig
-from vaswani.training.resuming import MAY_CHANGE, NUM_PROCESSES, check_resumable, manifest_of
+from vaswani.training.resuming import (
+    MAY_CHANGE,
+    NUM_PROCESSES,
+    PLACES,
+    check_resumable,
+    hide_folders,
+    manifest_of,
+)
 from vaswani.training.run import TrainingRun, train
 from vaswani.training.schedule import inverse_sqrt_factor
 
@@ -84,6 +96,7 @@ OTHER_VALUES: dict[str, dict[str, Any]] = {
 NOT_MADE_HERE = (
     *("objective", "ddp_backend", "deepspeed", "parallelism_config", "fp16", "tf32"),
     *("gradient_accumulation_steps", "tensor_parallel_size", "early_stopping_patience"),  # and need others
+    *("model", "teacher", "student"),  # and may move alone
 )
 
 
@@ -175,7 +188,8 @@ def test_every_setting_that_changes_is_announced_or_refused(saved, kind, capsys,
 
 @pytest.mark.parametrize("name", [*NOT_MADE_HERE, NUM_PROCESSES])
 def test_so_are_those_that_cannot_change_here(saved, tmp_path, name, capsys):
-    kind = "masked" if name == "objective" else "train"
+    kinds = {"objective": "masked", "model": "finetune", "teacher": "distill", "student": "distill"}
+    kind = kinds.get(name, "train")
     config = saved[kind][0]
     manifest = manifest_of(config)
     place = next(
@@ -194,6 +208,7 @@ def test_so_are_those_that_cannot_change_here(saved, tmp_path, name, capsys):
 def test_the_table_names_settings_that_exist(saved):
     known = {field.name for config, _ in saved.values() for _, field in all_fields(config)}
     assert not MAY_CHANGE.keys() - known - {NUM_PROCESSES}
+    assert not set(PLACES) - known
     assert not (OTHER_VALUES.keys() | set(NOT_MADE_HERE)) - known
 
 
@@ -230,6 +245,7 @@ def test_a_field_that_a_later_version_drops_matters_only_where_it_was_used(saved
         check_resumable(save(tmp_path / "used", config, **used), config)
 
 
+STREAM = {"streaming": True, "max_steps": 9}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}
 
 
@@ -273,10 +289,11 @@ PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"
         ),
         ({"train_file": "a"}, {"train_file": "b"}, None),
         (
-            {"train_file": "a", "streaming": True, "max_steps": 9},
-            {"train_file": "b", "streaming": True, "max_steps": 9},
-            "the contents of a stream cannot be compared",
+            STREAM | {"train_file": "a"},
+            STREAM | {"train_file": "b"},
+            "what a stream holds cannot be compared",
         ),
+        (STREAM | {"train_file": "a"}, STREAM | {"train_file": "elsewhere/a"}, None),
     ],
 )
 def test_some_may_change_under_a_condition(tmp_path, monkeypatch, before, now, reason):
@@ -346,6 +363,34 @@ def test_without_settings_in_the_checkpoint_those_beside_it_are_compared(tmp_pat
         check_resumable(checkpoint, resolved("train", seed=8))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("finetune", "model"), ("distill", "teacher"), ("distill", "student")]
+)
+def test_a_model_that_a_run_began_with_may_move_and_keeps_its_name(tmp_path, kind, name):
+    config = resolved(kind, **{name: "/home/ada/encoder"})
+    checkpoint = save(tmp_path, config)
+    check_resumable(checkpoint, resolved(kind, **{name: "runs/encoder"}))
+    with pytest.raises(UserError, match=f"cannot change {name}="):
+        check_resumable(checkpoint, resolved(kind, **{name: "runs/other"}))
+
+
+def test_folders_of_this_machine_can_be_hidden_and_it_is_resumed_all_the_same(tmp_path):
+    options = {
+        "train_file": ["/home/ada/a.de", "/home/ada/a.en"],
+        "output_dir": "/home/ada/run",
+        "teacher": "/home/t",
+    }
+    config = resolved("distill", **options, teacher_cache="/home/ada/cache", vocab_size=99)
+    changed = {"output_dir": ["/home/ada/before", "/home/ada/run"]}
+    checkpoint = save(tmp_path, config, resumed=[{"update": 1, "changed": changed}])
+    hide_folders(checkpoint)
+    assert "/home" not in (checkpoint / "manifest.json").read_text()
+    assert fault_of(checkpoint) is None
+    check_resumable(checkpoint, config)
+    with pytest.raises(UserError, match=r"cannot change vocab_size=98 \(it was trained with 99\)"):
+        check_resumable(checkpoint, resolved("distill", **options, vocab_size=98))
+
+
 def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
     return " ".join(record.getMessage() for record in caplog.records)
 
@@ -378,7 +423,42 @@ CHANGES = {  # of a run of 4 updates, with the options of `tiny_run`
     "dataloader_persistent_workers": True,
     "dataloader_prefetch_factor": 3,
     "activation_checkpointing": True,
+    # what the libraries read from the trainer's arguments as they go on
+    "log_level": "error",
+    "run_name": "again",
+    "non_finite_loss": "skip",
+    "torch_empty_cache_steps": 3,
+    "hub_model_id": "ada/again",
+    "hub_strategy": "end",
+    "hub_always_push": True,
+    "ddp_timeout": 99,
+    "ddp_bucket_cap_mb": 5,
+    "restore_callback_states_from_checkpoint": False,
 }
+# Allowed settings whose effect is tested elsewhere, and where.
+SEEN_ELSEWHERE = {
+    "test_trainer.py": ("early_stopping_patience",),
+    "test_distributed.py, test_sharding.py": (
+        *(NUM_PROCESSES, "gradient_accumulation_steps", "tensor_parallel_size", "fsdp_size"),
+    ),
+    "test_distill_run.py": ("baseline", "teacher_cache", "retention_metric", "teacher", "student"),
+    "test_training_push.py": ("push_to_hub", "hub_private_repo", "hub_revision"),
+    "test_faults.py": ("train_file", "validation_file", "output_dir"),
+}
+# They have an effect where a run begins, be it anew or not: no checkpoint holds anything of them.
+OF_EVERY_START = {
+    *("use_cpu", "torch_compile", "torch_compile_backend", "torch_compile_mode", "ddp_backend"),
+    *("ddp_find_unused_parameters", "ddp_broadcast_buffers", "ddp_static_graph", "model", "dataset"),
+    *("activation_checkpointing_kwargs", "dataloader_pin_memory", "save_on_each_node", "save_only_model"),
+    *("log_level_replica", "log_on_each_node", "disable_tqdm", "logging_strategy", "save_strategy"),
+    *("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "test_file"),
+    *("predict_with_generate", "prediction_loss_only", "ignore_data_skip", "num_train_epochs"),
+}
+
+
+def test_of_every_setting_that_may_change_it_is_known_where_its_effect_is_seen():
+    elsewhere = {name for names in SEEN_ELSEWHERE.values() for name in names}
+    assert CHANGES.keys() | elsewhere | OF_EVERY_START == MAY_CHANGE.keys()
 
 
 @pytest.fixture(scope="module")
@@ -407,6 +487,8 @@ def test_changes_take_effect(resumed):
     assert len(trainer.eval_dataset) == 5
     record = json.loads((folder / "evaluation.json").read_text())
     assert (record["search"]["num_beams"], record["search"]["length_penalty"]) == (2, 0.3)
+    for name in CHANGES.keys() & {field.name for field in dataclasses.fields(trainer.args)}:
+        assert getattr(trainer.args, name) == CHANGES[name], name
     config = json.loads((folder / "config.json").read_text())
     assert config["use_cache"] is False
     assert trainer.model.config._attn_implementation == "eager"

@@ -22,7 +22,9 @@ from vaswani.hub.push import PUSHED, allowed_files, code_files, push_folder
 from vaswani.hub.run_facts import RunFacts, read_run_facts
 from vaswani.hub_client import use_patient_client
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+from vaswani.training.checkpoints import MANIFEST
 from vaswani.training.config_file import training_settings
+from vaswani.training.resuming import hide_folders
 
 logger = logging.get_logger(__name__)
 
@@ -204,6 +206,8 @@ def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
     for name, path in files.items():
         (copy / name).parent.mkdir(exist_ok=True)
         _link(path, copy / name)
+    if (copy / MANIFEST).is_file():
+        hide_folders(copy)
     return copy
 
 

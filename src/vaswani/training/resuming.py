@@ -21,10 +21,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import SchedulerType
 from transformers.utils import logging
 
+from vaswani.atomic_files import write_whole
 from vaswani.errors import UserError
 from vaswani.hub.run_facts import HISTORY, SETTINGS_FILE, read_settings
 from vaswani.training.arguments import BaseTrainingArguments
-from vaswani.training.checkpoints import read_manifest
+from vaswani.training.checkpoints import MANIFEST, read_manifest
 from vaswani.training.config_file import (
     BaseConfig,
     default_settings,
@@ -134,9 +135,30 @@ def _batches(resumption: Resumption) -> str | None:
     )
 
 
-def _places(resumption: Resumption) -> str | None:
+def _corpus(name: str) -> Condition:
     """Files may have been moved: `check_same_data` compares what they hold, except for streams."""
-    return "the contents of a stream cannot be compared" if resumption.now.get("streaming") else None
+
+    def condition(resumption: Resumption) -> str | None:
+        if not resumption.now.get("streaming"):
+            return None
+        return "what a stream holds cannot be compared" if _moved(name)(resumption) is not None else None
+
+    return condition
+
+
+def _moved(name: str) -> Condition:
+    """A folder may have been moved, and keeps its name."""
+
+    def condition(resumption: Resumption) -> str | None:
+        return None if _same_name(*resumption.changes[name]) else ""
+
+    return condition
+
+
+def _same_name(before: Any, now: Any) -> bool:
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(_same_name, before, now))
+    return isinstance(before, str) and isinstance(now, str) and Path(before).name == Path(now).name
 
 
 MAY_CHANGE: dict[str, Condition] = {
@@ -150,7 +172,8 @@ MAY_CHANGE: dict[str, Condition] = {
         ),
         _scores,
     ),
-    **dict.fromkeys(("dataset", "train_file", "validation_file"), _places),
+    **{name: _corpus(name) for name in ("dataset", "train_file", "validation_file")},
+    **{name: _moved(name) for name in ("model", "teacher", "student")},
     **dict.fromkeys(
         (
             # where, when and what is saved, evaluated, logged and published
@@ -279,6 +302,29 @@ def _compared(
         names = now.keys() & {NUM_PROCESSES, *(field.name for field in dataclasses.fields(_training(config)))}
         before, now = ({name: values[name] for name in names} for values in (before, now))
     return before, now
+
+
+PLACES = (
+    *("output_dir", "dataset", "train_file", "validation_file", "test_file", "teacher_cache"),
+    *("model", "teacher", "student", "generation_config", "deepspeed", "accelerator_config"),
+)
+
+
+def hide_folders(checkpoint: Path) -> None:
+    """Leave names of files and folders in a checkpoint's manifest, without where they are on this machine."""
+    manifest = read_manifest(checkpoint)
+    for settings in (
+        manifest.get("settings", {}),
+        *(entry["changed"] for entry in manifest.get(HISTORY, ())),
+    ):
+        settings.update({name: _name_alone(settings[name]) for name in PLACES if name in settings})
+    write_whole(checkpoint / MANIFEST, json.dumps(manifest, indent=2).encode())
+
+
+def _name_alone(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_name_alone(each) for each in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _training(config: BaseConfig | BaseTrainingArguments) -> BaseTrainingArguments:
