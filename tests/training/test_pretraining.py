@@ -453,14 +453,13 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tiny, kind, opti
 def test_mistakes_end_the_command_with_one_line_and_status_2(tiny, tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"text": " "}\n')
-    flags = as_flags({**tiny, **OBJECTIVES["masked"]})
     for mistake, message in [
-        (["--text_field", "body"], "has no field 'body'"),
-        (["--objective", "span"], "objective=span is unknown"),
-        (["--vocab_size", "100"], "vocab_size=100 is too small"),
-        (["--train_file", str(empty)], "can be used: kept 0 of 1 rows; left out: 1 empty"),
+        ({"text_field": "body"}, "has no field 'body'"),
+        ({"objective": "span"}, "objective=span is unknown"),
+        ({"vocab_size": 100}, "vocab_size=100 is too small"),
+        ({"train_file": empty}, "can be used: kept 0 of 1 rows; left out: 1 empty"),
     ]:
-        assert command_line(["pretrain", *flags, *mistake]) == 2
+        assert command_line(["pretrain", *as_flags({**tiny, **OBJECTIVES["masked"], **mistake})]) == 2
         errors = capsys.readouterr().err.strip().splitlines()
         assert errors[-1].startswith("vaswani: ")
         assert message in errors[-1]
