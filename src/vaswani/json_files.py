@@ -20,6 +20,8 @@ def read_object(path: Path) -> dict[str, Any]:
             and says what to do.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+            raise UserError(f"{path} is no regular file; use another checkpoint")
         if path.stat().st_size > LARGEST_FILE:
             raise UserError(f"{path} is larger than {LARGEST_FILE:,} bytes; use another checkpoint")
         value = json.loads(path.read_bytes().decode("utf-8"))

@@ -1,7 +1,8 @@
 """Every file of a checkpoint, damaged in every way: one line that names it, or the model as it was.
 
-Bits that flip inside a number of a weight, or inside the text of a token, cannot be told from other weights
-and tokens: then the model loads, is finite and is another. Nothing may crash or raise anything else.
+Without `model_hashes.json`, as other software saves models, bits that flip inside a number of a weight, or
+inside the text of a token, cannot be told from other weights and tokens: then the model loads, is finite and
+is another. Nothing may crash or raise anything else.
 """
 
 import json
@@ -21,6 +22,7 @@ from toy_translation import save_toy_checkpoint, toy_model, toy_rows
 from vaswani import Translator
 from vaswani.errors import RunError, UserError
 from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.hashes import HASHES, write_hashes
 
 NOBODY = 65534  # a user who owns nothing
 FLIPS = 16  # of each file
@@ -37,6 +39,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         toy_model(separate=True).save_pretrained(folder, max_shard_size="40KB")
         for code in folder.glob("*.py"):
             code.unlink()
+    write_hashes(folder)
     return folder
 
 
@@ -156,8 +159,28 @@ def flip(number: int) -> Mutation:
     return rewrite(flipped)
 
 
-def test_a_flipped_bit_crashes_nothing_and_gives_no_nan(saved: Path) -> None:
+def without_hashes(mutate: Mutation) -> Mutation:
+    def change(file: Path) -> None:
+        mutate(file)
+        for hashes in (file.with_name(HASHES), file.parent.with_name(HASHES)):
+            hashes.unlink(missing_ok=True)
+
+    return change
+
+
+def test_a_flipped_bit_is_found(saved: Path) -> None:
+    whole = result_of(saved)
     mutations = [(file, str(number), flip(number)) for file in files_of(saved) for number in range(FLIPS)]
+    for (file, name), result in results_of(saved, mutations).items():
+        assert result.startswith("refused: "), (file, name, result == whole)
+        check_message(Path(file), result)
+
+
+def test_a_flipped_bit_crashes_nothing_without_hashes_either(saved: Path) -> None:
+    files = [file for file in files_of(saved) if file.name != HASHES]
+    mutations = [
+        (file, str(number), without_hashes(flip(number))) for file in files for number in range(FLIPS)
+    ]
     for (file, name), result in results_of(saved, mutations).items():
         assert result.startswith(("refused: ", "[")), (file, name, result)
         if result.startswith("refused: "):
@@ -169,6 +192,7 @@ def check_message(file: Path, result: str) -> None:
     assert "\n" not in result
     assert f"MODEL/{file}" in result or f"MODEL/{file.parent}".removesuffix("/.") in result, result
     assert any(
-        remedy in result for remedy in ("use another", "give ", "mend it", "config.json cannot be used")
+        remedy in result
+        for remedy in ("use another", "give ", "mend it", "delete it", "config.json cannot be used")
     )
     assert not any(advice in result for advice in ("trust_remote_code", "weights_only", "pip install"))

@@ -22,6 +22,7 @@ from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.hashes import write_hashes
 from vaswani.inference.ensembling import Ensemble
 
 Layers: TypeAlias = "int | Sequence[int] | None"  # so many, evenly spaced; these, in this order; all
@@ -127,6 +128,7 @@ def save_student(
     with whole_folder(output, "the student") as folder:
         student.save_pretrained(folder)
         save_tokenizers(source_tokenizer, target_tokenizer, folder)
+        write_hashes(folder)
     return model.num_parameters(), student.num_parameters()
 
 

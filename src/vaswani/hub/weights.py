@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from vaswani.errors import UserError, one_line
+from vaswani.hub.hashes import check_hashes
 from vaswani.hub.run_facts import meta_model
 from vaswani.json_files import read_object, unreadable
 
@@ -229,6 +230,7 @@ def check_finite_files(directory: Path) -> None:
     Raises:
         UserError: one holds NaN or infinity, or a file cannot be read.
     """
+    check_hashes(directory)
     for file in weight_files(directory):
         names = stored_tensors(file)
         if file.suffix == ".safetensors":
@@ -255,8 +257,10 @@ def load_weights(
 
     Raises:
         UserError: pickled weights that are cut short or hold more than tensors, weights of other shapes than
-            the configuration's, NaN or infinity among them, an option that cannot be.
+            the configuration's, NaN or infinity among them, files that changed since they were written, an
+            option that cannot be.
     """
+    check_hashes(directory)
     try:
         with without_remarks():  # the checks of the report say what matters
             model, report = model_class.from_pretrained(

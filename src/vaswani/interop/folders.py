@@ -14,6 +14,7 @@ from vaswani.atomic_files import check_output_folder, whole_folder
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.hub.checkpoint import local_folder
+from vaswani.hub.hashes import write_hashes
 from vaswani.hub.run_facts import read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, load_weights
@@ -106,6 +107,7 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     with whole_folder(output, "the model") as folder:
         model.save_pretrained(folder)
         save_tokenizers(tokenizers[0], tokenizers[0] if source == target else tokenizers[1], folder)
+        write_hashes(folder)
     return model
 
 
@@ -175,4 +177,5 @@ def _save(model: PreTrainedModel, output: Path, folder: Path) -> bool:
         model.save_pretrained(unfinished)
         if tokenizers:
             save_tokenizers(*tokenizers, unfinished)
+        write_hashes(unfinished)
     return has_tokenizer

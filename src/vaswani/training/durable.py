@@ -17,6 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
 from vaswani.errors import RunError
+from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.hub.run_facts import HISTORY
 from vaswani.training.checkpoints import (
     checkpoint_to_resume,
@@ -125,6 +126,15 @@ class DurableTrainer(ShardedTrainer):
                     exported[name].append(callback.state())
                 else:
                     exported[name] = callback.state()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers, with the hashes of what is saved."""
+        folder = Path(output_dir or self.args.output_dir or ".")
+        if self.args.should_save:
+            forget_hashes(folder)
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            write_hashes(folder)
 
     def _manifest(self) -> dict[str, Any]:
         return {

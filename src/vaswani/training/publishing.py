@@ -18,6 +18,7 @@ from vaswani.atomic_files import discard_unfinished, unfinished_path
 from vaswani.errors import RunError, UserError
 from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
+from vaswani.hub.hashes import HASHES
 from vaswani.hub.push import PUSHED, allowed_files, code_files, push_folder
 from vaswani.hub.run_facts import RunFacts, read_run_facts
 from vaswani.hub_client import use_patient_client
@@ -35,6 +36,7 @@ STATE = (
         "trainer_state.json",
         "training_args.bin",
         "manifest.json",
+        HASHES,
         "to_teacher_width.safetensors",
     ),
     *("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_*.pth"),
