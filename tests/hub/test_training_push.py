@@ -130,7 +130,7 @@ def test_what_may_not_be_pushed_is_told_before_the_training(
     words: str,
 ) -> None:
     failed = run(train_flags(tiny_run), token=token, expected=2)
-    assert "push_to_hub cannot work: " in failed.stderr
+    assert "vaswani: push_to_hub " in failed.stderr
     assert words in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not list(Path(tiny_run["output_dir"]).glob("checkpoint-*"))
