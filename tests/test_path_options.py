@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from tiny_runs import write_dates
 from toy_labels import save_toy_encoder
 from toy_translation import save_toy_checkpoint
 from unprivileged import file_modes_hold
-from vaswani.cli import run
+from vaswani.cli import app, run
 from vaswani.inference.translation import Translator
 from vaswani.training.base_trainer import BaseTrainer
 
@@ -140,3 +141,21 @@ def test_links_are_followed(place, capfd):
         lines[link] = capfd.readouterr().out
     assert lines[""] == lines["link to "]
     assert lines[""].count("\n") == 20
+
+
+def paths_of_commands() -> Iterator[tuple[str, str]]:
+    """The name of each command, and of each of its options and arguments that is a path."""
+    groups = {"": typer.main.get_command(app)}
+    groups |= {f"{name} ": group for name, group in groups[""].commands.items() if hasattr(group, "commands")}
+    for above, group in groups.items():
+        for name, command in group.commands.items():
+            for parameter in getattr(command, "params", ()):
+                if parameter.type_descriptor.annotation is Path:
+                    is_option = parameter.param_type_name == "option"
+                    yield above + name, parameter.opts[0] if is_option else ""
+
+
+@pytest.mark.parametrize(("command", "name"), list(paths_of_commands()))
+def test_every_path_of_a_command_is_among_them(command, name):
+    command = "train" if command in ("distill", "pretrain", "finetune") else command  # they share their code
+    assert any(words.startswith(f"{command} ") and f"{name} {{path}}" in words for words in OPTIONS)
