@@ -279,6 +279,14 @@ def test_more_dropout_gives_longer_sequences(tokenizer):
     assert mean_length(1.0) == sum(len(text.encode()) + 2 for text in ENGLISH) / len(ENGLISH)  # bytes
 
 
+def test_what_the_last_call_asked_for_is_never_saved(tokenizer, tmp_path):
+    tokenizer(ENGLISH, padding=True, truncation=True, max_length=7)
+    save_tokenizers(tokenizer, tokenizer, tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert saved["padding"] is None
+    assert saved["truncation"] is None
+
+
 def test_dropout_is_never_saved(tokenizer, tmp_path):
     dropping = with_bpe_dropout(tokenizer, 0.5)
     save_tokenizers(dropping, dropping, tmp_path)

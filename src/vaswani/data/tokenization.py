@@ -39,7 +39,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vaswani.data.text_codec import TextCodec, told_panics
+from vaswani.data.text_codec import TextCodec, exclusive, told_panics
 from vaswani.errors import UserError, one_line
 from vaswani.json_files import read_object
 
@@ -302,7 +302,11 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     if _is_bpe(tokenizer) and tokenizer.backend_tokenizer.model.dropout:
         tokenizer = with_bpe_dropout(tokenizer, 0)  # dropout would be saved and loaded again
-    tokenizer.save_pretrained(directory)
+    with exclusive(tokenizer):
+        if tokenizer.is_fast:  # or what the last call set would be saved with it
+            tokenizer.backend_tokenizer.no_padding()
+            tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.save_pretrained(directory)
 
 
 def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from vaswani.errors import UserError
-from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
 logger = logging.get_logger(__name__)
 
@@ -60,6 +60,9 @@ def check_vocabulary(
         if tokens < rows - most_spare(rows, isinstance(model.config, VaswaniFamilyConfig)):
             _object(f"{problem}; they do not belong together", allow_mismatch)
     _check_special_tokens(directory, model, target or source, allow_mismatch)
+    if isinstance(model.config, VaswaniConfig) and target is not None:
+        for tokenizer in dict.fromkeys((source, target)):
+            _check_pads(directory, model, tokenizer, allow_mismatch)
 
 
 def most_spare(rows: int, is_ours: bool) -> int:
@@ -90,6 +93,16 @@ def _check_special_tokens(
                 "they do not belong together",
                 allow_mismatch,
             )
+
+
+def _check_pads(
+    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allow_mismatch: bool
+) -> None:
+    """Check that a tokenizer names its padding, as the file does that is saved with our translators."""
+    if model.config.pad_token_id is not None and tokenizer.pad_token is None:
+        file = Path(tokenizer.name_or_path or directory) / "tokenizer_config.json"
+        problem = f"{file} names no pad_token and the model has pad_token_id={model.config.pad_token_id}"
+        _object(f"{problem}; they do not belong together", allow_mismatch)
 
 
 def _object(problem: str, allow_mismatch: bool) -> None:
