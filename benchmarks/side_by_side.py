@@ -27,9 +27,8 @@ VOCAB_SIZE = 8_000  # at most; the dates have fewer sub-words
 
 _TINY = {"d_model": 32, "layers": 1, "attention_heads": 2, "ffn_dim": 64}
 _SMALL = {"d_model": 128, "layers": 4, "attention_heads": 4, "ffn_dim": 256}
-_MEDIUM = {"d_model": 256, "layers": 1, "attention_heads": 4, "ffn_dim": 1024}
 _BASE = {"d_model": 512, "layers": 6, "attention_heads": 8, "ffn_dim": 2048}
-SHAPES = {"tiny": _TINY, "small": _SMALL, "medium": _MEDIUM, "base": _BASE}
+SHAPES = {"tiny": _TINY, "small": _SMALL, "base": _BASE}
 
 
 def our_config(shape: str, vocab_size: int = VOCAB_SIZE) -> VaswaniConfig:
