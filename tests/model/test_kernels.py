@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from tiny import assert_sdpa_equals_eager, batch, tiny_model
+from tiny import assert_sdpa_equals_eager, batch, tiny_model, tokens
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
+from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
 from vaswani.model.attention import eager_attention_forward
 
 
@@ -118,3 +119,48 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     model(**data).loss.backward()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+SPARSE = {"encoder_attention": "sparse", "decoder_attention": "sparse", "sparse_block_size": 2}
+
+
+@pytest.mark.parametrize("fields", [{}, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize("implementation", ["sdpa", "flex_attention", "flash_stand_in"])
+def test_attention_weights_are_the_references_whatever_the_kernel(implementation: str, fields: dict) -> None:
+    """Without a cache, with one, and in `generate`; outputs stay what they are."""
+    AttentionInterface.register("flash_stand_in", plain_flash)
+    AttentionMaskInterface.register("flash_stand_in", flash_attention_mask)
+    model, data = tiny_model("eager", **fields), batch(source=14, target=9)
+    source = {"input_ids": data["input_ids"], "attention_mask": data["attention_mask"]}
+    generating = {**source, "max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+    results = []
+    for kernel in ("eager", implementation):
+        for module in model.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation_internal = kernel
+        wanted = model(**data, output_attentions=True)
+        stepwise = model.generate(**generating, output_attentions=True)
+        beams = model.generate(**generating, num_beams=3, output_attentions=True)
+        results.append(
+            [
+                *(wanted.logits, wanted.loss, stepwise.sequences, beams.sequences),
+                *(wanted.encoder_attentions, wanted.decoder_attentions, wanted.cross_attentions),
+                *(stepwise.encoder_attentions, stepwise.decoder_attentions, stepwise.cross_attentions),
+                *(beams.encoder_attentions, beams.decoder_attentions, beams.cross_attentions),
+            ]
+        )
+    expected, actual = results
+    assert all(len(weights) for weights in expected[4:])
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_alone_gives_its_attention_weights() -> None:
+    fields = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 40}
+    model = VaswaniForCausalLM._from_config(
+        VaswaniDecoderConfig(vocab_size=61, **fields), attn_implementation="sdpa"
+    ).eval()
+    row = tokens(2, 8)
+    output = model(row, output_attentions=True)
+    assert [tuple(weights.shape) for weights in output.attentions] == [(2, 2, 8, 8)] * 2
+    assert all((weights == weights.tril()).all() for weights in output.attentions)
+    torch.testing.assert_close(output.logits, model(row).logits, rtol=1e-4, atol=1e-5)

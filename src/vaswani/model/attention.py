@@ -5,8 +5,9 @@
 B batch · S source length · T target length · H heads · D head width · d_model = H·D
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +21,11 @@ from .linear import Linear
 from .short_attention import additive_mask, gains_from_short_attention, short_attention_forward
 from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
 from .sparse_pattern import SparsePattern
+
+
+def wants_weights(config: VaswaniFamilyConfig, arguments: Mapping[str, Any]) -> bool:
+    """Whether a forward pass with these arguments returns attention weights: only the reference has them."""
+    return bool(arguments.get("output_attentions", config.output_attentions))
 
 
 def eager_attention_forward(
@@ -81,7 +87,7 @@ def sparse_attention_forward(
     which `past_length` came before. Returns the output [B, T, H, D] and the weights, or None from a kernel.
     """
     pattern = _pattern_of_heads(module, query.shape[1])
-    if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
+    if module.config._attn_implementation == "eager" or wants_weights(module.config, kwargs):
         visible = dense_mask(pattern, query.shape[2], key.shape[2], past_length, attention_mask, key.device)
         return eager_attention_forward(module, query, key, value, visible, scaling, dropout)
     if isinstance(past_length, int) and past_length == 0:
@@ -141,7 +147,9 @@ class VaswaniAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         attention: Callable
         if self.pattern is None:
-            attention = self._kernel(query, key, attention_mask, dropout)
+            attention = eager_attention_forward
+            if not wants_weights(self.config, kwargs):
+                attention = self._kernel(query, key, attention_mask, dropout)
         else:
             attention, kwargs = sparse_attention_forward, {**kwargs, "past_length": past_length}
         output, weights = attention(

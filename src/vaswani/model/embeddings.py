@@ -12,13 +12,9 @@ from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_vaswani import VaswaniFamilyConfig
+from .input_checks import can_be_checked
 
 TABLE_LENGTH = 1024  # positions whose sinusoids are kept; those beyond are computed each time
-
-
-def can_be_checked(ids: torch.Tensor) -> bool:
-    """Whether their values may be looked at: another device than the CPU would make the check wait for it."""
-    return ids.device.type == "cpu" and ids.numel() > 0 and not is_torchdynamo_compiling()
 
 
 class SinusoidalPositions(nn.Module):

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers.utils import is_tracing
 
+from .input_checks import IGNORED_LABEL
 from .onednn import product, product_over_rows
 
-IGNORED_LABEL = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
 MIN_CHUNK_ROWS = 256  # fewer, and the products slow down
 

@@ -17,6 +17,7 @@ from transformers.utils import TransformersKwargs, auto_docstring, can_return_tu
 
 from .configuration_vaswani import VaswaniConfig
 from .generation import SharedSourceMixin
+from .input_checks import check_kept, check_labels, check_logits_to_keep, check_loss_options, token_shape
 from .output_projection import smoothed_loss, summed_loss, token_loss_function
 from .projected_loss import TokenLoss
 from .stacks import VaswaniDecoder, VaswaniEncoder, VaswaniPreTrainedModel, tensor_parallel_plan
@@ -90,6 +91,10 @@ class VaswaniModel(VaswaniPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
+        if kwargs.get("position_ids") is not None:
+            raise ValueError("position_ids do not say which of the two stacks they are for; leave them out.")
+        if encoder_outputs is not None and not (input_ids is None and inputs_embeds is None):
+            raise ValueError("give encoder_outputs or the encoder's inputs, not both.")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         elif not isinstance(encoder_outputs, BaseModelOutput):
@@ -187,6 +192,12 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
             In place of labels, any loss of the logits, computed in one pass with the output projection too.
         """
         if labels is not None:
+            shape = token_shape(decoder_input_ids, decoder_inputs_embeds, "decoder_")
+            shape = shape or tuple(labels.shape[:2])
+            check_labels("labels", labels, shape, self.config.decoder_vocab_size)
+        check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
+        check_logits_to_keep(logits_to_keep, labels)
+        if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -204,6 +215,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
         )
         loss = logits = None
         if token_loss is not None:
+            check_kept(token_loss.kept, outputs.last_hidden_state.shape[:2])
             loss = summed_loss(outputs.last_hidden_state, self.lm_head, token_loss)
         elif labels is not None and label_smoothing is not None:
             loss = smoothed_loss(outputs.last_hidden_state, self.lm_head, labels, label_smoothing, **kwargs)

@@ -17,6 +17,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniDecoderConfig
+from .input_checks import check_labels, check_logits_to_keep, check_loss_options, token_shape
 from .output_projection import next_token_loss_function, smoothed_loss
 from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, tensor_parallel_plan
 
@@ -110,6 +111,10 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
             Compute the loss with this ε (0 is plain cross-entropy) in one pass with the output projection,
             which takes far less time and memory. `logits` are then `None`.
         """
+        shape = token_shape(input_ids, inputs_embeds)
+        check_labels("labels", labels, shape, self.config.vocab_size)
+        check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
+        check_logits_to_keep(logits_to_keep, labels)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

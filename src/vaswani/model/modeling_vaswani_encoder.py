@@ -9,6 +9,7 @@ B batch · S length · d_model width · V vocabulary
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,11 +22,17 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple
+from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple, is_tracing
 
 from .configuration_vaswani import VaswaniEncoderConfig
-from .embeddings import can_be_checked
-from .linear_cross_entropy import IGNORED_LABEL
+from .input_checks import (
+    IGNORED_LABEL,
+    can_be_checked,
+    check_ids,
+    check_labels,
+    check_loss_options,
+    token_shape,
+)
 from .output_projection import smoothed_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_parallel_plan
 
@@ -122,8 +129,11 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         """Embeddings of tokens and of the segments they lie in: [B, S, d_model] -> [B, S, d_model].
 
         Raises:
-            ValueError: a segment that the model has no embedding for (see `can_be_checked`).
+            ValueError: another shape or dtype, or a segment that the model has no embedding for (see
+                `can_be_checked`).
         """
+        if token_type_ids is not None:
+            check_ids("token_type_ids", token_type_ids, inputs_embeds.shape[:2])
         if self.embed_token_types is None:
             if token_type_ids is not None and can_be_checked(token_type_ids) and token_type_ids.any():
                 raise ValueError(
@@ -134,11 +144,13 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         if token_type_ids is None:
             return inputs_embeds + self.embed_token_types.weight[0]
         kinds = self.embed_token_types.num_embeddings
-        if can_be_checked(token_type_ids) and token_type_ids.max() >= kinds:
-            raise ValueError(
-                f"token_type_ids holds {int(token_type_ids.max())}, but token_type_vocab_size={kinds}: "
-                f"they go from 0 to {kinds - 1}."
-            )
+        if can_be_checked(token_type_ids):
+            low, high = (int(bound) for bound in token_type_ids.aminmax())
+            if low < 0 or high >= kinds:
+                raise ValueError(
+                    f"token_type_ids holds {low if low < 0 else high}, but token_type_vocab_size={kinds}: "
+                    f"they go from 0 to {kinds - 1}."
+                )
         return inputs_embeds + self.embed_token_types(token_type_ids)
 
 
@@ -171,6 +183,22 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         """The output projection and the embedding, when the config ties them."""
         tied = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
         return tied if self.config.tie_word_embeddings else {}
+
+    def check_labels(
+        self,
+        labels: torch.Tensor | None,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        label_smoothing: float | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        """Raise unless there is a token or −100 for each token, and the loss has options that it can have.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        check_labels("labels", labels, token_shape(input_ids, inputs_embeds), self.config.vocab_size)
+        check_loss_options(label_smoothing, arguments.get("num_items_in_batch"))
 
     def masked_lm(
         self,
@@ -216,6 +244,7 @@ class VaswaniForMaskedLM(VaswaniMaskedLMBase):
             Compute the loss with this ε (0 is plain cross-entropy) of the masked tokens alone, in one pass
             with the output projection, which takes far less time and memory. `logits` are then `None`.
         """
+        self.check_labels(labels, input_ids, inputs_embeds, label_smoothing, kwargs)
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
         return MaskedLMOutput(
@@ -276,6 +305,9 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
         label_smoothing (`float`, *optional*):
             As for `VaswaniForMaskedLM`; `prediction_logits` are then `None`.
         """
+        self.check_labels(labels, input_ids, inputs_embeds, label_smoothing, kwargs)
+        rows = token_shape(input_ids, inputs_embeds)
+        check_labels("next_sentence_label", next_sentence_label, rows and rows[:1], 2)
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
         relation_logits = self.next_sentence(outputs.pooler_output)
@@ -338,10 +370,30 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
         logits = self.classifier(self.dropout(pooled))
         loss = None
         if labels is not None:
+            self.check_class_labels(labels, len(logits))
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    def check_class_labels(self, labels: torch.Tensor, rows: int) -> None:
+        """Raise unless each row has one class, one number, or a number for each of the labels.
+
+        Raises:
+            ValueError: another shape, or a class that the model has no logit for.
+        """
+        is_number = self.num_labels == 1 or self.config.problem_type == "regression"
+        is_class = not is_number and self.config.problem_type != "multi_label_classification"
+        if is_class and (labels.dtype in (torch.long, torch.int) or self.config.problem_type):
+            check_labels("labels", labels, (rows, 1) if labels.ndim == 2 else (rows,), self.num_labels)
+            return
+        shapes = [(rows,), (rows, 1)] if self.num_labels == 1 else [(rows, self.num_labels)]
+        if not is_tracing(labels) and tuple(labels.shape) not in shapes:
+            raise ValueError(
+                f"labels has the shape {list(labels.shape)} and the dtype {labels.dtype}; expected "
+                f"{list(shapes[0])} with num_labels={self.num_labels} and "
+                f"problem_type={self.config.problem_type!r}."
+            )
 
 
 @auto_docstring
@@ -371,6 +423,8 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
             A class of each token; −100 is ignored.
         """
+        check_labels("labels", labels, token_shape(input_ids, inputs_embeds), self.num_labels)
+        check_loss_options(None, kwargs.get("num_items_in_batch"))
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
@@ -403,6 +457,7 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
+        self.check_positions(token_shape(input_ids, inputs_embeds), start_positions, end_positions)
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(
             -1
@@ -417,6 +472,30 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    @staticmethod
+    def check_positions(
+        shape: tuple[int, ...] | None,
+        start_positions: torch.Tensor | None,
+        end_positions: torch.Tensor | None,
+    ) -> None:
+        """Raise unless both are given, one for each row, or none; positions beyond the text are ignored.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        if (start_positions is None) != (end_positions is None):
+            missing = "start_positions" if start_positions is None else "end_positions"
+            raise ValueError(f"{missing} is missing: give both ends of the answers, or none.")
+        for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
+            if positions is None or shape is None:
+                continue
+            check_ids(name, positions, shape[:1] if positions.ndim == 1 else (shape[0], 1))
+            if can_be_checked(positions) and positions.min() < 0:
+                raise ValueError(
+                    f"{name} holds {int(positions.min())}; tokens are counted from 0; the text's length "
+                    "stands for no answer."
+                )
 
 
 # Saved models bring the code of `model/` with them, for users without the plugin.

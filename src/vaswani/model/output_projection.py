@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .linear_cross_entropy import IGNORED_LABEL, linear_cross_entropy
+from .input_checks import IGNORED_LABEL
+from .linear_cross_entropy import linear_cross_entropy
 from .projected_loss import TokenLoss, projected_loss
 
 

@@ -7,7 +7,9 @@ Section numbers refer to Vaswani et al. (2017, arXiv:1706.03762), version 7.
 B batch · S source length · T target length · d_model width
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,11 +24,18 @@ from transformers.utils import TransformersKwargs, auto_docstring, is_torchdynam
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import VaswaniAttention
+from .attention import VaswaniAttention, wants_weights
 from .beam_search_cache import BeamSearchCache
 from .configuration_vaswani import VaswaniFamilyConfig
 from .dropout import dropout
 from .embeddings import LearnedPositions, TokenEmbeddings, make_positions
+from .input_checks import (
+    check_attention_mask,
+    check_embeddings,
+    check_ids,
+    check_no_lost_arguments,
+    check_position_ids,
+)
 from .linear import Linear
 from .model_card import ModelCardMixin
 from .short_attention import additive_mask
@@ -226,12 +235,24 @@ class VaswaniStack(VaswaniPreTrainedModel):
         """[B, T, d_model] from ids, or as given.
 
         Raises:
-            ValueError: unless exactly one of the two is given.
+            ValueError: unless exactly one of the two is given, in its shape and dtype.
         """
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.")
-        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is not None:
+            check_embeddings(f"{prefix}inputs_embeds", inputs_embeds, self.config.d_model)
+            return inputs_embeds
+        check_ids(f"{prefix}input_ids", input_ids)
+        return self.embed_tokens(input_ids)
+
+    def mask_config(self, arguments: Mapping[str, Any]) -> VaswaniFamilyConfig:
+        """The configuration that says which form masks have: the reference's where weights are wanted."""
+        if not wants_weights(self.config, arguments):
+            return self.config
+        config = copy(self.config)
+        config._attn_implementation_internal = "eager"
+        return config
 
     def padding_mask(self, attention_mask: torch.Tensor | None, stack: str) -> torch.Tensor | None:
         """The mask [B, S] for sparse layers, which the pattern makes the rest of.
@@ -265,6 +286,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         counts_shown = self.config.position_from_mask and attention_mask is not None
         bound: int | None
         if position_ids is not None:
+            check_position_ids(position_ids, *inputs_embeds.shape[:2])
             positions, bound = position_ids, None
         elif counts_shown and attention_mask.ndim == 2:
             positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -300,11 +322,14 @@ class VaswaniEncoder(VaswaniStack):
         position_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
+        check_no_lost_arguments(kwargs)
         inputs_embeds = self.token_embeddings(input_ids, inputs_embeds)
+        rows, length = inputs_embeds.shape[:2]
+        check_attention_mask("attention_mask", attention_mask, rows, length, [length])
         hidden_states = self.add_positions(inputs_embeds, attention_mask, position_ids=position_ids)
         mask = None
         if "full" in self.config.layer_attention("encoder"):
-            mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+            mask = create_bidirectional_mask(self.mask_config(kwargs), inputs_embeds, attention_mask)
         padding_mask = self.padding_mask(attention_mask, "encoder")
         for layer in self.layers:
             layer_mask = mask if layer.self_attn.pattern is None else padding_mask
@@ -344,25 +369,28 @@ class VaswaniDecoder(VaswaniStack):
         encoder_hidden_states (`torch.Tensor` of shape `(batch_size / K, source_length, d_model)`):
             The encoder's output. K consecutive rows of the decoder (beams, samples) may share one row of it.
         """
+        check_no_lost_arguments(kwargs)
         prefix = "decoder_" if self.config.is_encoder_decoder else ""
         inputs_embeds = self.token_embeddings(input_ids, inputs_embeds, prefix)
+        self.check_source_and_cache(encoder_hidden_states, past_key_values)
         # The library tells packed documents apart only where there is no cache, not even an empty one.
         may_be_packed = past_key_values is None and attention_mask is None and position_ids is not None
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        self.check_target_mask(f"{prefix}attention_mask", attention_mask, inputs_embeds, past_key_values)
+        mask_config = self.mask_config(kwargs)
 
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length, position_ids)
         mask = None
         if "full" in self.config.layer_attention("decoder"):
-            mask = self.self_attention_mask(
-                inputs_embeds, attention_mask, None if may_be_packed else past_key_values, position_ids
-            )
+            cache = None if may_be_packed else past_key_values
+            mask = self.self_attention_mask(mask_config, inputs_embeds, attention_mask, cache, position_ids)
         padding_mask = self.padding_mask(attention_mask, "decoder")
         encoder_mask = None
         if encoder_hidden_states is not None:
             encoder_mask = self.encoder_attention_mask(
-                inputs_embeds, encoder_hidden_states, encoder_attention_mask
+                mask_config, inputs_embeds, encoder_hidden_states, encoder_attention_mask
             )
         if past_key_values is not None and encoder_mask is not None and self.takes_additive_masks:
             encoder_mask = additive_mask(encoder_mask, inputs_embeds.dtype)  # once, not in every layer
@@ -391,8 +419,50 @@ class VaswaniDecoder(VaswaniStack):
         """Whether the attention implementation takes a mask for each query and key, of any kind."""
         return self.config._attn_implementation in ("eager", "sdpa")
 
+    def check_source_and_cache(
+        self, encoder_hidden_states: torch.Tensor | None, past_key_values: Cache | None
+    ) -> None:
+        """Raise unless there is a source, with room in the cache, exactly where layers attend to one.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        has_source = self.config.is_encoder_decoder
+        if has_source != (encoder_hidden_states is not None):
+            raise ValueError(
+                "encoder_hidden_states are missing: give the encoder's output."
+                if has_source
+                else "encoder_hidden_states have no effect on a decoder alone; leave them out."
+            )
+        if past_key_values is None or isinstance(past_key_values, EncoderDecoderCache) == has_source:
+            return
+        wanted = "EncoderDecoderCache(DynamicCache(), DynamicCache())" if has_source else "DynamicCache()"
+        raise ValueError(
+            f"past_key_values is a {type(past_key_values).__name__}; expected one like {wanted}."
+        )
+
+    @staticmethod
+    def check_target_mask(
+        name: str,
+        attention_mask: torch.Tensor | None,
+        inputs_embeds: torch.Tensor,
+        past_key_values: Cache | None,
+    ) -> None:
+        """Raise unless the mask covers the tokens in the cache and the new ones (see `check_attention_mask`).
+
+        Raises:
+            ValueError: otherwise.
+        """
+        rows, length = inputs_embeds.shape[:2]
+        if past_key_values is None:
+            lengths = [length]
+        else:
+            lengths = [past_key_values.get_seq_length() + length, past_key_values.get_max_length(0)]
+        check_attention_mask(name, attention_mask, rows, length, lengths)
+
+    @staticmethod
     def self_attention_mask(
-        self,
+        config: VaswaniFamilyConfig,
         inputs_embeds: torch.Tensor,
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None,
@@ -410,11 +480,12 @@ class VaswaniDecoder(VaswaniStack):
                 return None if visible is None else additive_mask(visible, inputs_embeds.dtype)
             past_key_values.start(inputs_embeds)
         return create_causal_mask(
-            self.config, inputs_embeds, attention_mask, past_key_values, position_ids=position_ids
+            config, inputs_embeds, attention_mask, past_key_values, position_ids=position_ids
         )
 
+    @staticmethod
     def encoder_attention_mask(
-        self,
+        config: VaswaniFamilyConfig,
         inputs_embeds: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
@@ -422,24 +493,23 @@ class VaswaniDecoder(VaswaniStack):
         """The source's padding, for K target rows to each row of the source.
 
         Raises:
-            ValueError: when the target's rows are no multiple of the source's.
+            ValueError: when the target's rows are no multiple of the source's, or the mask does not fit.
         """
         rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
         if rows % sources:
             raise ValueError(
                 f"{rows} rows of decoder input do not divide among {sources} rows of encoder output."
             )
-        if (
-            "flash" in self.config._attn_implementation
-            and attention_mask is not None
-            and attention_mask.ndim == 2
-        ):
+        # the K·T queries of each source
+        queries = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])
+        source_length = [encoder_hidden_states.shape[1]]
+        check_attention_mask(
+            "the source's attention_mask", attention_mask, sources, queries.shape[1], source_length
+        )
+        if "flash" in config._attn_implementation and attention_mask is not None and attention_mask.ndim == 2:
             nothing_hidden = not is_torchdynamo_compiling() and attention_mask.all()
             return None if nothing_hidden else attention_mask[:, None, None].bool()
-        queries = inputs_embeds.reshape(
-            sources, -1, inputs_embeds.shape[-1]
-        )  # the K·T queries of each source
-        return create_bidirectional_mask(self.config, queries, attention_mask, encoder_hidden_states)
+        return create_bidirectional_mask(config, queries, attention_mask, encoder_hidden_states)
 
 
 def tensor_parallel_plan(stack: str, cross_attention: bool = False) -> dict[str, str]:

@@ -1,0 +1,253 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Checks of the models' arguments: each is computed as it is meant, or refused with the value and the remedy.
+
+Shapes and dtypes are checked on every device; values only on the CPU, because reading them from another
+device would make the host wait for it. Nothing is checked while a model is traced, compiled or exported.
+
+B batch · T tokens · S tokens that a mask covers: those in the cache and the new ones
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+from transformers.utils import is_tracing
+
+IGNORED_LABEL = -100
+
+# Arguments that the library's models know, and that would have no effect on ours.
+WITHOUT_EFFECT = ("head_mask", "decoder_head_mask", "cross_attn_head_mask", "decoder_position_ids")
+
+
+def can_be_checked(values: torch.Tensor) -> bool:
+    """Whether the values may be read: on the CPU, outside of tracing and of `torch.func`'s transforms."""
+    return (
+        values.device.type == "cpu"
+        and values.numel() > 0
+        and not is_tracing(values)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(values)
+    )
+
+
+def check_attention_mask(
+    name: str, mask: Any, rows: int, queries: int, lengths: Sequence[int | torch.Tensor]
+) -> None:
+    """Raise unless the mask is [B, S] of 0 and 1, or [B or 1, H or 1, T, S], boolean or additive.
+
+    Args:
+        name: of the argument.
+        mask: a tensor, None, or what only a kernel can read (flex attention's block masks).
+        rows: B.
+        queries: T.
+        lengths: each S that is right; a cache of fixed size also takes a mask of that size.
+
+    Raises:
+        ValueError: another shape or dtype, or another value.
+    """
+    if not isinstance(mask, torch.Tensor) or is_tracing(mask):
+        return
+    allowed = [int(length) for length in lengths]
+    if mask.ndim == 2:
+        if mask.shape[0] != rows or mask.shape[1] not in allowed:
+            raise ValueError(
+                f"{name} has the shape {list(mask.shape)}; expected {[rows, allowed[0]]}: a number for "
+                "each token, those in the cache included."
+            )
+        _check_padding_values(name, mask)
+    elif mask.ndim == 4:
+        if (
+            mask.shape[0] not in (1, rows)
+            or mask.shape[2] not in (1, queries)
+            or mask.shape[3] not in allowed
+        ):
+            raise ValueError(
+                f"{name} has the shape {list(mask.shape)}; expected [{rows} or 1, heads or 1, {queries}, "
+                f"{allowed[0]}]: rows, heads, queries, keys."
+            )
+        _check_additive_values(name, mask)
+    else:
+        raise ValueError(
+            f"{name} has the shape {list(mask.shape)}; expected [rows, tokens], or, to give each query "
+            "a mask of its own, [rows, heads, queries, keys]."
+        )
+
+
+def _check_padding_values(name: str, mask: torch.Tensor) -> None:
+    if mask.dtype == torch.bool or not can_be_checked(mask):
+        return
+    strange = (mask != 0) & (mask != 1)
+    if strange.any():
+        raise ValueError(
+            f"{name} holds {mask[strange][0].item()}; expected 1 for tokens to be seen and 0 for padding."
+        )
+
+
+def _check_additive_values(name: str, mask: torch.Tensor) -> None:
+    if mask.dtype == torch.bool:
+        return
+    if not mask.is_floating_point():
+        raise ValueError(
+            f"{name} has four dimensions and the dtype {mask.dtype}; convert it to torch.bool (True may be "
+            "seen) or to floats that are added to the scores (0 or -inf)."
+        )
+    if can_be_checked(mask) and not mask.max() <= 0:
+        raise ValueError(
+            f"{name} has four dimensions and holds {mask.max().item()}; floats are added to the scores: "
+            "give 0 where a key may be seen and -inf where not, or convert the mask to torch.bool."
+        )
+
+
+def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) -> None:
+    """Raise unless these are integers, of that shape or of any [B, T].
+
+    Raises:
+        ValueError: another shape or dtype.
+    """
+    if is_tracing(ids):
+        return
+    if ids.dtype not in (torch.long, torch.int):
+        raise ValueError(f"{name} has the dtype {ids.dtype}; expected integers: convert it with .long().")
+    if (ids.ndim != 2) if shape is None else (tuple(ids.shape) != tuple(shape)):
+        expected = "[rows, tokens]" if shape is None else list(shape)
+        raise ValueError(f"{name} has the shape {list(ids.shape)}; expected {expected}.")
+
+
+def check_embeddings(name: str, states: torch.Tensor, width: int) -> None:
+    """Raise unless these are float states [B, T, width].
+
+    Raises:
+        ValueError: another shape or dtype.
+    """
+    if is_tracing(states):
+        return
+    if states.ndim != 3 or states.shape[2] != width or not states.is_floating_point():
+        raise ValueError(
+            f"{name} has the shape {list(states.shape)} and the dtype {states.dtype}; expected floats "
+            f"[rows, tokens, {width}]."
+        )
+
+
+def check_position_ids(position_ids: torch.Tensor, rows: int, length: int) -> None:
+    """Raise unless these are positions from 0 on, [B, T] or [1, T].
+
+    Raises:
+        ValueError: another shape or dtype, or a negative position.
+    """
+    if is_tracing(position_ids):
+        return
+    shape = (1 if position_ids.shape[:1] == (1,) else rows, length)
+    check_ids("position_ids", position_ids, shape)
+    if can_be_checked(position_ids) and position_ids.min() < 0:
+        raise ValueError(f"position_ids holds {int(position_ids.min())}; positions are counted from 0.")
+
+
+def check_labels(
+    name: str, labels: torch.Tensor | None, shape: Sequence[int] | None, num_classes: int
+) -> None:
+    """Raise unless the labels are int64 of that shape, each a class or −100, which is ignored.
+
+    Args:
+        name: of the argument.
+        labels: may be None.
+        shape: None where the inputs are missing, which is told elsewhere.
+        num_classes: labels go from 0 to one less.
+
+    Raises:
+        ValueError: another shape or dtype, or another value.
+    """
+    if labels is None or shape is None or is_tracing(labels):
+        return
+    if labels.dtype != torch.long:
+        raise ValueError(
+            f"{name} has the dtype {labels.dtype}; expected torch.int64: convert it with .long()."
+        )
+    if tuple(labels.shape) != tuple(shape):
+        raise ValueError(f"{name} has the shape {list(labels.shape)}; expected {list(shape)}, as the inputs.")
+    if not can_be_checked(labels):
+        return
+    strange = (labels >= num_classes) | ((labels < 0) & (labels != IGNORED_LABEL))
+    if strange.any():
+        raise ValueError(
+            f"{name} holds {int(labels[strange][0])}; expected 0 to {num_classes - 1}, or {IGNORED_LABEL} to "
+            "ignore a place."
+        )
+
+
+def check_kept(kept: torch.Tensor, shape: Sequence[int]) -> None:
+    """Raise unless a token loss says of each target token whether it counts.
+
+    Raises:
+        ValueError: another shape or dtype.
+    """
+    if not is_tracing(kept) and (tuple(kept.shape) != tuple(shape) or kept.dtype != torch.bool):
+        raise ValueError(
+            f"token_loss.kept has the shape {list(kept.shape)} and the dtype {kept.dtype}; expected "
+            f"torch.bool {list(shape)}."
+        )
+
+
+def check_loss_options(label_smoothing: float | None, num_items_in_batch: torch.Tensor | int | None) -> None:
+    """Raise unless label smoothing lies from 0 to 1 and the number of items is positive.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if label_smoothing is not None and not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing={label_smoothing} must be from 0 to 1.")
+    if num_items_in_batch is None:
+        return
+    if isinstance(num_items_in_batch, torch.Tensor):
+        if not can_be_checked(num_items_in_batch):
+            return
+        items = num_items_in_batch.min().item()
+    else:
+        items = num_items_in_batch
+    if not (items > 0 and isfinite(items)):
+        raise ValueError(f"num_items_in_batch={items} must be positive: it counts the whole batch's labels.")
+
+
+def check_logits_to_keep(logits_to_keep: int | torch.Tensor, labels: torch.Tensor | None) -> None:
+    """Raise unless the number of logits is positive, or 0 for all, as a loss needs them.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if isinstance(logits_to_keep, int) and logits_to_keep < 0:
+        raise ValueError(f"logits_to_keep={logits_to_keep} must be 0, for all, or positive.")
+    if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+        raise ValueError("a loss needs the logits of all tokens; leave out logits_to_keep or labels.")
+
+
+def check_no_lost_arguments(arguments: dict[str, Any]) -> None:
+    """Raise when an argument that a stack was given would have no effect.
+
+    Raises:
+        ValueError: names it.
+    """
+    for name in WITHOUT_EFFECT:
+        if arguments.get(name) is not None:
+            raise ValueError(f"{name} has no effect on this model; leave it out.")
+    token_types = arguments.get("token_type_ids")
+    if isinstance(token_types, torch.Tensor) and can_be_checked(token_types) and token_types.any():
+        raise ValueError(
+            "token_type_ids have no effect on this model; leave them out: "
+            "tokenizer(..., return_token_type_ids=False)."
+        )
+
+
+def token_shape(
+    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
+) -> tuple[int, ...] | None:
+    """[B, T] of the inputs, or None unless exactly one is given.
+
+    Raises:
+        ValueError: the ids have another shape or dtype.
+    """
+    if inputs_embeds is not None:
+        return tuple(inputs_embeds.shape[:2]) if input_ids is None else None
+    if input_ids is None:
+        return None
+    check_ids(f"{prefix}input_ids", input_ids)
+    return tuple(input_ids.shape)
