@@ -196,3 +196,14 @@ def check_message(file: Path, result: str) -> None:
         for remedy in ("use another", "give ", "mend it", "delete it", "config.json cannot be used")
     )
     assert not any(advice in result for advice in ("trust_remote_code", "weights_only", "pip install"))
+
+
+def test_a_model_that_is_saved_anew_does_not_meet_the_hashes_of_the_one_before(tmp_path: Path) -> None:
+    folder = save_toy_checkpoint(tmp_path)
+    write_hashes(folder)
+    model, *_ = load_checkpoint(folder, device="cpu")
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2.0)
+    model.save_pretrained(folder)
+    again, *_ = load_checkpoint(folder, device="cpu")
+    assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)

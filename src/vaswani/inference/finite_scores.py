@@ -1,4 +1,4 @@
-"""Whether the scores of a search are numbers: a model whose logits overflow must not answer with nothing."""
+"""Checks that the scores of a search are numbers: a model whose logits overflow must not answer with nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ class FiniteScores(LogitsProcessor):
 
     Give it as the last of the `logits_processor`s, and call `check` when the search has ended: to look at
     each step would make a GPU wait. Minus infinity is the score of tokens that a search leaves out.
+
+    Args:
+        num_beams: of the search. Beam search hands over log-probabilities: where a row of logits holds NaN or
+            infinity, all of them are NaN, so one token of each row is enough to look at.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_beams: int = 1) -> None:
+        self._are_log_probs = num_beams > 1
         self._is_finite: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Look at the scores of a step: float [rows, V]."""
-        is_finite = scores.amax(dim=-1).isfinite().all()
+        if self._are_log_probs:
+            is_finite = ~scores[:, 0].isnan().any()
+        else:
+            is_finite = scores.amax(dim=-1).isfinite().all()
         self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
         return scores
 

@@ -290,7 +290,7 @@ class Translator:
         ranking = (
             {"length_penalty": self.length_penalty, "early_stopping": False} if self.num_beams > 1 else {}
         )
-        finite = FiniteScores()
+        finite = FiniteScores(self.num_beams)
         sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -7,8 +7,10 @@ Section numbers refer to Vaswani et al. (2017, arXiv:1706.03762), version 7.
 B batch · S source length · T target length · d_model width
 """
 
+import os
 from collections.abc import Callable, Mapping
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -182,6 +184,11 @@ class VaswaniPreTrainedModel(ModelCardMixin, PreTrainedModel):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """All ties. The library asks `tie_word_embeddings` alone; sharing across stacks is a field too."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self._tied_weights_keys
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; the hashes of a model that was saved there before do not outlive it."""
+        Path(save_directory, "model_hashes.json").unlink(missing_ok=True)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def _stacks(self) -> "list[VaswaniStack]":
         """The stack of a model; of two, that of the source and that of the target."""
