@@ -1,4 +1,4 @@
-"""Checks that the scores of a search are numbers: a model whose logits overflow must not answer with nothing."""
+"""Checks that the scores of a search are numbers: a model that overflows must not answer with nothing."""
 
 from __future__ import annotations
 
