@@ -153,7 +153,10 @@ def fast_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fast_switches")
 def test_threads_that_share_models_get_what_one_thread_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((packed_linear, "MIN_WEIGHTS"), (packed_linear, "MIN_ROWS"), (onednn, "MIN_ROWS")):
+    for module, name in (
+        *((packed_linear, "MIN_WEIGHTS"), (packed_linear, "MIN_ROWS")),
+        *((onednn, "MIN_ROWS"), (onednn, "MIN_MULTIPLICATIONS")),
+    ):
         monkeypatch.setattr(module, name, 1)  # toys take the ways of large models
     shared = toy_model()
     calls = [

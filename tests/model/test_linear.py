@@ -12,6 +12,11 @@ from vaswani.model.linear_cross_entropy import linear_cross_entropy
 from vaswani.model.onednn import MIN_ROWS, is_available
 
 
+@pytest.fixture(autouse=True)
+def small_products_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", 0)
+
+
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the products that went to oneDNN."""
@@ -70,8 +75,14 @@ def test_what_is_frozen_gets_no_gradient(frozen: str, maker: str, products: list
         assert len(products) == 2
 
 
-@pytest.mark.parametrize("case", ["few rows", "float64", "bfloat16", "autocast", "switched off"])
-def test_everything_else_is_left_to_pytorch(case: str, products: list) -> None:
+@pytest.mark.parametrize(
+    "case", ["few rows", "small product", "float64", "bfloat16", "autocast", "switched off"]
+)
+def test_everything_else_is_left_to_pytorch(
+    case: str, products: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case == "small product":
+        monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", MIN_ROWS * 8 * 8 + 1)
     dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(case, torch.float32)
     layer = Linear(8, 8).to(dtype)
     states = torch.randn(MIN_ROWS - 1 if case == "few rows" else MIN_ROWS, 8, dtype=dtype)

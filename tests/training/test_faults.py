@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -29,27 +30,48 @@ SECONDS_OF_A_RUN = 2.0  # about; kills come at any time of it
 FILES_OF_A_CHECKPOINT = 25  # at least: weights, states, tokenizer, code
 
 
-def train(flags: list[str], output: str, last_sync: int | None) -> None:
+Fault = Callable[[], None]  # is called in a training process, before it trains
+
+
+def train(flags: list[str], output: str, fault: Fault | None) -> None:
     """`vaswani train` in this process; a session of its own, as a shell gives it.
 
     Args:
         flags: of the command line.
         output: file that what it prints goes to.
-        last_sync: it dies when it is about to have this file of its checkpoints, from 1, on the disk.
+        fault: prepares what is to happen to it.
     """
     from vaswani.cli import run
 
-    if last_sync is not None:
-        from vaswani.training import checkpoints
-
-        syncs, sync = itertools.count(1), checkpoints.sync
-        checkpoints.sync = lambda path: (
-            os.kill(os.getpid(), signal.SIGKILL) if next(syncs) == last_sync else sync(path)
-        )
+    if fault is not None:
+        fault()
     for descriptor in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     torch.set_num_threads(1)
     sys.exit(run(["train", *flags]))
+
+
+def die_in_a_save(last_sync: int) -> None:
+    """Die when this file of the checkpoints, from 1, is about to be brought to the disk."""
+    from vaswani.training import checkpoints
+
+    syncs, sync = itertools.count(1), checkpoints.sync
+    checkpoints.sync = lambda path: (
+        os.kill(os.getpid(), signal.SIGKILL) if next(syncs) == last_sync else sync(path)
+    )
+
+
+def get_sigterm_in_an_evaluation() -> None:
+    """Get SIGTERM with the first batch that is evaluated."""
+    from vaswani import Trainer
+
+    prediction_step = Trainer.prediction_step
+
+    def signalled(*args: object, **kwargs: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return prediction_step(*args, **kwargs)
+
+    Trainer.prediction_step = signalled
 
 
 @pytest.fixture
@@ -60,9 +82,9 @@ def options(tiny_run: dict) -> dict:
     return tiny_run | {"generation_max_length": 5, "generation_num_beams": 1}
 
 
-def start(options: dict, last_sync: int | None = None, **more: object) -> BaseProcess:
+def start(options: dict, fault: Fault | None = None, **more: object) -> BaseProcess:
     log = f"{options['output_dir']}.log"
-    process = CONTEXT.Process(target=train, args=(as_flags({**options, **more}), log, last_sync))
+    process = CONTEXT.Process(target=train, args=(as_flags({**options, **more}), log, fault))
     process.start()
     return process
 
@@ -100,7 +122,7 @@ def kill_around_a_save(start_again: Callable[..., BaseProcess], folder: Path, ch
 
 
 def kill_within_a_save(start_again: Callable[..., BaseProcess], folder: Path, chance: random.Random) -> None:
-    process = start_again(last_sync=chance.randint(1, FILES_OF_A_CHECKPOINT))
+    process = start_again(partial(die_in_a_save, chance.randint(1, FILES_OF_A_CHECKPOINT)))
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert list(folder.glob("unfinished-*"))
@@ -117,9 +139,9 @@ def test_twenty_kills_at_any_time_change_nothing(options, whole):
     chance = random.Random(f"{os.getpid()} {time.time_ns()}")
     folder = Path(options["output_dir"])
 
-    def start_again(last_sync: int | None = None) -> BaseProcess:
+    def start_again(fault: Fault | None = None) -> BaseProcess:
         remove_what_cannot_go_on(folder)
-        return start(options, last_sync, resume_from_checkpoint=str(folder.exists()).lower())
+        return start(options, fault, resume_from_checkpoint=str(folder.exists()).lower())
 
     kinds = itertools.cycle([kill_within_a_save, kill_at_any_time, kill_around_a_save])
     for kill in itertools.islice(kinds, KILLS):
@@ -212,15 +234,10 @@ def test_a_corpus_that_was_edited_is_not_trained_on(options, tmp_path, split):
 
 @pytest.mark.slow
 def test_sigterm_in_an_evaluation_saves_too(options, tmp_path):
-    options |= {"eval_steps": 5, "max_validation_rows": 30, "generation_max_length": 400, "save_steps": 1000}
+    options |= {"eval_steps": 5, "save_steps": 1000}
     whole = {**options, "output_dir": str(tmp_path / "whole")}
     start(whole).join()
-    process = start(options)
-    log = Path(f"{options['output_dir']}.log")
-    while not log.exists() or log.read_text().count("'grad_norm'") < 5:
-        time.sleep(0.01)
-    time.sleep(0.3)  # updates take milliseconds: the evaluation has begun, and takes seconds
-    os.kill(process.pid, signal.SIGTERM)
+    process = start(options, get_sigterm_in_an_evaluation)
     process.join()
     assert process.exitcode == 128 + signal.SIGTERM
     assert "vaswani: stopped by SIGTERM after update 5; " in output_of(options)

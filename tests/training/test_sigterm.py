@@ -25,7 +25,7 @@ MOMENTS = {
     "vaswani.training.base_run:load_corpus": NOTHING,
     "vaswani.training.run:train_tokenizer": NOTHING,
     "vaswani.training.run:build_trainer": NOTHING,
-    "transformers:Trainer.create_optimizer": "after update 1; it is saved in {folder}: continue with",
+    "transformers:Trainer._inner_training_loop": "after update 1; it is saved in {folder}: continue with",
     "transformers:Trainer._finish_current_push": EVALUATES,  # after the last update
     "vaswani.training.trainer:Trainer.save_model": EVALUATES,  # of the final model, which is written whole
     "vaswani.training.run:evaluate_translator": EVALUATES,

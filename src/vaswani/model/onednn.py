@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 MIN_ROWS = 256  # below, a call costs more than it saves
+# What oneDNN prepares for a new shape takes 0.3 ms, which a smaller product does not save.
+MIN_MULTIPLICATIONS = 1 << 25
 
 
 def _is_intel() -> bool:
@@ -63,10 +65,16 @@ def onednn_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
 
 def gains_from_onednn(states: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether oneDNN multiplies states [..., K] by a weight [N, K] faster than PyTorch would."""
+    num_outputs, width = weight.shape
+    return _gains(states, weight, states.numel() // width, states.numel() * num_outputs)
+
+
+def _gains(left: torch.Tensor, right: torch.Tensor, num_rows: int, num_multiplications: int) -> bool:
     return (
-        states.device.type == "cpu"
-        and states.dtype == weight.dtype == torch.float32
-        and states.numel() >= MIN_ROWS * weight.shape[1]
+        left.device.type == "cpu"
+        and left.dtype == right.dtype == torch.float32
+        and num_rows >= MIN_ROWS
+        and num_multiplications >= MIN_MULTIPLICATIONS
         and not torch.is_autocast_enabled("cpu")
         and is_available()
     )
@@ -81,7 +89,7 @@ def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def product_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """`left.T @ right`, without gradients, as for the gradient of a weight: [M, N] and [M, K] -> [N, K]."""
-    if MKL_IS_AT_HOME or not gains_from_onednn(left, left):
+    if MKL_IS_AT_HOME or not _gains(left, right, len(left), left.numel() * right.shape[1]):
         return left.t() @ right
     if right.shape[1] > left.shape[1]:  # the wider one takes the place of the weight
         return onednn_product(left.t(), right.t(), None)
