@@ -23,25 +23,25 @@ class FiniteScores(LogitsProcessor):
 
     def __init__(self, num_beams: int = 1) -> None:
         self._are_log_probs = num_beams > 1
-        self._is_finite: torch.Tensor | None = None
+        self._looked_at: list[torch.Tensor] = []  # of each step, one score of each row
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Look at the scores of a step: float [rows, V]."""
-        if self._are_log_probs:
-            is_finite = ~scores[:, 0].isnan().any()
-        else:
-            is_finite = scores.amax(dim=-1).isfinite().all()
-        self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+        self._looked_at.append(scores[:, 0].clone() if self._are_log_probs else scores.amax(dim=-1))
         return scores
 
     def check(self, model: PreTrainedModel) -> None:
         """Raise a RunError if one of the steps had scores that are NaN, infinite or all minus infinity."""
-        check_finite_scores(self._is_finite, model)
+        if not self._looked_at:
+            return
+        scores = torch.cat(self._looked_at)
+        are_finite = ~scores.isnan() if self._are_log_probs else scores.isfinite()
+        check_finite_scores(are_finite.all(), model)
 
 
 def check_finite_scores(are_finite: torch.Tensor | Any, model: PreTrainedModel) -> None:
     """Raise a RunError unless the scores that a model gave are finite."""
-    if are_finite is None or bool(are_finite):
+    if bool(are_finite):
         return
     dtype = str(model.dtype).removeprefix("torch.")
     raise RunError(

@@ -25,7 +25,8 @@ from .sparse_pattern import SparsePattern
 
 def wants_weights(config: VaswaniFamilyConfig, arguments: Mapping[str, Any]) -> bool:
     """Whether a forward pass with these arguments returns attention weights: only the reference has them."""
-    return bool(arguments.get("output_attentions", config.output_attentions))
+    asked = arguments.get("output_attentions")
+    return bool(config.output_attentions if asked is None else asked)
 
 
 def eager_attention_forward(
@@ -87,7 +88,7 @@ def sparse_attention_forward(
     which `past_length` came before. Returns the output [B, T, H, D] and the weights, or None from a kernel.
     """
     pattern = _pattern_of_heads(module, query.shape[1])
-    if module.config._attn_implementation == "eager" or wants_weights(module.config, kwargs):
+    if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
         visible = dense_mask(pattern, query.shape[2], key.shape[2], past_length, attention_mask, key.device)
         return eager_attention_forward(module, query, key, value, visible, scaling, dropout)
     if isinstance(past_length, int) and past_length == 0:
@@ -148,7 +149,7 @@ class VaswaniAttention(nn.Module):
         attention: Callable
         if self.pattern is None:
             attention = eager_attention_forward
-            if not wants_weights(self.config, kwargs):
+            if not kwargs.get("output_attentions"):
                 attention = self._kernel(query, key, attention_mask, dropout)
         else:
             attention, kwargs = sparse_attention_forward, {**kwargs, "past_length": past_length}

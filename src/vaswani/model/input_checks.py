@@ -77,6 +77,10 @@ def check_attention_mask(
 def _check_padding_values(name: str, mask: torch.Tensor) -> None:
     if mask.dtype == torch.bool or not can_be_checked(mask):
         return
+    if not mask.is_floating_point():  # one pass instead of three
+        low, high = mask.aminmax()
+        if low >= 0 and high <= 1:
+            return
     strange = (mask != 0) & (mask != 1)
     if strange.any():
         raise ValueError(

@@ -330,6 +330,7 @@ class VaswaniEncoder(VaswaniStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         check_no_lost_arguments(kwargs)
+        kwargs["output_attentions"] = wants_weights(self.config, kwargs)  # for all layers
         inputs_embeds = self.token_embeddings(input_ids, inputs_embeds)
         rows, length = inputs_embeds.shape[:2]
         check_attention_mask("attention_mask", attention_mask, rows, length, [length])
@@ -377,6 +378,7 @@ class VaswaniDecoder(VaswaniStack):
             The encoder's output. K consecutive rows of the decoder (beams, samples) may share one row of it.
         """
         check_no_lost_arguments(kwargs)
+        kwargs["output_attentions"] = wants_weights(self.config, kwargs)  # for all layers
         prefix = "decoder_" if self.config.is_encoder_decoder else ""
         inputs_embeds = self.token_embeddings(input_ids, inputs_embeds, prefix)
         self.check_source_and_cache(encoder_hidden_states, past_key_values)
