@@ -80,7 +80,7 @@ def _gains(left: torch.Tensor, right: torch.Tensor, num_rows: int, num_multiplic
     )
 
 
-_recent_shapes: dict[tuple[int, int], None] = {}  # the last one at the end
+_recent_shapes: dict[tuple[int, ...], None] = {}  # the last one at the end
 
 
 def _comes_again(*shape: int) -> bool:
