@@ -83,7 +83,6 @@ def test_everything_else_is_left_to_pytorch(
 ) -> None:
     if case == "small product":
         monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", MIN_ROWS * 8 * 8 + 1)
-        monkeypatch.setattr(onednn, "_recent_shapes", {})
     dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(case, torch.float32)
     layer = Linear(8, 8).to(dtype)
     states = torch.randn(MIN_ROWS - 1 if case == "few rows" else MIN_ROWS, 8, dtype=dtype)
@@ -93,20 +92,6 @@ def test_everything_else_is_left_to_pytorch(
         expected = nn.functional.linear(states, layer.weight, layer.bias)
         torch.testing.assert_close(layer(states), expected, rtol=0, atol=0)
     assert not products
-
-
-@pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")
-def test_a_small_product_whose_shape_comes_again_is_onednns(
-    products: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", 1 << 40)
-    monkeypatch.setattr(onednn, "CACHED_SHAPES", 2)
-    monkeypatch.setattr(onednn, "_recent_shapes", {})
-    layer = Linear(8, 8)
-    with torch.no_grad():
-        for extra in (0, 1, 0, 2, 3, 0):  # the last one is forgotten by then
-            layer(torch.randn(MIN_ROWS + extra, 8))
-    assert products == [(MIN_ROWS, 8)]
 
 
 def test_a_traced_layer_holds_no_private_operator() -> None:
