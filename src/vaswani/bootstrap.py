@@ -57,7 +57,7 @@ def _leave_out_current_folder() -> None:
 
 
 def _end_at_once(*_: object) -> None:
-    # An exception would surface in the middle of an import, as whatever error the library makes of it.
+    # Libraries turn an exception in the middle of an import into errors of their own.
     end("interrupted", 1)
 
 

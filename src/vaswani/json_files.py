@@ -40,7 +40,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def unreadable(path: Path, error: OSError) -> str:
-    """What to tell of a file that the system does not open."""
+    """Return the message for a file that cannot be opened."""
     if isinstance(error, FileNotFoundError):
         return f"{path} is missing; the checkpoint may be half-written: use another one"
     if isinstance(error, IsADirectoryError) or path.is_dir():

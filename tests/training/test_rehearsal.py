@@ -1,4 +1,4 @@
-"""What a training would use late is tried early: each way to fail is told of before the corpus is read."""
+"""What a training uses late is tried early: every failure is reported before the corpus is read."""
 
 import functools
 import math

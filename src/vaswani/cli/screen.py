@@ -90,7 +90,7 @@ def progress_bar(
 class ProgressLines:
     """Tells on standard error how far the work is: after 5 seconds, 10 more, and so on up to a minute.
 
-    Where the total is not known, the input may be a pipe that is waited for: a line tells of what is new.
+    Without a known total the input may be a pipe: a line appears only after new work is done.
     """
 
     def __init__(self, total: int | None, unit: str):

@@ -210,7 +210,7 @@ def load_config(
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
     values = {} if yaml_path is None else _read_yaml(Path(yaml_path))
-    values.pop(HISTORY, None)  # what `BaseConfig.save` tells of the past
+    values.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
     kind = kind.variant(values | _flag_values(overrides))
     parser = _Parser(kind)
     namespace = parser.parse_yaml(values, Path(yaml_path or ""))

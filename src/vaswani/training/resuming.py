@@ -205,7 +205,7 @@ _MOST_NAMED = 5
 
 
 def manifest_of(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
-    """What the manifest of a checkpoint tells of the settings that it is trained with; plain JSON values."""
+    """Settings of a training as the manifest of a checkpoint stores them: plain JSON values."""
     training = _training(config)
     processes = training.world_size  # first, for it sets up the devices, and fields that depend on them
     of_a_run = (
