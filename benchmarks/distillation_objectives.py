@@ -18,11 +18,11 @@ from typing import Any
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 import side_by_side
-from vaswani.data.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import CorpusSpec, load_corpus
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.comparison import Comparison, compare, load_candidates
 from vaswani.distillation.run import BASELINE, BaselineRun, DistillationRun
-from vaswani.training.config_file import load_config
+from vaswani.training.config.config_file import load_config
 
 CONFIG = Path(__file__).parents[1] / "configs" / "distill_multi30k_small.yaml"
 NO_TEACHER: dict[str, Any] = {"label_weight": 1, "soft_target_weight": 0, "teacher_top_k": 16}

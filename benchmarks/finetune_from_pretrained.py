@@ -22,11 +22,11 @@ import torch
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 import side_by_side
-from vaswani.hub.run_facts import EVALUATION_FILE
+from vaswani.hub.run_metadata import EVALUATION_FILE
 from vaswani.insight.curves import read_history
-from vaswani.training.config_file import load_config
-from vaswani.training.finetuning import finetune
-from vaswani.training.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.config_file import load_config
+from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.runs.finetuning import finetune
 
 CONFIG = Path(__file__).parents[1] / "configs" / "finetune_reviews.yaml"
 BEGINNINGS = {"pre-trained": False, "from scratch": True}

@@ -36,8 +36,8 @@ from vaswani import (
     VaswaniForMaskedLM,
 )
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.inference.embedding import Embedder
-from vaswani.inference.translation import Translator
+from vaswani.inference.embed.embedding import Embedder
+from vaswani.inference.translate.translation import Translator
 from vaswani.insight.figures import new_figure
 
 SETTLED = 200  # calls after which memory should grow no more

@@ -23,11 +23,11 @@ from transformers import (
 )
 
 import side_by_side
-from vaswani.hub.run_facts import count_parameters
-from vaswani.training.config_file import load_config
-from vaswani.training.pretraining import CausalLMRun, MaskedLMRun
-from vaswani.training.pretraining_arguments import MaskedLMConfig, PretrainingConfig
-from vaswani.training.run import model_config
+from vaswani.hub.run_metadata import count_parameters
+from vaswani.training.config.config_file import load_config
+from vaswani.training.config.pretraining_arguments import MaskedLMConfig, PretrainingConfig
+from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
+from vaswani.training.runs.translation import model_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

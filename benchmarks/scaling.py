@@ -30,10 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import side_by_side
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.hub.run_facts import count_parameters
+from vaswani.hub.run_metadata import count_parameters
 from vaswani.insight.arithmetic import training_flops
 from vaswani.insight.scaling import BYTES_OF_A_NUMBER, Cost, Machine, cost_of_update
-from vaswani.training.sharding import shard
+from vaswani.training.trainer.sharding import shard
 
 LENGTH = 32
 # NVIDIA's data sheets: 989 TFLOP/s in bfloat16, 141 GB and 900 GB/s of NVLink, half each way, for an H200;

@@ -17,10 +17,10 @@ from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase, l
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
-from vaswani.data.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import CorpusSpec, load_corpus
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.training.arguments import TrainingArguments
-from vaswani.training.trainer import Trainer
+from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.trainer.seq2seq import Trainer
 
 ROWS = 30_000  # of the corpus, at most
 VOCAB_SIZE = 8_000  # at most; the dates have fewer sub-words

@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import side_by_side
 from vaswani import VaswaniConfig
-from vaswani.data.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import CorpusSpec, load_corpus
 from vaswani.model.stacks import VaswaniEncoder
 
 LENGTH, BLOCK = 2048, 32  # bytes

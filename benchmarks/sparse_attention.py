@@ -59,7 +59,7 @@ DENSE_TWIN = {OUR_LAYER: DENSE_LAYER, DENSE_LAYER: DENSE_LAYER}  # of all others
 
 IMPORTED = [  # by the first of the processes that measure memory, before the others part from it
     "datasets",
-    "vaswani.training.trainer",
+    "vaswani.training.trainer.seq2seq",
     "transformers.models.big_bird.modeling_big_bird",
     "transformers.models.longformer.modeling_longformer",
     "transformers.models.longt5.modeling_longt5",

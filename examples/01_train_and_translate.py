@@ -9,9 +9,9 @@ import sys
 
 from vaswani import Trainer, TrainingArguments, Translator, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
-from vaswani.data.dates import generate_dates
+from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.training.metrics import TextMetrics
+from vaswani.evaluation.text_metrics import TextMetrics
 
 output_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import vaswani  # noqa: F401 - registers "vaswani" with the Auto classes
-from vaswani.data.dates import generate_dates
+from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
 
 output_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/example-plain"

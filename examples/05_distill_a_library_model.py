@@ -20,7 +20,7 @@ from vaswani import (
     VaswaniForConditionalGeneration,
 )
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
-from vaswani.data.dates import generate_dates
+from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
 
 output_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/example-distil"

@@ -14,8 +14,8 @@ from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArgum
 
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.inference.prompting import Prompter
-from vaswani.inference.task import Task
+from vaswani.inference.prompt.prompting import Prompter
+from vaswani.inference.prompt.task import Task
 
 output_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/example-prompting"
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from vaswani import VaswaniEncoderConfig, VaswaniEncoderModel
-from vaswani.data.dates import generate_dates
+from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.inference.embedding import Embedder
-from vaswani.inference.search import semantic_search
+from vaswani.inference.embed.embedding import Embedder
+from vaswani.inference.embed.search import semantic_search
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/example-search")
 days = generate_dates("de,en,fr", train_rows=8000, validation_rows=100, test_rows=600)

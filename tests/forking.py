@@ -14,8 +14,8 @@ import sys
 from typing import NoReturn
 
 import vaswani.hub.push
-import vaswani.inference.translation
-import vaswani.training.run  # noqa: F401  # what takes time to import
+import vaswani.inference.translate.translation
+import vaswani.training.runs.translation  # noqa: F401  # what takes time to import
 from tiny_runs import leave_out_curves
 from vaswani.cli import main
 

@@ -16,7 +16,9 @@ from tiny_runs import as_flags, leave_out_curves
 
 # New processes in which the imports are done: what dies costs no ten seconds each.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["vaswani.distillation.run", "vaswani.training.run", "vaswani.cli"])
+CONTEXT.set_forkserver_preload(
+    ["vaswani.distillation.run", "vaswani.training.runs.translation", "vaswani.cli"]
+)
 
 
 def train_in_processes(options: dict, num_processes: int, command: str = "train") -> str:
@@ -56,7 +58,7 @@ def log_of(output_dir: str | Path, rank: int) -> Path:
 
 def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_dir: str) -> None:
     from vaswani.cli import run
-    from vaswani.training.trainer import Trainer
+    from vaswani.training.trainer.seq2seq import Trainer
 
     log = os.open(log_of(output_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):

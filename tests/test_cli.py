@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer import Exit
 
-import vaswani.training.run
+import vaswani.training.runs.translation
 from vaswani.cli import app, run
 from vaswani.errors import RunError, UserError
 from vaswani.insight.plots import density, save_sparse_pattern
@@ -108,7 +108,7 @@ def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, s
     def fail(config):
         raise error
 
-    monkeypatch.setattr(vaswani.training.run, "train", fail)
+    monkeypatch.setattr(vaswani.training.runs.translation, "train", fail)
     assert outcome(["train", "--dataset", "dates", "--output_dir", "runs/x"], capsys)[0] == status
     run(["train", "--dataset", "dates", "--output_dir", "runs/x"])
     errors = capsys.readouterr().err

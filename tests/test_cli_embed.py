@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from toy_translation import toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
 from vaswani.cli import run
-from vaswani.inference.embedding import Embedder
-from vaswani.inference.word_vectors import stack_word_vectors
+from vaswani.inference.embed.embedding import Embedder
+from vaswani.inference.embed.word_vectors import stack_word_vectors
 from vaswani.model.scalar_mix import ScalarMix
 
 LINES = ["one two three", "", "four"]

@@ -19,7 +19,7 @@ from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokeni
 from vaswani import Embedder, Translator
 from vaswani.cli import run
 from vaswani.errors import RunError, UserError
-from vaswani.json_files import finite_json, without_non_finite
+from vaswani.files.json_files import finite_json, without_non_finite
 
 __all__ = ["cache_of_its_own", "dates"]  # fixtures
 

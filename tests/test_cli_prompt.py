@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from toy_prompting import numeral_rows, numeral_task, save_toy_checkpoint, toy_model, toy_tokenizer
 from vaswani.cli import run
-from vaswani.inference.prompting import Prompter
+from vaswani.inference.prompt.prompting import Prompter
 
 WRITTEN: dict[str, Any] = {"generate": True, "max_new_tokens": 8}
 CHOSEN: dict[str, Any] = {"choices": " {words}"}

@@ -16,7 +16,7 @@ from transformers import BertConfig
 
 from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
 from vaswani.cli import run
-from vaswani.inference.translation import Translator
+from vaswani.inference.translate.translation import Translator
 
 COMMAND = [sys.executable, "-m", "vaswani.cli"]
 TEXT = "one two three\n\nfour\n"

@@ -16,8 +16,8 @@ from toy_labels import save_toy_encoder
 from toy_translation import save_toy_checkpoint
 from unprivileged import file_modes_hold
 from vaswani.cli import app, run
-from vaswani.inference.translation import Translator
-from vaswani.training.base_trainer import BaseTrainer
+from vaswani.inference.translate.translation import Translator
+from vaswani.training.trainer.base import BaseTrainer
 
 READ_FILE = ("missing", "folder", "dangling", "file/below", "closed file")  # where a file is read
 READ_FOLDER = ("missing", "file", "folder", "dangling", "file/below", "closed folder")  # with something in it

@@ -8,8 +8,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from parameter_counts import SYSTEMS, config_of, count  # noqa: E402
-from vaswani.training.config_file import load_config  # noqa: E402
-from vaswani.training.pretraining_arguments import PretrainingConfig  # noqa: E402
+from vaswani.training.config.config_file import load_config  # noqa: E402
+from vaswani.training.config.pretraining_arguments import PretrainingConfig  # noqa: E402
 
 # Published numbers are rounded, and some count other embeddings; the original base model is furthest off.
 WITHIN = 0.031

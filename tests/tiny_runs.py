@@ -5,8 +5,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from vaswani.data.dates import generate_dates
-from vaswani.training import base_run
+from vaswani.data.sources.dates import generate_dates
+from vaswani.training.runs import base as base_run
 
 TINY_MODEL = {
     "d_model": 16,

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmu
 
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.inference.task import Task
+from vaswani.inference.prompt.task import Task
 
 NUMERALS = {  # no word is of two languages
     "English": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],

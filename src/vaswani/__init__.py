@@ -28,12 +28,12 @@ from vaswani.model.stacks import VaswaniPreTrainedModel
 if TYPE_CHECKING:
     from vaswani.distillation.arguments import DistillationObjectives
     from vaswani.distillation.trainer import DistillationTrainer
-    from vaswani.inference.embedding import Embedder
-    from vaswani.inference.prompting import Prompter
-    from vaswani.inference.translation import Translator
+    from vaswani.inference.embed.embedding import Embedder
+    from vaswani.inference.prompt.prompting import Prompter
+    from vaswani.inference.translate.translation import Translator
     from vaswani.model.scalar_mix import ScalarMix
-    from vaswani.training.arguments import TrainingArguments
-    from vaswani.training.trainer import Trainer
+    from vaswani.training.config.arguments import TrainingArguments
+    from vaswani.training.trainer.seq2seq import Trainer
 
 __version__ = "0.1.0"
 
@@ -75,12 +75,12 @@ for _config_class in (VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig)
 _LATE = {
     "DistillationObjectives": "vaswani.distillation.arguments",
     "DistillationTrainer": "vaswani.distillation.trainer",
-    "Embedder": "vaswani.inference.embedding",
-    "Prompter": "vaswani.inference.prompting",
+    "Embedder": "vaswani.inference.embed.embedding",
+    "Prompter": "vaswani.inference.prompt.prompting",
     "ScalarMix": "vaswani.model.scalar_mix",
-    "Trainer": "vaswani.training.trainer",
-    "TrainingArguments": "vaswani.training.arguments",
-    "Translator": "vaswani.inference.translation",
+    "Trainer": "vaswani.training.trainer.seq2seq",
+    "TrainingArguments": "vaswani.training.config.arguments",
+    "Translator": "vaswani.inference.translate.translation",
 }
 
 

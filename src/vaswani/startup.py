@@ -15,7 +15,7 @@ from typing import Any
 
 from vaswani.bootstrap import end, is_command
 from vaswani.errors import OutputError, PipeClosedError, UserError
-from vaswani.line_files import give_up
+from vaswani.files.line_files import give_up
 
 LAUNCHER_VARIABLE = "VASWANI_LAUNCHER"  # its process id, in the environment of the processes that it starts
 SECONDS_WITHOUT_LAUNCHER = 60  # between SIGTERM and SIGKILL

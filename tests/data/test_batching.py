@@ -30,7 +30,7 @@ from vaswani.data.batching import (
     token_lengths,
     tokenize_corpus,
 )
-from vaswani.data.corpus import CorpusSpec, RowReport, load_corpus
+from vaswani.data.sources.corpus import CorpusSpec, RowReport, load_corpus
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 

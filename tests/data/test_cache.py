@@ -21,8 +21,8 @@ from damage import ANOTHER_USER, DAMAGES, fill_with_garbage, restore, status_of_
 from vaswani.data import cache as module
 from vaswani.data.batching import tokenize_corpus
 from vaswani.data.cache import LOCKS, MANIFEST, cached_folder
-from vaswani.data.corpus import CorpusSpec, TextCorpusSpec, load_corpus
-from vaswani.data.sequences import PackedBlocks, make_sequences
+from vaswani.data.sources.corpus import CorpusSpec, TextCorpusSpec, load_corpus
+from vaswani.data.text.sequences import PackedBlocks, make_sequences
 from vaswani.data.tokenization import byte_tokenizer
 from vaswani.errors import RunError, UserError
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict, IterableDatasetDict
 
-import vaswani.data.dates
-from vaswani.data import corpus as corpus_module
-from vaswani.data.corpus import CorpusSpec, RowReport, load_corpus
+import vaswani.data.sources.dates
+from vaswani.data.sources import corpus as corpus_module
+from vaswani.data.sources.corpus import CorpusSpec, RowReport, load_corpus
 from vaswani.errors import UserError
 
 PAIRS = [("Two men.", "Zwei Männer."), ('He said "no"', "„Nein“, null"), ("007", "NA")]
@@ -463,8 +463,10 @@ class TestHub:
 class TestDates:
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch):
-        small = partial(vaswani.data.dates.generate_dates, train_rows=60, validation_rows=10, test_rows=10)
-        monkeypatch.setattr(vaswani.data.dates, "generate_dates", small)
+        small = partial(
+            vaswani.data.sources.dates.generate_dates, train_rows=60, validation_rows=10, test_rows=10
+        )
+        monkeypatch.setattr(vaswani.data.sources.dates, "generate_dates", small)
 
     @pytest.mark.parametrize("streaming", [False, True])
     def test_the_built_in_corpus(self, streaming):

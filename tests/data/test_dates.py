@@ -15,7 +15,7 @@ from babel import localedata
 from babel.dates import format_date
 from datasets import DatasetDict
 
-from vaswani.data.dates import (
+from vaswani.data.sources.dates import (
     DATE_FORMATS,
     DEFAULT_LOCALES,
     FIRST_DAY,
@@ -249,7 +249,7 @@ def test_the_seed_decides_which_days_are_held_out():
 
 def test_the_same_arguments_give_the_same_rows_in_every_process():
     program = (
-        "from vaswani.data.dates import *;"
+        "from vaswani.data.sources.dates import *;"
         f"print(describe_dates(generate_dates(['tr', 'dav', 'ko'], 3, **{SMALL}))['sha256'])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from vaswani.data.labelled import LabelledSpec, load_labelled
+from vaswani.data.labels.labelled import LabelledSpec, load_labelled
 from vaswani.errors import UserError
 
 ROWS = [{"text": "so good", "label": "pos"}, {"text": "so bad", "label": "neg"}]

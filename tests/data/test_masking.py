@@ -10,8 +10,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from toy_texts import toy_documents
-from vaswani.data.masking import MaskingCollator
-from vaswani.data.sequences import SegmentPairs, SentenceSequences, make_sequences
+from vaswani.data.text.masking import MaskingCollator
+from vaswani.data.text.sequences import SegmentPairs, SentenceSequences, make_sequences
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 

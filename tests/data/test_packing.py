@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from toy_texts import toy_documents
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
-from vaswani.data.packing import DocumentCollator, PackingCollator
-from vaswani.data.sequences import DocumentParts, PackedBlocks, make_sequences
+from vaswani.data.text.packing import DocumentCollator, PackingCollator
+from vaswani.data.text.sequences import DocumentParts, PackedBlocks, make_sequences
 from vaswani.data.tokenization import train_tokenizer
 
 TEXTS = toy_documents(30, sentences=3)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vaswani.data.reading import problem_of, read_text_pair, table_format
+from vaswani.data.sources.reading import problem_of, read_text_pair, table_format
 from vaswani.errors import UserError
 
 PAIRS = [("Two men.", "Zwei Männer."), ('He said "no"', "„Nein“"), ("007", "NA"), ("null", "1.0")]

@@ -11,8 +11,8 @@ from datasets import Dataset
 from tokenizers import normalizers
 
 from toy_texts import toy_documents, write_texts
-from vaswani.data.corpus import TextCorpusSpec, load_corpus
-from vaswani.data.sequences import (
+from vaswani.data.sources.corpus import TextCorpusSpec, load_corpus
+from vaswani.data.text.sequences import (
     DOCUMENTS_AT_ONCE,
     DocumentParts,
     PackedBlocks,

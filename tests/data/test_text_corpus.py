@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from vaswani.data.corpus import CorpusSpec, RowReport, TextCorpusSpec, load_corpus
+from vaswani.data.sources.corpus import CorpusSpec, RowReport, TextCorpusSpec, load_corpus
 from vaswani.errors import UserError
 
 TEXTS = ["Two men.", 'He said "no"', "007", "NA"]

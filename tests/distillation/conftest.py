@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tiny_runs import TINY_RUN, as_flags, cache_of_its_own, tiny_run, write_dates
-from vaswani.training.config_file import load_config
-from vaswani.training.run import train
+from vaswani.training.config.config_file import load_config
+from vaswani.training.runs.translation import train
 
 __all__ = ["cache_of_its_own", "tiny_run"]
 

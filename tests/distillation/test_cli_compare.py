@@ -12,7 +12,7 @@ import pytest
 from toy_translation import save_toy_checkpoint, toy_rows
 from vaswani.cli import run
 from vaswani.distillation import comparison
-from vaswani.inference.translation import Translator
+from vaswani.inference.translate.translation import Translator
 
 FILES = {"report.md", "report.json", "quality_speed.png"}
 

@@ -21,9 +21,9 @@ from vaswani.distillation.comparison import (
 )
 from vaswani.distillation.report import as_markdown
 from vaswani.errors import UserError
-from vaswani.inference.translation import Translator
-from vaswani.training.confidence import Estimate
-from vaswani.training.metrics import score_texts
+from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.text_metrics import score_texts
+from vaswani.inference.translate.translation import Translator
 
 ROWS = [{"source": source, "target": target} for source, target in toy_rows(40, seed=-1)]
 

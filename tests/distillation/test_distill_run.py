@@ -18,8 +18,8 @@ from vaswani.distillation.run import DistillationRun, distill
 from vaswani.distillation.student import save_student
 from vaswani.distillation.teacher import Teacher
 from vaswani.errors import UserError
-from vaswani.training.config_file import load_config
-from vaswani.training.resuming import check_resumable
+from vaswani.training.config.config_file import load_config
+from vaswani.training.trainer.resuming import check_resumable
 
 QUICK = {"generation_num_beams": 1, "teacher_num_beams": 2, "max_target_length": 16, "max_steps": 3}
 SOFT_TARGETS_ALONE = {"targets": "references", "label_weight": 0}

@@ -24,7 +24,7 @@ from vaswani.distillation.run import DistillationRun
 from vaswani.distillation.teacher_targets import search_identity
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.training.config_file import load_config
+from vaswani.training.config.config_file import load_config
 
 __all__ = ["cache_of_its_own", "library_tokenizers"]
 

@@ -13,9 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from damage import DAMAGES
 from toy_translation import toy_model
-from vaswani.atomic_files import unfinished_path
 from vaswani.distillation.output_cache import MANIFEST, OutputCache, fingerprint_model, fingerprint_rows
 from vaswani.errors import RunError, UserError
+from vaswani.files.atomic_files import unfinished_path
 
 IDENTITY: dict[str, Any] = {"teacher": "a" * 64, "rows": "b" * 64, "temperature": 2.0}
 

@@ -17,8 +17,8 @@ from unprivileged import file_modes_hold
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import as_dict, as_markdown, prepare_folder, write_report
 from vaswani.errors import RunError, UserError
+from vaswani.evaluation.confidence import Estimate
 from vaswani.insight.quality_plot import PlottedModel, draw_quality_against_speed, quality_against_speed_png
-from vaswani.training.confidence import Estimate
 
 
 def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:

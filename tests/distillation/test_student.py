@@ -28,7 +28,7 @@ from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.student import parse_layers, save_student, student_from_teacher
 from vaswani.errors import UserError
-from vaswani.inference.ensembling import Ensemble
+from vaswani.inference.translate.ensembling import Ensemble
 
 KINDS = ["ours", "marian", "bart", "t5"]
 SHAPE: dict[str, Any] = {

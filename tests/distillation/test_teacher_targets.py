@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from toy_translation import toy_model, toy_sources, toy_tokenizer, toy_tokenizers
-from vaswani.data.corpus import TEXT_FEATURES
+from vaswani.data.sources.corpus import TEXT_FEATURES
 from vaswani.distillation.output_cache import OutputCache
 from vaswani.distillation.teacher_targets import (
     TargetReport,
@@ -19,7 +19,7 @@ from vaswani.distillation.teacher_targets import (
     with_teacher_targets,
 )
 from vaswani.errors import UserError
-from vaswani.inference.translation import Hypothesis, Translator
+from vaswani.inference.translate.translation import Hypothesis, Translator
 
 SOURCES = [*toy_sources(18, seed=-1), "", *toy_sources(6, seed=-2)]
 

@@ -16,8 +16,8 @@ from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError
 from vaswani.hub import push as module
 from vaswani.hub.push import PUSHED, allowed_files, push_folder
-from vaswani.hub.run_facts import read_run_facts
-from vaswani.training import publishing
+from vaswani.hub.run_metadata import read_run_metadata
+from vaswani.training.trainer import publishing
 
 SECRET = b"a secret"
 HOSTILE = (
@@ -82,7 +82,7 @@ def linkable(folder: Path) -> list[Path]:
 def test_no_link_is_followed(folder: Path, tmp_path: Path, lead_to: str) -> None:
     outside = tmp_path / "outside"
     for path in linkable(folder):
-        facts = read_run_facts(folder)
+        facts = read_run_metadata(folder)
         outside.mkdir()
         existed = path.exists()
         if existed:
@@ -120,7 +120,7 @@ def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
     for name in ("optimizer.pt", "trainer_state.json", "training_args.bin"):
         if (checkpoint / name).read_bytes() == SECRET:  # hostile files took the place of its own
             (checkpoint / name).write_bytes(b"its own")
-    config = read_run_facts(checkpoint).config
+    config = read_run_metadata(checkpoint).config
     copy = publishing._linked_copy(checkpoint, config)
     copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert copied == saved

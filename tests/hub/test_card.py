@@ -16,12 +16,12 @@ from vaswani import VaswaniConfig, VaswaniEncoderModel, VaswaniForMaskedLM
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.hub.card import model_card, name_of_data, write_card
-from vaswani.hub.run_facts import RunFacts, count_parameters, meta_model, read_run_facts
+from vaswani.hub.run_metadata import RunMetadata, count_parameters, meta_model, read_run_metadata
 from vaswani.model.model_card import MARK, plain_model_card
 
 EXAMPLE = {"source": "ein Hund", "translation": "a dog", "reference": "a dog"}
 SCORE = {"name": "BLEU", "value": 36.1371, "low": 34.9, "high": 37.4, "signature": "nrefs:1|case:mixed"}
-FACTS = RunFacts(
+FACTS = RunMetadata(
     config=VaswaniConfig(d_model=64, encoder_layers=3, vocab_size=1000),
     num_parameters=1_234_567,
     settings={
@@ -52,11 +52,11 @@ FACTS = RunFacts(
 )
 
 
-def text_of(facts: RunFacts = FACTS, **settings: Any) -> str:
+def text_of(facts: RunMetadata = FACTS, **settings: Any) -> str:
     return str(model_card(replace(facts, settings={**facts.settings, **settings}), "ada/model"))
 
 
-def metadata_of(facts: RunFacts = FACTS, **settings: Any) -> dict[str, Any]:
+def metadata_of(facts: RunMetadata = FACTS, **settings: Any) -> dict[str, Any]:
     return yaml.safe_load(text_of(facts, **settings).split("---\n")[1])
 
 
@@ -134,7 +134,7 @@ def test_what_is_known_stands_in_its_section() -> None:
 
 
 def test_what_is_not_known_is_said_to_be_unknown() -> None:
-    card = text_of(RunFacts(FACTS.config, 5))
+    card = text_of(RunMetadata(FACTS.config, 5))
     assert set(yaml.safe_load(card.split("---\n")[1])) == {"library_name", "tags", "model_name"}
     assert section(card, "Results").startswith("No scores are known")
     assert "Licence: not stated" in section(card, "Data")
@@ -256,14 +256,14 @@ def test_facts_come_from_the_folder(tmp_path: Path) -> None:
     (folder / "training_config.yaml").write_text("dataset: dates\nlanguage: [de]\n")
     (folder / "evaluation.json").write_text(json.dumps(FACTS.evaluation))
     (folder / "report.md").write_text("## Distillation\n")
-    facts = read_run_facts(folder)
+    facts = read_run_metadata(folder)
     assert facts.settings == {"dataset": "dates", "language": ["de"]}
     assert facts.evaluation == FACTS.evaluation
     assert facts.distillation == "## Distillation\n"
     assert facts.target_tokenizer == "target_tokenizer"
     assert 'subfolder="target_tokenizer"' in str(model_card(facts, "toy"))
     assert facts.num_parameters == count_parameters(facts.config) > 0
-    assert read_run_facts(folder, VaswaniConfig()).num_parameters == count_parameters(VaswaniConfig())
+    assert read_run_metadata(folder, VaswaniConfig()).num_parameters == count_parameters(VaswaniConfig())
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     (folder / name).write_text("{[")
     with pytest.raises(UserError, match=name if name != "config.json" else "toy"):
-        read_run_facts(folder)
+        read_run_metadata(folder)
 
 
 def test_a_card_that_someone_wrote_stays(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.hub.card import model_card
-from vaswani.hub.run_facts import RunFacts
+from vaswani.hub.run_metadata import RunMetadata
 
 SCORE = {"value": 61.25, "low": 55.0, "high": 67.5, "signature": None}
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
@@ -60,7 +60,7 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
 )
 def test_what_the_card_says(architecture: str, settings: dict, evaluation: dict, said: list[str]) -> None:
     kind = VaswaniDecoderConfig if "Causal" in architecture else VaswaniEncoderConfig
-    facts = RunFacts(
+    facts = RunMetadata(
         config=kind(vocab_size=300, architectures=[architecture]),
         num_parameters=1_234,
         settings={"dataset": "data/reviews", **settings},

@@ -12,12 +12,12 @@ from huggingface_hub.utils import _http
 
 from loopback_hub import Commit, LoopbackHub, Repository
 from toy_translation import save_toy_checkpoint
-from vaswani import hub_client
 from vaswani.errors import RunError, UserError
+from vaswani.files import hub_client
+from vaswani.files.hub_client import use_patient_client
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.push import push_folder
-from vaswani.hub.run_facts import read_run_facts
-from vaswani.hub_client import use_patient_client
+from vaswani.hub.run_metadata import read_run_metadata
 
 SECONDS = 0.3  # of patience
 
@@ -119,7 +119,7 @@ def test_a_push_to_a_silent_hub_ends(place: str, silence: Silence, here: Loopbac
     folder = save_toy_checkpoint(tmp_path / "toy")
     silence(place)
     with pytest.raises(RunError) as failed:
-        push_folder(folder, "ada/toy", read_run_facts(folder), token="hf_ada")
+        push_folder(folder, "ada/toy", read_run_metadata(folder), token="hf_ada")
     assert str(failed.value).startswith(f"{folder} was not published: {here.url} did not answer in time")
 
 
@@ -131,7 +131,7 @@ def test_a_card_is_not_replaced_where_the_hub_does_not_show_it(
     here.repositories["ada/toy"] = Repository(False, {"main": [Commit("a" * 40, "first", files)]})
     silence("/resolve/")
     with pytest.raises(RunError, match="did not answer in time"):
-        push_folder(folder, "ada/toy", read_run_facts(folder), token="hf_ada")
+        push_folder(folder, "ada/toy", read_run_metadata(folder), token="hf_ada")
     assert here.files("ada/toy") == files
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from vaswani.cli import run
-from vaswani.training.config_file import load_config
+from vaswani.training.config.config_file import load_config
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "docs" / "dates_run"

@@ -17,9 +17,9 @@ from toy_translation import save_toy_checkpoint, toy_tokenizer
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.push import push_folder
-from vaswani.hub.run_facts import read_run_facts
+from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.hub.weights import WEIGHTS, WEIGHTS_INDEX, check_finite, check_finite_files
-from vaswani.training.pretrained import load_with_head, open_pretrained
+from vaswani.training.runs.pretrained import load_with_head, open_pretrained
 
 Tensors = dict[str, torch.Tensor]
 NAME = "model.decoder.layers.0.fc1.bias"
@@ -77,7 +77,7 @@ def test_a_dtype_that_does_not_hold_the_weights(checkpoint: Path) -> None:
 
 def test_nothing_that_is_not_finite_is_pushed(checkpoint: Path) -> None:
     change(checkpoint, lambda weights: weights[NAME].fill_(math.nan))
-    facts = read_run_facts(checkpoint)
+    facts = read_run_metadata(checkpoint)
     message = message_of(push_folder, checkpoint, "ada/toy", facts)
     assert message.startswith(f"the weights in {checkpoint / WEIGHTS} are not finite numbers: {NAME}")
 

@@ -31,7 +31,7 @@ from transformers import (
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import RunError, UserError
-from vaswani.inference.continuation import LanguageModel
+from vaswani.inference.prompt.continuation import LanguageModel
 
 TEXT = "the cat sat on the mat: is that right? yes, no, maybe; it is a very good cat. 1 2 3 4\n\n5"
 QUESTIONS = [

@@ -33,10 +33,10 @@ from toy_translation import WORDS, toy_model, toy_sources, toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
 from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
 from vaswani.errors import RunError, UserError
-from vaswani.inference import embedding, search
-from vaswani.inference.embedding import Embedder, load_scalar_mix
-from vaswani.inference.search import cosine_similarity, semantic_search
-from vaswani.inference.word_vectors import stack_word_vectors
+from vaswani.inference.embed import embedding, search
+from vaswani.inference.embed.embedding import Embedder, load_scalar_mix
+from vaswani.inference.embed.search import cosine_similarity, semantic_search
+from vaswani.inference.embed.word_vectors import stack_word_vectors
 from vaswani.model.scalar_mix import ScalarMix
 
 LAYERS, WIDTH = 3, 16

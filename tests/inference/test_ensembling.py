@@ -16,8 +16,8 @@ from transformers import (  # fmt: skip
 
 from toy_translation import toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.ensembling import Ensemble
-from vaswani.inference.translation import Translator
+from vaswani.inference.translate.ensembling import Ensemble
+from vaswani.inference.translate.translation import Translator
 from vaswani.model.decoding import position_limit
 
 SENTENCES = [*toy_sources(12, seed=-1), *toy_sources(2, seed=-2, longest=20)]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from toy_translation import toy_model, toy_tokenizer
-from vaswani.inference.files import LineReport, translate_lines
-from vaswani.inference.translation import Hypothesis, Translation, Translator
+from vaswani.inference.translate.files import LineReport, translate_lines
+from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
 
 
 @pytest.fixture

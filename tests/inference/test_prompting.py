@@ -20,8 +20,14 @@ from transformers import (
 from toy_prompting import NUMERALS, numeral_rows, numeral_task, save_toy_checkpoint, toy_model, toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
 from vaswani.errors import UserError
-from vaswani.inference.prompting import Answer, Prompter, PromptingResult, count_answers, wilson_interval
-from vaswani.inference.task import Task
+from vaswani.inference.prompt.prompting import (
+    Answer,
+    Prompter,
+    PromptingResult,
+    count_answers,
+    wilson_interval,
+)
+from vaswani.inference.prompt.task import Task
 
 CHOSEN: dict[str, Any] = {"choices": " {words}"}
 

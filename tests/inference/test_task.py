@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vaswani.errors import UserError
-from vaswani.inference.task import Question, Task, fill, fill_each
+from vaswani.inference.prompt.task import Question, Task, fill, fill_each
 
 CHOICES = {"prompt": "Q: {text}", "answer": " {label}", "choices": [" yes", " no"]}
 ROWS = [{"text": f"text {number}", "label": ("yes", "no")[number % 2]} for number in range(8)]

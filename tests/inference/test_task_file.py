@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from vaswani.errors import UserError
-from vaswani.inference.task import Task
-from vaswani.inference.task_file import load_task
+from vaswani.inference.prompt.task import Task
+from vaswani.inference.prompt.task_file import load_task
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks"
 ROWS = [{"text": "a — b", "label": "yes"}, {"text": "c", "label": "no"}]

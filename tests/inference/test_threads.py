@@ -20,7 +20,7 @@ from vaswani import (
     VaswaniEncoderModel,
     VaswaniForConditionalGeneration,
 )
-from vaswani.inference.ensembling import Ensemble
+from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.interop.sparsify import sparsify
 from vaswani.model import onednn, packed_linear
 from vaswani.model.decoding import GNMTLengthPenalty

@@ -29,7 +29,7 @@ from toy_translation import (
 from vaswani.data.batching import tokenize_corpus
 from vaswani.errors import RunError, UserError
 from vaswani.inference.batches import buffers
-from vaswani.inference.translation import Hypothesis, Translation, Translator
+from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
 from vaswani.model.decoding import GNMTLengthPenalty
 
 EOS = 2
@@ -193,7 +193,7 @@ def endless_model(**fields: Any) -> PreTrainedModel:
 def generated_lengths(translator: Translator, sentences: list[str]) -> list[int]:
     """The tokens of the best hypotheses, as scoring is told them."""
     lengths = []
-    with patch("vaswani.inference.translation.sequence_log_probs") as scoring:
+    with patch("vaswani.inference.translate.translation.sequence_log_probs") as scoring:
         scoring.side_effect = lambda *args: lengths.extend(args[-1].tolist()) or torch.zeros(len(args[-1]))
         list(translator.translate(sentences))
     return lengths

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vaswani.inference.word_vectors import (
+from vaswani.inference.embed.word_vectors import (
     SUBTOKEN_POOLINGS,
     Sentence,
     WordVectors,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.hub.run_facts import count_parameters
+from vaswani.hub.run_metadata import count_parameters
 from vaswani.insight.scaling import Machine, activation_bytes, cost_of_update
 
 BASE = VaswaniConfig(vocab_size=37000)

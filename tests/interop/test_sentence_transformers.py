@@ -9,8 +9,8 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 from toy_translation import WORDS, toy_sources
 from vaswani import VaswaniEncoderConfig, VaswaniEncoderModel, VaswaniForMaskedLM
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.inference.embedding import Embedder
-from vaswani.inference.search import cosine_similarity
+from vaswani.inference.embed.embedding import Embedder
+from vaswani.inference.embed.search import cosine_similarity
 
 sentence_transformers = pytest.importorskip(
     "sentence_transformers", reason="needs sentence-transformers, which `pip install -e .[dev]` installs"

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from limits import run_limited
 from vaswani.errors import UserError, one_line
-from vaswani.hub.run_facts import meta_model, read_config
+from vaswani.hub.run_metadata import meta_model, read_config
 from vaswani.model.configuration_vaswani import (
     VaswaniConfig,
     VaswaniDecoderConfig,

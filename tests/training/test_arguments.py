@@ -7,11 +7,11 @@ import pytest
 from transformers import PreTrainedConfig
 
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
-from vaswani.data.corpus import CorpusSpec
+from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.errors import UserError
-from vaswani.training.arguments import DataArguments, ModelArguments, TrainingArguments
-from vaswani.training.pretraining_arguments import DecoderArguments, EncoderArguments
-from vaswani.training.schedule import paper_peak_learning_rate
+from vaswani.training.config.arguments import DataArguments, ModelArguments, TrainingArguments
+from vaswani.training.config.pretraining_arguments import DecoderArguments, EncoderArguments
+from vaswani.training.trainer.schedule import paper_peak_learning_rate
 
 DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size", "token_type_vocab_size"}
 OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "decoder_start_token_id"}
@@ -88,7 +88,7 @@ def test_what_cannot_work_is_refused(options, message):
 @pytest.mark.parametrize("package", ["tensorboard", "trackio"])
 def test_a_missing_reporting_package_is_named_with_its_remedy(package, monkeypatch):
     monkeypatch.setattr(
-        "vaswani.training.arguments.importlib.util.find_spec",
+        "vaswani.training.config.arguments.importlib.util.find_spec",
         lambda name: None if name == package else find_spec(name),
     )
     with pytest.raises(UserError, match=rf"report_to={package} .*pip install 'vaswani\[{package}\]'"):

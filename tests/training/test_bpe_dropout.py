@@ -7,7 +7,7 @@ import pytest
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.training.bpe_dropout import BpeDropoutCollator
+from vaswani.training.trainer.bpe_dropout import BpeDropoutCollator
 
 TEXTS = ["mercredi 27 janvier", "dimanche 3 janvier", "mercredi 5 janvier"]
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from vaswani.errors import UserError
-from vaswani.training.checkpoints import (
+from vaswani.training.trainer.checkpoints import (
     check_same_data,
     check_writable,
     checkpoint_to_resume,

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from vaswani.errors import UserError
-from vaswani.training.config_file import FIELDS_WITHOUT_EFFECT, describe_options, load_config
+from vaswani.training.config.config_file import FIELDS_WITHOUT_EFFECT, describe_options, load_config
 
 # A few hundred characters of YAML, and millions when written out.
 BOMB = "[&l0 [x], " + ", ".join(f"&l{i + 1} [{', '.join([f'*l{i}'] * 10)}]" for i in range(6)) + "]"

@@ -9,10 +9,10 @@ import torch
 
 from tiny_runs import as_flags
 from vaswani.errors import RunError, UserError
-from vaswani.training import failures
-from vaswani.training.config_file import load_config
-from vaswani.training.failures import blame_options, blame_size, describe_failure
-from vaswani.training.run import train
+from vaswani.training.config.config_file import load_config
+from vaswani.training.runs import failures
+from vaswani.training.runs.failures import blame_options, blame_size, describe_failure
+from vaswani.training.runs.translation import train
 
 
 def caused_by(cause: BaseException, message: str) -> RuntimeError:

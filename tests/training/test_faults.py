@@ -22,7 +22,7 @@ from run_records import assert_same_weights
 
 from rank_processes import CONTEXT
 from tiny_runs import as_flags
-from vaswani.training.checkpoints import checkpoints, fault_of, last_complete_checkpoint
+from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 
 STEPS = 24
 KILLS = 20
@@ -53,7 +53,7 @@ def train(flags: list[str], output: str, fault: Fault | None) -> None:
 
 def die_in_a_save(last_sync: int) -> None:
     """Die when this file of the checkpoints, from 1, is about to be brought to the disk."""
-    from vaswani.training import checkpoints
+    from vaswani.training.trainer import checkpoints
 
     syncs, sync = itertools.count(1), checkpoints.sync
     checkpoints.sync = lambda path: (

@@ -7,14 +7,14 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from toy_labels import TASKS, toy_config, toy_rows, toy_tokenizer
-from vaswani.data.corpus import RowReport
-from vaswani.data.labelled_tokens import LabelCollator, tokenize_labelled
+from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
+from vaswani.data.sources.corpus import RowReport
 from vaswani.errors import UserError
-from vaswani.training import labels
-from vaswani.training.finetuning_arguments import FinetuningTrainingArguments
-from vaswani.training.finetuning_trainer import FinetuningTrainer
-from vaswani.training.label_evaluation import LabelScores
-from vaswani.training.labels import LabelTask
+from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
+from vaswani.training.runs.label_evaluation import LabelScores
+from vaswani.training.trainer import labels
+from vaswani.training.trainer.finetuning import FinetuningTrainer
+from vaswani.training.trainer.labels import LabelTask
 
 
 def some_rows(kind: str, count: int) -> tuple[LabelTask, Dataset]:

@@ -12,7 +12,7 @@ from rank_processes import CONTEXT
 from tiny_runs import as_flags
 from vaswani.cli import run
 from vaswani.errors import UserError
-from vaswani.training.folder_lock import LOCK_FILE, only_run_in
+from vaswani.training.runs.folder_lock import LOCK_FILE, only_run_in
 
 
 def own(folder: Path, forks: bool = False) -> None:
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_that_a_run_is_in_is_refused_before_anything_is_read(
     folder, tiny_run, monkeypatch, capsys, command
 ):
-    for module in ("vaswani.training.base_run.load_corpus", "vaswani.training.pretraining.load_corpus"):
+    for module in ("vaswani.training.runs.base.load_corpus", "vaswani.training.runs.pretraining.load_corpus"):
         monkeypatch.setattr(module, lambda *_: pytest.fail("the corpus was read"), raising=False)
     options = {name: tiny_run[name] for name in ("train_file", "validation_file", "use_cpu")}
     options |= {
@@ -115,7 +115,7 @@ def test_a_file_system_without_locks_is_told_and_used(folder, monkeypatch):
 
     monkeypatch.setattr("fcntl.flock", refuse)
     warnings: list[str] = []
-    monkeypatch.setattr("vaswani.training.folder_lock.logger.warning", warnings.append)
+    monkeypatch.setattr("vaswani.training.runs.folder_lock.logger.warning", warnings.append)
     with only_run_in(folder):
         assert folder.is_dir()
     assert warnings == [

@@ -8,7 +8,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 
 from toy_labels import toy_config
 from vaswani.errors import UserError
-from vaswani.training.labels import TASKS, Classification, LabelTask, MultiLabel, Regression, Tagging
+from vaswani.training.trainer.labels import TASKS, Classification, LabelTask, MultiLabel, Regression, Tagging
 
 NAMES = ["bad", "good", "so so"]
 

@@ -8,10 +8,10 @@ from transformers import MarianConfig
 from tiny_runs import as_flags
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.insight.arithmetic import prediction_flops, stack_flops, training_flops
-from vaswani.training import meter
-from vaswani.training.config_file import load_config
-from vaswani.training.meter import Meter
-from vaswani.training.run import TrainingRun
+from vaswani.training.config.config_file import load_config
+from vaswani.training.runs.translation import TrainingRun
+from vaswani.training.trainer import meter
+from vaswani.training.trainer.meter import Meter
 
 SHAPE = VaswaniConfig(vocab_size=50, d_model=16, encoder_attention_heads=2, decoder_attention_heads=2)
 

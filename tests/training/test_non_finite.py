@@ -10,9 +10,9 @@ from tiny_runs import as_flags
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.cli import run
 from vaswani.errors import RunError
-from vaswani.training.config_file import load_config
-from vaswani.training.durable import MOST_SKIPPED
-from vaswani.training.run import TrainingRun
+from vaswani.training.config.config_file import load_config
+from vaswani.training.runs.translation import TrainingRun
+from vaswani.training.trainer.durable import MOST_SKIPPED
 
 
 @pytest.fixture

@@ -26,21 +26,21 @@ from vaswani.data.tokenization import save_tokenizers, train_tokenizer
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
-from vaswani.training.arguments import TrainingArguments
-from vaswani.training.base_run import BaseRun
-from vaswani.training.config_file import BaseConfig, RunConfig, load_config, sections
-from vaswani.training.finetuning import FinetuningRun
-from vaswani.training.finetuning_arguments import FinetuningConfig
-from vaswani.training.options import INHERITED_BOUNDS
-from vaswani.training.pretraining import CausalLMRun, MaskedLMRun
-from vaswani.training.pretraining_arguments import (
+from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.config.config_file import BaseConfig, RunConfig, load_config, sections
+from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.options import INHERITED_BOUNDS
+from vaswani.training.config.pretraining_arguments import (
     CausalLMConfig,
     ContinuedCausalLMConfig,
     ContinuedMaskedLMConfig,
     MaskedLMConfig,
     PretrainingConfig,
 )
-from vaswani.training.run import TrainingRun
+from vaswani.training.runs.base import BaseRun
+from vaswani.training.runs.finetuning import FinetuningRun
+from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
+from vaswani.training.runs.translation import TrainingRun
 
 AWKWARD = ("nan", "inf", "-inf", "-1", "0", "1e30", str(10**12))
 COMMON = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-3}

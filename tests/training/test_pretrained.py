@@ -15,7 +15,7 @@ from transformers import (
 from toy_labels import POSITIONS, save_toy_encoder, toy_tokenizer
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.errors import UserError
-from vaswani.training.pretrained import load_with_head, new_with_head, open_pretrained
+from vaswani.training.runs.pretrained import load_with_head, new_with_head, open_pretrained
 
 CLASSIFIER = AutoModelForSequenceClassification
 FIELDS = {"num_labels": 3, "problem_type": "single_label_classification"}

@@ -28,9 +28,9 @@ from toy_texts import write_texts
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.cli import run as command_line
 from vaswani.errors import UserError
-from vaswani.training.config_file import describe_options, load_config
-from vaswani.training.pretraining import CausalLMRun, MaskedLMRun, pretrain
-from vaswani.training.pretraining_arguments import CausalLMConfig, MaskedLMConfig, PretrainingConfig
+from vaswani.training.config.config_file import describe_options, load_config
+from vaswani.training.config.pretraining_arguments import CausalLMConfig, MaskedLMConfig, PretrainingConfig
+from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun, pretrain
 
 TINY = {
     "d_model": 16,

@@ -17,9 +17,9 @@ from vaswani import (
     VaswaniForMaskedLM,
     VaswaniForPreTraining,
 )
-from vaswani.data.masking import MaskingCollator
-from vaswani.data.packing import DocumentCollator, PackingCollator
-from vaswani.data.sequences import (
+from vaswani.data.text.masking import MaskingCollator
+from vaswani.data.text.packing import DocumentCollator, PackingCollator
+from vaswani.data.text.sequences import (
     DocumentParts,
     PackedBlocks,
     SegmentPairs,
@@ -27,10 +27,10 @@ from vaswani.data.sequences import (
     make_sequences,
 )
 from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
-from vaswani.training import pretraining_trainer as module
-from vaswani.training.arguments import BaseTrainingArguments
-from vaswani.training.pretraining_evaluation import estimates
-from vaswani.training.pretraining_trainer import PretrainingTrainer
+from vaswani.training.config.arguments import BaseTrainingArguments
+from vaswani.training.runs.pretraining_evaluation import estimates
+from vaswani.training.trainer import pretraining as module
+from vaswani.training.trainer.pretraining import PretrainingTrainer
 
 TEXTS = toy_documents(40)
 MASKED = train_tokenizer(TEXTS, 320, purpose="masked", token_types=True)

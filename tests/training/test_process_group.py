@@ -14,7 +14,7 @@ from tiny_runs import as_flags
 def train(rank: int, world_size: int, port: int, options: dict) -> None:
     """A process of `vaswani train`; all but the first stop, and stay, where they would read the corpus."""
     from vaswani.cli import run
-    from vaswani.training import base_run
+    from vaswani.training.runs import base as base_run
 
     log = os.open(log_of(options["output_dir"], rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):

@@ -15,11 +15,12 @@ from tiny_runs import TINY_RUN, as_flags
 from vaswani import VaswaniConfig
 from vaswani.cli import run as run_command
 from vaswani.errors import RunError, UserError
-from vaswani.training import base_run, rehearsal
-from vaswani.training.arguments import TrainingArguments
-from vaswani.training.config_file import load_config
-from vaswani.training.rehearsal import check_kernel, rehearse
-from vaswani.training.run import TrainingRun
+from vaswani.training.config import rehearsal
+from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.config.config_file import load_config
+from vaswani.training.config.rehearsal import check_kernel, rehearse
+from vaswani.training.runs import base as base_run
+from vaswani.training.runs.translation import TrainingRun
 
 QUIET = {"use_cpu": True, "learning_rate": 1e-3}
 

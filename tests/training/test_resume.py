@@ -11,7 +11,7 @@ import pytest
 from run_records import assert_same_weights
 
 from tiny_runs import as_flags
-from vaswani.training.checkpoints import last_complete_checkpoint
+from vaswani.training.trainer.checkpoints import last_complete_checkpoint
 
 STEPS = 40  # an epoch has about nine
 

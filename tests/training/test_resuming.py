@@ -20,17 +20,18 @@ from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.hub.card import LISTED_SETTINGS
-from vaswani.training.checkpoints import (
+from vaswani.training.config.config_file import UNSAVED_FIELDS, BaseConfig, RunConfig, load_config, sections
+from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.pretraining_arguments import PretrainingConfig
+from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
+from vaswani.training.runs.translation import TrainingRun, train
+from vaswani.training.trainer.checkpoints import (
     checkpoints,
     fault_of,
     finish_checkpoint,
     unfinished_checkpoint,
 )
-from vaswani.training.config_file import UNSAVED_FIELDS, BaseConfig, RunConfig, load_config, sections
-from vaswani.training.finetuning_arguments import FinetuningConfig
-from vaswani.training.pretraining import CausalLMRun, MaskedLMRun
-from vaswani.training.pretraining_arguments import PretrainingConfig
-from vaswani.training.resuming import (
+from vaswani.training.trainer.resuming import (
     MAY_CHANGE,
     NUM_PROCESSES,
     PLACES,
@@ -38,8 +39,7 @@ from vaswani.training.resuming import (
     hide_folders,
     manifest_of,
 )
-from vaswani.training.run import TrainingRun, train
-from vaswani.training.schedule import inverse_sqrt_factor
+from vaswani.training.trainer.schedule import inverse_sqrt_factor
 
 KINDS: dict[str, tuple[type[BaseConfig], dict[str, Any]]] = {
     "train": (RunConfig, {"share_encoder_decoder_embeddings": True}),

@@ -14,7 +14,7 @@ from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditi
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.errors import UserError
 from vaswani.model.output_projection import token_loss_function
-from vaswani.training.checkpoints import fault_of
+from vaswani.training.trainer.checkpoints import fault_of
 
 VOCABULARY = 29
 SHAPE = {

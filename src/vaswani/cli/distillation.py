@@ -111,7 +111,7 @@ def compare(
     from vaswani.distillation.comparison import compare as compare_models
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, prepare_folder, write_report
-    from vaswani.training.metrics import check_task, task_of_metric
+    from vaswani.evaluation.text_metrics import check_task, task_of_metric
 
     check_task(task_of_metric(metric))
     hide_library_progress()

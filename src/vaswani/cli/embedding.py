@@ -13,8 +13,8 @@ from vaswani.cli.screen import hide_library_progress, progress_bar, warn
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
-    from vaswani.inference.embedding import Embedder, Unit
-    from vaswani.inference.word_vectors import WordVectors
+    from vaswani.inference.embed.embedding import Embedder, Unit
+    from vaswani.inference.embed.word_vectors import WordVectors
 
 
 @app.command()
@@ -78,11 +78,11 @@ def embed(
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Turn text, line by line, into vectors: of the lines, of their words or of their tokens."""
+    from vaswani.files.line_files import STANDARD_STREAM, check_not_input, count_lines, open_lines
     from vaswani.inference.batches import BUFFERED_TEXTS
-    from vaswani.inference.embedding import Embedder
-    from vaswani.inference.files import LineReport, decoded
-    from vaswani.inference.vector_files import check_output, write_vectors
-    from vaswani.line_files import STANDARD_STREAM, check_not_input, count_lines, open_lines
+    from vaswani.inference.embed.embedding import Embedder
+    from vaswani.inference.embed.vector_files import check_output, write_vectors
+    from vaswani.inference.translate.files import LineReport, decoded
 
     unit = _unit(words, tokens)
     _check_use(unit, pooling, subtoken_pooling, backward_model)
@@ -147,7 +147,7 @@ def _layers(text: str) -> Any:
 
 
 def _combination(text: str) -> Any:
-    from vaswani.inference.embedding import load_scalar_mix
+    from vaswani.inference.embed.embedding import load_scalar_mix
 
     return load_scalar_mix(text) if text.endswith(".safetensors") else text
 
@@ -156,7 +156,7 @@ def _stacked(
     embedders: "Sequence[Embedder]", texts: Iterator[str], buffer_size: int, done: Callable[[int], object]
 ) -> "Iterator[WordVectors]":
     """Words with the vectors that each of several models has for them, side by side."""
-    from vaswani.inference.word_vectors import stack_word_vectors
+    from vaswani.inference.embed.word_vectors import stack_word_vectors
 
     first, *others = tee(texts, len(embedders))
     streams = [embedders[0].stream(first, "word", buffer_size=buffer_size, progress=done)]

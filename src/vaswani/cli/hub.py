@@ -9,7 +9,7 @@ from vaswani.cli.app import app
 from vaswani.cli.screen import hide_library_progress, say
 
 if TYPE_CHECKING:
-    from vaswani.hub.run_facts import RunFacts
+    from vaswani.hub.run_metadata import RunMetadata
 
 
 ModelFolder = Annotated[Path, typer.Option("--model", help="Folder of a trained model.")]
@@ -78,13 +78,13 @@ def _facts(
     data_name: str | None,
     data_url: str | None,
     data_license: str | None,
-) -> "RunFacts":
+) -> "RunMetadata":
     """What a model's folder tells, and what was stated besides or instead."""
     from vaswani.hub.card import check_stated
-    from vaswani.hub.run_facts import read_run_facts
+    from vaswani.hub.run_metadata import read_run_metadata
 
     check_stated(language or [], license_name)
-    return read_run_facts(model).with_settings(
+    return read_run_metadata(model).with_settings(
         language=language,
         license=license_name,
         data_name=data_name,

@@ -11,10 +11,10 @@ from vaswani.cli.app import app
 from vaswani.cli.options import AllowMismatch, Device, DType, Revision, number, seed_of
 from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.errors import UserError
-from vaswani.json_files import finite_json
+from vaswani.files.json_files import finite_json
 
 if TYPE_CHECKING:
-    from vaswani.inference.prompting import PromptingResult
+    from vaswani.inference.prompt.prompting import PromptingResult
 
 
 @app.command()
@@ -43,9 +43,9 @@ def prompt(
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Do a task by zero-, one- or few-shot prompting, and report the accuracy."""
-    from vaswani.inference.prompting import Prompter, count_answers
-    from vaswani.inference.task_file import load_task
-    from vaswani.line_files import LineWriter, check_not_input
+    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.inference.prompt.prompting import Prompter, count_answers
+    from vaswani.inference.prompt.task_file import load_task
 
     check_standard_output()
     task, counts = load_task(task_file), _numbers_of_shots(shots)

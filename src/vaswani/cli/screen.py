@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from vaswani.errors import PipeClosedError, RunError
-from vaswani.line_files import STANDARD_STREAM, LineWriter, give_up, reason
+from vaswani.files.line_files import STANDARD_STREAM, LineWriter, give_up, reason
 
 if TYPE_CHECKING:
     from tqdm import tqdm

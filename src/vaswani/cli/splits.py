@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def load_split(files: list[str], split: str, **fields: Any) -> tuple[str, "Dataset"]:
     """The rows of a data set's split, or of one or two files, whose split is called test; its name first."""
-    from vaswani.data.corpus import CorpusSpec, load_corpus
-    from vaswani.data.reading import table_format
+    from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+    from vaswani.data.sources.reading import table_format
 
     is_file = len(files) == 2 or Path(files[0]).is_file() or table_format(Path(files[0])) is not None
     spec = CorpusSpec(**({"test_file": files} if is_file else {"dataset": files[0]}), **fields)

@@ -12,10 +12,10 @@ from vaswani.cli.app import app
 from vaswani.cli.options import number
 from vaswani.cli.screen import hide_library_progress
 from vaswani.errors import OutputError, RunError, UserError
-from vaswani.training.sigterm import ends_on_sigterm
+from vaswani.training.launch.sigterm import ends_on_sigterm
 
 if TYPE_CHECKING:
-    from vaswani.training.config_file import Config, RunConfig
+    from vaswani.training.config.config_file import Config, RunConfig
 
 MOST_PROCESSES = 1024
 
@@ -66,8 +66,8 @@ def _training_command(name: str, help: str, kind: str, run: str) -> None:
 _training_command(
     "train",
     "Train a model: --config FILE gives defaults, any field is a flag.",
-    "vaswani.training.config_file:RunConfig",
-    "vaswani.training.run:train",
+    "vaswani.training.config.config_file:RunConfig",
+    "vaswani.training.runs.translation:train",
 )
 _training_command(
     "distill",
@@ -78,14 +78,14 @@ _training_command(
 _training_command(
     "pretrain",
     "Train a language model on texts: masked (an encoder) or causal (a decoder).",
-    "vaswani.training.pretraining_arguments:PretrainingConfig",
-    "vaswani.training.pretraining:pretrain",
+    "vaswani.training.config.pretraining_arguments:PretrainingConfig",
+    "vaswani.training.runs.pretraining:pretrain",
 )
 _training_command(
     "finetune",
     "Train a pre-trained encoder on labelled texts: classification, regression, tagging.",
-    "vaswani.training.finetuning_arguments:FinetuningConfig",
-    "vaswani.training.finetuning:finetune",
+    "vaswani.training.config.finetuning_arguments:FinetuningConfig",
+    "vaswani.training.runs.finetuning:finetune",
 )
 
 
@@ -98,7 +98,7 @@ def _resolve(
     kind: "type[Config]", context: typer.Context, config: Path | None, show_help: bool
 ) -> "Config | None":
     """The configuration of a run, or None where help was wanted, which is printed."""
-    from vaswani.training.config_file import describe_options, load_config
+    from vaswani.training.config.config_file import describe_options, load_config
 
     if show_help:
         print(describe_options(kind, context.args))
@@ -113,7 +113,7 @@ def _resolve(
 
 def _launch(context: typer.Context, config: Path | None, num_processes: int, resolved: "RunConfig") -> int:
     """Run the same command in several processes, and return the exit status."""
-    from vaswani.training.launch import launch
+    from vaswani.training.launch.launcher import launch
 
     given = [str(context.command.name), *(["--config", str(config)] if config else []), *context.args]
     debug = ["--debug"] if "--debug" in sys.argv else []
@@ -121,7 +121,7 @@ def _launch(context: typer.Context, config: Path | None, num_processes: int, res
 
 
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
-    from vaswani.training.failures import describe_failure, what_was_saved
+    from vaswani.training.runs.failures import describe_failure, what_was_saved
 
     hide_library_progress()
     try:

@@ -29,10 +29,10 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
 from vaswani.cli.splits import load_split
-from vaswani.json_files import finite_json
+from vaswani.files.json_files import finite_json
 
 if TYPE_CHECKING:
-    from vaswani.inference.translation import Translator
+    from vaswani.inference.translate.translation import Translator
 
 
 @app.command()
@@ -70,9 +70,9 @@ def translate(
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Translate text, line by line: standard input to standard output, or files."""
+    from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input, count_lines, open_lines
     from vaswani.inference.batches import BUFFERED_TEXTS
-    from vaswani.inference.files import translate_lines
-    from vaswani.line_files import STANDARD_STREAM, LineWriter, check_not_input, count_lines, open_lines
+    from vaswani.inference.translate.files import translate_lines
 
     check_not_input(output_name, input_name)
     with open_lines(input_name) as lines, LineWriter(output_name) as writer:
@@ -143,10 +143,10 @@ def evaluate(
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Translate a corpus, or summarize it, and score the result."""
-    from vaswani.inference.evaluation import evaluate as evaluate_translator
-    from vaswani.inference.files import as_text
-    from vaswani.line_files import LineWriter, check_not_input
-    from vaswani.training.metrics import check_task, score_texts
+    from vaswani.evaluation.text_metrics import check_task, score_texts
+    from vaswani.evaluation.translator import evaluate as evaluate_translator
+    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.inference.translate.files import as_text
 
     check_task(task)
     check_standard_output()
@@ -185,7 +185,7 @@ def evaluate(
 
 
 def _load_translator(model: str, max_source_length: int | None, **options: Any) -> "Translator":
-    from vaswani.inference.translation import Translator
+    from vaswani.inference.translate.translation import Translator
 
     hide_library_progress()
     longest = "auto" if max_source_length is None else max_source_length

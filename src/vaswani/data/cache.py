@@ -19,8 +19,8 @@ from datasets import Dataset
 from datasets.arrow_reader import ArrowReader
 from filelock import FileLock, Timeout
 
-from vaswani.atomic_files import discard_unfinished, remove, sha256_of, sync, unfinished_path
 from vaswani.errors import RunError, UserError, describe_cache_failure, is_full_disk
+from vaswani.files.atomic_files import discard_unfinished, remove, sha256_of, sync, unfinished_path
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from vaswani.data.text_codec import TextCodec, exclusive, told_panics
 from vaswani.errors import UserError, one_line
-from vaswani.json_files import read_object
+from vaswani.files.json_files import read_object
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
 MASK_TOKEN = "<mask>"  # its id is 3, where there is one

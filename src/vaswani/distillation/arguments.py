@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 from vaswani.bounds import MOST_BEAMS
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
-from vaswani.training.config_file import RunConfig
-from vaswani.training.metrics import METRICS
-from vaswani.training.options import Section, option
+from vaswani.evaluation.text_metrics import METRICS
+from vaswani.training.config.config_file import RunConfig
+from vaswani.training.config.options import Section, option
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Measuring students against their teacher: size, quality with confidence, retention and decoding speed.
 
-The same bootstrap resamples of the rows serve every model (see `training/confidence.py`), so the intervals of
-retentions and differences are paired.
+The same bootstrap resamples of the rows serve every model (see `evaluation/confidence.py`), so the intervals
+of retentions and differences are paired.
 
 R resamples
 """
@@ -22,10 +22,10 @@ import torch
 
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.errors import UserError
-from vaswani.inference.evaluation import Evaluation, evaluate
-from vaswani.inference.translation import Translator
-from vaswani.training.confidence import PERCENTILES, RESAMPLES, Estimate, resampled_scores
-from vaswani.training.metrics import check_task, score_texts, task_of_metric
+from vaswani.evaluation.confidence import PERCENTILES, RESAMPLES, Estimate, resampled_scores
+from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_metric
+from vaswani.evaluation.translator import Evaluation, evaluate
+from vaswani.inference.translate.translation import Translator
 
 SPEED_ROWS = 500  # most rows that speed is measured on
 ROUNDS = 5  # that are timed, after one of warm-up

@@ -23,8 +23,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from vaswani.atomic_files import discard_unfinished, remove, write_whole
 from vaswani.errors import RunError, UserError
+from vaswani.files.atomic_files import discard_unfinished, remove, write_whole
 
 logger = logging.getLogger(__name__)
 

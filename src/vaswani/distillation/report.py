@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vaswani.atomic_files import write_whole
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.errors import RunError, UserError
+from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.text_metrics import METRIC_NAMES
+from vaswani.files.atomic_files import write_whole
+from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
-from vaswani.json_files import finite_json, without_non_finite
 from vaswani.model.model_card import markdown_table
-from vaswani.training.confidence import Estimate
-from vaswani.training.metrics import METRIC_NAMES
 
 logger = logging.getLogger(__name__)
 

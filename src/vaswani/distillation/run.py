@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
-from vaswani.data.corpus import Corpus, RowReport
+from vaswani.data.sources.corpus import Corpus, RowReport
 from vaswani.data.text_codec import TextCodec, has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
@@ -39,16 +39,15 @@ from vaswani.distillation.teacher_targets import (
 )
 from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
 from vaswani.errors import UserError
+from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_facts import SETTINGS_FILE, read_run_facts, read_settings
-from vaswani.inference.translation import Translator
+from vaswani.hub.run_metadata import SETTINGS_FILE, read_run_metadata, read_settings
+from vaswani.inference.translate.translation import Translator
 from vaswani.model.decoding import position_limit
-from vaswani.training.arguments import ModelArguments
-from vaswani.training.checkpoints import check_writable
-from vaswani.training.config_file import RunConfig
-from vaswani.training.metrics import METRICS_OF_TASK
-from vaswani.training.run import (
+from vaswani.training.config.arguments import ModelArguments
+from vaswani.training.config.config_file import RunConfig
+from vaswani.training.runs.translation import (
     Tokenizers,
     TrainingRun,
     build_model,
@@ -59,7 +58,8 @@ from vaswani.training.run import (
     owned_output,
     publish,
 )
-from vaswani.training.trainer import Trainer
+from vaswani.training.trainer.checkpoints import check_writable
+from vaswani.training.trainer.seq2seq import Trainer
 
 BASELINE = "baseline"  # folder of the student that is trained without distillation
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
@@ -350,7 +350,7 @@ def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | No
             teacher,
             [others["student"]],
             run.test_rows,
-            data=name_of_data(read_run_facts(config.output_dir)),
+            data=name_of_data(read_run_metadata(config.output_dir)),
             baseline=others.get(BASELINE),
             metric=retention_metric(config),
             progress=progress.update,

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vaswani.atomic_files import check_output_folder, whole_folder
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
+from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.hashes import write_hashes
-from vaswani.inference.ensembling import Ensemble
+from vaswani.inference.translate.ensembling import Ensemble
 
 Layers: TypeAlias = "int | Sequence[int] | None"  # so many, evenly spaced; these, in this order; all
 

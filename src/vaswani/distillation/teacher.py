@@ -10,17 +10,17 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
-from vaswani.data.corpus import CorpusSpec
+from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.data.text_codec import Side, TextCodec
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.hub.run_facts import SETTINGS_FILE, read_config, read_settings
-from vaswani.inference.ensembling import Ensemble
-from vaswani.training.config_file import RunConfig, default_settings, load_config
-from vaswani.training.resuming import MAY_CHANGE
-from vaswani.training.run import train
+from vaswani.hub.run_metadata import SETTINGS_FILE, read_config, read_settings
+from vaswani.inference.translate.ensembling import Ensemble
+from vaswani.training.config.config_file import RunConfig, default_settings, load_config
+from vaswani.training.runs.translation import train
+from vaswani.training.trainer.resuming import MAY_CHANGE
 
 logger = logging.get_logger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset, concatenate_datasets
 
-from vaswani.data.corpus import TEXT_FEATURES
+from vaswani.data.sources.corpus import TEXT_FEATURES
 from vaswani.data.text_codec import TextCodec, marks_languages
 from vaswani.distillation.output_cache import OutputCache, canonical_config
-from vaswani.inference.translation import Translation, Translator
+from vaswani.inference.translate.translation import Translation, Translator
 
 
 class TeacherTarget(NamedTuple):

@@ -28,7 +28,7 @@ from vaswani.errors import UserError
 from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.model.output_projection import token_loss_function
 from vaswani.model.projected_loss import TokenLoss
-from vaswani.training.trainer import Trainer
+from vaswani.training.trainer.seq2seq import Trainer
 
 TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student while it is trained, and a file of a checkpoint
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # that a batch may bring

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from vaswani.atomic_files import write_whole
 from vaswani.errors import UserError
-from vaswani.hub.run_facts import DISTILLATION_PLOT, HISTORY, RunFacts
+from vaswani.files.atomic_files import write_whole
+from vaswani.hub.run_metadata import DISTILLATION_PLOT, HISTORY, RunMetadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import (
     CARD_FILE_NAME,
@@ -47,16 +47,16 @@ class Kind(NamedTuple):
 
     pipeline: str
     errs: str
-    trained: Callable[[RunFacts], str]
+    trained: Callable[[RunMetadata], str]
 
 
-def _trained_on_pairs(facts: RunFacts) -> str:
+def _trained_on_pairs(facts: RunMetadata) -> str:
     source, target = (facts.settings.get(f"{side}_field", side) for side in ("source", "target"))
     way = "distilled" if facts.settings.get("teacher") else "trained"
     return f"{way} on {name_of_data(facts)} to write the `{target}` of a row when it is given the `{source}`"
 
 
-def _trained_on_labels(facts: RunFacts) -> str:
+def _trained_on_labels(facts: RunMetadata) -> str:
     begin = facts.settings.get("model")
     what = f"fine-tuned from {Path(str(begin)).name}" if begin else "fine-tuned"
     if facts.settings.get("from_scratch"):
@@ -70,7 +70,7 @@ KIND_OF_TASK = {  # of models that were trained on pairs of texts
 }
 
 
-def _trained_to(do: str) -> Callable[[RunFacts], str]:
+def _trained_to(do: str) -> Callable[[RunMetadata], str]:
     return lambda facts: f"trained on {name_of_data(facts)} to {do}"
 
 
@@ -84,13 +84,13 @@ KINDS = {
 }
 
 
-def _kind(facts: RunFacts) -> Kind:
+def _kind(facts: RunMetadata) -> Kind:
     names = facts.config.architectures or [""]
     found = (kind for suffix, kind in KINDS.items() if names[0].endswith(suffix))
     return next(found, KIND_OF_TASK.get(facts.settings.get("task", ""), KIND_OF_TASK["translation"]))
 
 
-def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
+def model_card(facts: RunMetadata, repo_id: str) -> ModelCard:
     """The card of a model.
 
     Args:
@@ -114,7 +114,7 @@ def model_card(facts: RunFacts, repo_id: str) -> ModelCard:
     return card_of(_metadata(facts, name), parts)
 
 
-def write_card(folder: Path, facts: RunFacts, repo_id: str) -> None:
+def write_card(folder: Path, facts: RunMetadata, repo_id: str) -> None:
     """Write the card into a folder, unless there is one that someone wrote."""
     if handwritten_card(folder) is None:
         write_whole(folder / CARD_FILE_NAME, str(model_card(facts, repo_id)).encode())
@@ -156,7 +156,7 @@ def check_stated(language: Sequence[str], license_name: str | None) -> None:
 # ------------------------------------------------------------------------------------------------- metadata
 
 
-def _metadata(facts: RunFacts, name: str) -> ModelCardData:
+def _metadata(facts: RunMetadata, name: str) -> ModelCardData:
     hub_dataset = _hub_dataset(facts)
     return ModelCardData(
         language=_languages(facts) or None,
@@ -171,7 +171,7 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
     )
 
 
-def _tags(facts: RunFacts) -> list[str]:
+def _tags(facts: RunMetadata) -> list[str]:
     config = facts.config
     tags = (
         model_tags(config)
@@ -181,7 +181,7 @@ def _tags(facts: RunFacts) -> list[str]:
     return [*tags, *(["knowledge-distillation"] if facts.distillation else [])]
 
 
-def _eval_results(facts: RunFacts) -> Iterator[EvalResult]:
+def _eval_results(facts: RunMetadata) -> Iterator[EvalResult]:
     evaluation, task = facts.evaluation, _kind(facts).pipeline
     for metric, score in evaluation.get("metrics", {}).items():
         yield EvalResult(
@@ -203,19 +203,19 @@ def _hub_metric(name: str) -> str:
     return "rouge" if name.startswith("rouge") else name
 
 
-def _languages(facts: RunFacts) -> list[str]:
+def _languages(facts: RunMetadata) -> list[str]:
     """Codes of languages, as the Hub takes them: without scripts and regions."""
     stated = facts.settings.get("language") or facts.corpus.get("locales") or []
     return sorted({code.replace("_", "-").partition("-")[0] for code in stated})
 
 
-def _hub_dataset(facts: RunFacts) -> str | None:
+def _hub_dataset(facts: RunMetadata) -> str | None:
     """The name of a data set that came from the Hub."""
     splits = [value for value in facts.corpus.values() if isinstance(value, dict)]
     return next((split["dataset"] for split in splits if split.get("dataset")), None)
 
 
-def name_of_data(facts: RunFacts) -> str:
+def name_of_data(facts: RunMetadata) -> str:
     """What the data are called: as stated, or as they were given, without the folders of this machine."""
     settings = facts.settings
     if name := settings.get("data_name") or _hub_dataset(facts):
@@ -227,7 +227,7 @@ def name_of_data(facts: RunFacts) -> str:
 # ------------------------------------------------------------------------------------------------- sections
 
 
-def _summary(facts: RunFacts) -> str:
+def _summary(facts: RunMetadata) -> str:
     config = facts.config
     if isinstance(config, VaswaniFamilyConfig):
         what = describe(config, facts.num_parameters)
@@ -242,14 +242,14 @@ def _summary(facts: RunFacts) -> str:
     return " ".join(parts)
 
 
-def _usage(facts: RunFacts, repo_id: str) -> str:
+def _usage(facts: RunMetadata, repo_id: str) -> str:
     example: dict[str, Any] = next(iter(facts.evaluation.get("examples", ())), {})
     text = example.get("source", example.get("text", "Guten Tag!"))
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
     return usage(facts.config, repo_id, _shortened(text), facts.target_tokenizer)
 
 
-def _results(facts: RunFacts) -> str:
+def _results(facts: RunMetadata) -> str:
     evaluation = facts.evaluation
     if not evaluation:
         return "No scores are known: the training had nothing to evaluate on, or has not come to its end."
@@ -288,7 +288,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]} …"
 
 
-def _data(facts: RunFacts) -> str:
+def _data(facts: RunMetadata) -> str:
     corpus, settings = facts.corpus, facts.settings
     lines = [
         f"- Name: {name_of_data(facts)}" + _in_brackets(settings.get("dataset_config")),
@@ -314,12 +314,12 @@ def _in_brackets(text: str | None) -> str:
     return f" ({text})" if text else ""
 
 
-def _origin(facts: RunFacts) -> str:
+def _origin(facts: RunMetadata) -> str:
     name = _hub_dataset(facts)
     return f"https://huggingface.co/datasets/{name}" if name else NOT_STATED
 
 
-def _training(facts: RunFacts) -> str:
+def _training(facts: RunMetadata) -> str:
     rows = [(f"`{name}`", _plain(value)) for name, value in _listed_settings(facts)]
     if not rows:
         return ""
@@ -329,7 +329,7 @@ def _training(facts: RunFacts) -> str:
     return "\n\n".join([*parts, *([f"With {made_with}."] if made_with else [])])
 
 
-def _resumptions(facts: RunFacts) -> Iterator[str]:
+def _resumptions(facts: RunMetadata) -> Iterator[str]:
     """What changed when the run was resumed, of the settings that are listed."""
     for resumption in facts.settings.get(HISTORY, ()):
         changes = [
@@ -341,7 +341,7 @@ def _resumptions(facts: RunFacts) -> Iterator[str]:
             yield f"Resumed after update {resumption['update']:,}, from which on {', '.join(changes)}."
 
 
-def _listed_settings(facts: RunFacts) -> Iterator[tuple[str, Any]]:
+def _listed_settings(facts: RunMetadata) -> Iterator[tuple[str, Any]]:
     for name in LISTED_SETTINGS:
         value = facts.settings.get(name)
         if value is not None and value != [] and not (name == "max_steps" and value <= 0):
@@ -354,13 +354,13 @@ def _plain(value: Any) -> str:
     return ", ".join(Path(each).name if isinstance(each, str) else str(each) for each in values)
 
 
-def _architecture(facts: RunFacts) -> str:
+def _architecture(facts: RunMetadata) -> str:
     if isinstance(facts.config, VaswaniFamilyConfig):
         return architecture_table(facts.config, facts.num_parameters)
     return f"As transformers' `{', '.join(facts.config.architectures or [])}`; see `config.json`."
 
 
-def _limits(facts: RunFacts) -> Iterator[str]:
+def _limits(facts: RunMetadata) -> Iterator[str]:
     settings, config = facts.settings, facts.config
     yield (
         "It knows what its data taught it: on text of other kinds, domains or languages it "

@@ -22,8 +22,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
+from vaswani.files.hub_client import last_problem, use_patient_client
+from vaswani.files.json_files import read_object
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
-from vaswani.hub.run_facts import auto_class_of, meta_model, read_config
+from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
     OTHER_CHECKPOINT,
@@ -33,8 +35,6 @@ from vaswani.hub.weights import (
     is_of_base_model,
     load_weights,
 )
-from vaswani.hub_client import last_problem, use_patient_client
-from vaswani.json_files import read_object
 
 logger = logging.getLogger(__name__)
 

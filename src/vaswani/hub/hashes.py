@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vaswani.atomic_files import sha256_of, write_whole
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError
-from vaswani.json_files import read_object, unreadable
+from vaswani.files.atomic_files import sha256_of, write_whole
+from vaswani.files.json_files import read_object, unreadable
 
 HASHES = "model_hashes.json"
 _OF_MODEL = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")

@@ -16,19 +16,19 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import RunError, UserError, listing
+from vaswani.files.hub_client import use_patient_client
 from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.run_facts import (
+from vaswani.hub.run_metadata import (
     CORPUS_FILE,
     DISTILLATION_PLOT,
     DISTILLATION_REPORT,
     EVALUATION_FILE,
     SETTINGS_FILE,
-    RunFacts,
+    RunMetadata,
 )
 from vaswani.hub.weights import check_finite_files
-from vaswani.hub_client import use_patient_client
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
@@ -101,7 +101,7 @@ def check_folder(folder: Path) -> None:
 def push_folder(
     folder: Path,
     repo_id: str,
-    facts: RunFacts,
+    facts: RunMetadata,
     *,
     private: bool | None = None,
     revision: str | None = None,
@@ -161,7 +161,7 @@ def _is_the_users(error: BaseException) -> bool:
     return isinstance(error, ValueError) or refused
 
 
-def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path | bytes]:
+def _files(folder: Path, facts: RunMetadata, card: bytes | None) -> dict[str, Path | bytes]:
     """What is pushed: contents by name."""
     files: dict[str, Path | bytes] = {"config.json": _config(folder, facts), **allowed_files(folder, PUSHED)}
     if isinstance(facts.config, VaswaniFamilyConfig):
@@ -171,7 +171,7 @@ def _files(folder: Path, facts: RunFacts, card: bytes | None) -> dict[str, Path 
     return files
 
 
-def _config(folder: Path, facts: RunFacts) -> bytes:
+def _config(folder: Path, facts: RunMetadata) -> bytes:
     """The configuration; one that was saved before models brought their code learns where that is."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if isinstance(facts.config, VaswaniFamilyConfig):
@@ -186,7 +186,7 @@ def code_files(config: VaswaniFamilyConfig) -> list[Path]:
     return [modeling, *map(Path, sorted(get_relative_import_files(str(modeling))))]
 
 
-def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: RunFacts) -> bytes | None:
+def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: RunMetadata) -> bytes | None:
     """A new card, or one that someone wrote: that of the folder, or else, by None, the repository's."""
     if (here := handwritten_card(folder)) is not None:
         return here.encode()

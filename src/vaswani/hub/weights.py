@@ -16,9 +16,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from vaswani.errors import UserError, one_line
+from vaswani.files.json_files import read_object, unreadable
 from vaswani.hub.hashes import check_hashes
-from vaswani.hub.run_facts import meta_model
-from vaswani.json_files import read_object, unreadable
+from vaswani.hub.run_metadata import meta_model
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vaswani.hub.run_facts import count_parameters
+from vaswani.hub.run_metadata import count_parameters
 from vaswani.insight.arithmetic import training_flops
 from vaswani.model.configuration_vaswani import VaswaniConfig
 

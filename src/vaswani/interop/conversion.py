@@ -20,7 +20,7 @@ from vaswani.interop import torch_transformer
 from vaswani.interop.bert import BERT, BIG_BIRD, DISTILBERT
 from vaswani.interop.formats import Format
 from vaswani.interop.gpt import GPT2, OPENAI_GPT
-from vaswani.interop.translators import FSMT, MARIAN
+from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.interop.weights import to_ours, to_theirs
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.embeddings import SinusoidalPositions

@@ -10,12 +10,12 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vaswani.atomic_files import check_output_folder, whole_folder
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
+from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.hashes import write_hashes
-from vaswani.hub.run_facts import read_config
+from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, load_weights
 from vaswani.interop.combination import combine

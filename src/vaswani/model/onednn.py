@@ -33,7 +33,7 @@ def _is_intel() -> bool:
         return "Intel" in platform.processor()
 
 
-MKL_IS_AT_HOME = _is_intel()
+IS_INTEL_CPU = _is_intel()
 
 # oneDNN is there, and has MKL to beat; its products are no public functions of PyTorch.
 _IS_BUILT = (
@@ -90,7 +90,7 @@ def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def product_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """`left.T @ right`, without gradients, as for the gradient of a weight: [M, N] and [M, K] -> [N, K]."""
-    if MKL_IS_AT_HOME or not _gains(left, right, len(left), left.numel() * right.shape[1]):
+    if IS_INTEL_CPU or not _gains(left, right, len(left), left.numel() * right.shape[1]):
         return left.t() @ right
     if right.shape[1] > left.shape[1]:  # the wider one takes the place of the weight
         return onednn_product(left.t(), right.t(), None)
@@ -137,7 +137,7 @@ def _keeps_float32() -> bool:
 
 def batches_by_onednn() -> bool:
     """Whether oneDNN takes over below."""
-    return not MKL_IS_AT_HOME and is_available() and _keeps_float32()
+    return not IS_INTEL_CPU and is_available() and _keeps_float32()
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class Inputs:
 
 
 @dataclass
-class Differentials:
+class BackwardInputs:
     """What the backward pass is given besides the inputs, and where it writes.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .sparse_inputs import Differentials, Inputs, compute_dtype, key_blocks
+from .sparse_inputs import BackwardInputs, Inputs, compute_dtype, key_blocks
 from .sparse_native import attend_natively, can_compute, differentiate_natively
 from .sparse_operators import attend_by_operators, differentiate_by_operators
 from .sparse_pattern import SparsePattern
@@ -90,7 +90,7 @@ def _backward(
     gradients = _empty(query), _empty(key), _empty(value)
     inputs = Inputs(query, key, value, padding_mask, seed, _pattern_of(pattern), scaling, dropout)
     compute = differentiate_natively if can_compute(inputs) else differentiate_by_operators
-    compute(inputs, Differentials(grad, output, log_sums, *gradients))
+    compute(inputs, BackwardInputs(grad, output, log_sums, *gradients))
     return gradients
 
 

@@ -16,7 +16,7 @@ import torch
 
 from .dropout import LEVELS
 from .native_library import native_library
-from .sparse_inputs import Differentials, Inputs
+from .sparse_inputs import BackwardInputs, Inputs
 
 SOURCE = Path(__file__).with_name("sparse_native.cpp")
 # What the stages take, float64 [3]: products, softmax, and the rest. A benchmark of one thread sets it.
@@ -53,7 +53,7 @@ def attend_natively(inputs: Inputs, output: torch.Tensor, log_sums: torch.Tensor
     _call("vaswani_sparse_attention", inputs, log_sums, output=output)
 
 
-def differentiate_natively(inputs: Inputs, given: Differentials) -> None:
+def differentiate_natively(inputs: Inputs, given: BackwardInputs) -> None:
     """Write the gradients of query, key and value."""
     _call(
         "vaswani_sparse_attention_backward",

@@ -27,7 +27,7 @@ import torch
 
 from .dropout import LEVELS, draw_kept
 from .onednn import batched_products_by_onednn
-from .sparse_inputs import Differentials, Inputs, compute_dtype, key_blocks
+from .sparse_inputs import BackwardInputs, Inputs, compute_dtype, key_blocks
 from .sparse_pattern import SparsePattern
 
 # What is computed at a time lies in several buffers, and should fit into the second-level cache of each core.
@@ -48,7 +48,7 @@ def attend_by_operators(inputs: Inputs, output: torch.Tensor, log_sums: torch.Te
         result.finish()
 
 
-def differentiate_by_operators(inputs: Inputs, given: Differentials) -> None:
+def differentiate_by_operators(inputs: Inputs, given: BackwardInputs) -> None:
     """Write the gradients of query, key and value."""
     for place, blocks in _Heads(inputs).each():
         results = [

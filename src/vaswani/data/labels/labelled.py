@@ -1,0 +1,290 @@
+"""Labelled texts: rows that hold a text, or two, and one label, several, a number, or a tag for each word.
+
+They lie where other corpora lie (see `data/sources/corpus.py`), and each row is accounted for as there.
+Labels need not be text: numbers, true and false, and lists are read as what they say, and the classes of data
+sets that `datasets` wrote, by their names. Words and tags may also stand in columns, as in CoNLL's files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import ClassLabel, Dataset, Features, List, Value
+
+from vaswani.data.labels.label_parsing import read_label, read_text
+from vaswani.data.sources import reading
+from vaswani.data.sources.corpus import (
+    SPLITS,
+    BaseCorpusSpec,
+    Corpus,
+    RowReport,
+    Source,
+    check_fields,
+    existing_file,
+    file_identity,
+    find_splits,
+    judge,
+)
+from vaswani.data.sources.reading import Row
+from vaswani.errors import UserError, listing
+
+logger = logging.getLogger(__name__)
+
+CONLL_ENDINGS = (".conll", ".conll.gz", *reading.TEXT_ENDINGS)
+CONLL_DOCUMENT = "-DOCSTART-"
+SEVERAL = List(Value("string"))
+LABEL_FEATURES = {
+    "classification": Value("string"),
+    "multi_label": SEVERAL,
+    "regression": Value("float64"),
+    "tagging": SEVERAL,
+}
+
+
+@dataclass
+class LabelledSpec(BaseCorpusSpec):
+    """Labelled texts, and which of their fields hold what; two text files pair texts and labels line by line.
+
+    Args:
+        task: `"classification"` (one label for a text), `"multi_label"` (any number of them), `"regression"`
+            (a number) or `"tagging"` (a tag for each word).
+        text_field: field of the text; of its words, where there are tags.
+        text_pair_field: field of a second text.
+        label_field: field of the label, the labels, the number or the tags.
+        label_separator: between labels that are one text.
+    """
+
+    columns = ("text", "label")
+
+    task: str = "classification"
+    text_field: str = "text"
+    text_pair_field: str | None = None
+    label_field: str = "label"
+    label_separator: str = ","
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The option for each column, and the field that it names."""
+        names = {name: getattr(self, name) for name in ("text_field", "text_pair_field", "label_field")}
+        return {option: name for option, name in names.items() if name is not None}
+
+    @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """Of the files that a folder may hold; words and tags may stand in columns."""
+        return (*super().folder_endings, *(CONLL_ENDINGS if self.task == "tagging" else ()))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the rows of given files depend on."""
+        return {**self.options, "task": self.task, "label_separator": self.label_separator}
+
+    @property
+    def features(self) -> Features:
+        """The columns."""
+        text = SEVERAL if self.task == "tagging" else Value("string")
+        pair = {} if self.text_pair_field is None else {"text_pair": Value("string")}
+        return Features({"text": text, **pair, "label": LABEL_FEATURES[self.task]})
+
+
+@dataclass
+class LabelledReport(RowReport):
+    """What became of the rows of a split; those without a label are counted too."""
+
+    missing_label: int = 0
+
+    def __str__(self) -> str:
+        others = super().__str__()
+        if not self.missing_label:
+            return others
+        return (
+            f"{others}{',' if 'left out' in others else '; left out:'} {self.missing_label:,} without label"
+        )
+
+
+def load_labelled(spec: LabelledSpec) -> Corpus:
+    """Load all splits of labelled texts into memory.
+
+    Returns:
+        Splits with columns `text` (of tagging its words), `text_pair` if there is one, and `label`: a name, a
+        list of names, or a number. Rows without a text or a label are left out and counted. A split in which
+        no row has a label, as in the test of a competition, is left out whole.
+
+    Raises:
+        UserError: as `load_corpus`; a label that is none for the task; words and tags of different number.
+    """
+    corpus = Corpus({}, {}, {}, available=[])
+    found = find_splits(spec, _file_table, _dataset_table)
+    tables = {split: found[split]() for split in SPLITS if split in found}
+    for split, table in tables.items():
+        report = LabelledReport()
+        rows = list(_labelled_rows(table, spec, report))
+        if split != "train" and report.missing_label and not report.kept:
+            logger.warning("%s has no labels and is left out: %s.", table.name, report)
+            continue
+        judge(table, report)
+        columns = {name: [row[name] for row in rows] for name in spec.features}
+        corpus.splits[split] = Dataset.from_dict(columns, features=spec.features)
+        corpus.reports[split] = report
+        corpus.fingerprint[split] = {"name": table.name, **table.identity()}
+        corpus.available.append(split)
+    return corpus
+
+
+# ---------------------------------------------------------------------------------------- where the rows lie
+
+
+def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
+    """One file of rows, or two of plain text, the one of texts and the other of their labels."""
+    paths = [existing_file(name) for name in names]
+    identity = partial(file_identity, paths, spec)
+    formats = [reading.table_format(path) for path in paths]
+    if len(paths) == 2:
+        if any(formats) or spec.text_pair_field is not None:
+            raise UserError(f"two files must be of plain text, texts and labels; got {listing(names)}")
+        return Source(" and ".join(names), partial(_paired_lines, names, paths), identity)
+    (path,), (name,), (table,) = paths, names, formats
+    if table is None:
+        if not path.name.lower().endswith(spec.folder_endings):
+            known = ", ".join(spec.folder_endings)
+            raise UserError(f"{name} has none of the known endings {known}; plain text takes two files")
+        return Source(name, partial(read_conll, path), identity)
+    check_fields(table.fields(path), spec, name)
+    if path.suffix.lower() == ".parquet":
+        with reading._open_parquet(path) as file:
+            rows = file.read(_columns(spec, file.schema_arrow.names))
+        return Source(name, partial(_arrow_rows, rows, spec), identity)
+    return Source(name, partial(table.rows, path, *spec.options.values()), identity)
+
+
+def _paired_lines(names: Sequence[str], paths: Sequence[Path]) -> Iterator[Row]:
+    """Texts and labels, line by line."""
+    for number, row in enumerate(reading.read_text_pair(*paths), start=1):
+        if row is None or None in row:
+            raise UserError(
+                f"{names[0]} and {names[1]} must have a line for each other, and only one of them has line "
+                f"{number:,}: mend them"
+            )
+        yield row
+
+
+def _dataset_table(
+    dataset: Dataset, spec: LabelledSpec, split: str, identity: Callable[[], dict[str, Any]]
+) -> Source:
+    """The rows of a data set that `datasets` itself has opened."""
+    name = f"{spec.dataset} ({split})"
+    check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
+    table = dataset.select_columns(_columns(spec, dataset.column_names)).with_format("arrow")[:]
+    return Source(name, partial(_arrow_rows, table, spec), identity)
+
+
+def _columns(spec: LabelledSpec, existing: Sequence[str]) -> list[str]:
+    """Those that hold the fields."""
+    roots = (name if name in existing else name.split(".")[0] for name in spec.options.values())
+    return list(dict.fromkeys(roots))
+
+
+def _arrow_rows(table: pa.Table, spec: LabelledSpec) -> Iterator[Row]:
+    """The rows of a table in memory; classes, which `datasets` writes as numbers, are told by their names."""
+    is_of_datasets = b"huggingface" in (table.schema.metadata or {})
+    features = Features.from_arrow_schema(table.schema) if is_of_datasets else {}
+    fields = spec.options.values()
+    names = [_class_names(features, field) for field in fields]
+    for row in reading.arrow_rows(table, *fields):
+        yield tuple(map(_named, row or (), names))
+
+
+def _class_names(features: Mapping[str, Any], field: str) -> list[str] | None:
+    """The names of the classes that a field, or the lists in it, holds as numbers."""
+    kind: Any = features
+    for part in [field] if field in features else field.split("."):
+        kind = kind.get(part) if isinstance(kind, dict) else None
+    while isinstance(kind, List):
+        kind = kind.feature
+    return kind.names if isinstance(kind, ClassLabel) else None
+
+
+def _named(cell: Any, names: list[str] | None) -> Any:
+    if names is None or cell is None:
+        return cell
+    if isinstance(cell, list):
+        return [_named(item, names) for item in cell]
+    return names[cell] if cell >= 0 else None  # -1 stands for a label that is not told
+
+
+def read_conll(path: Path) -> Iterator[Row]:
+    """Sentences of a file in columns, as in CoNLL's shared tasks: a line for each word, then a blank one.
+
+    Yields:
+        The words, from the first column, and their tags, from the last one; None for a sentence with a line
+        of one column. Lines that begin a document are passed over.
+    """
+    words: list[list[str]] = []
+    for line in itertools.chain(reading._lines(path), [""]):
+        columns = line.split()
+        if columns and columns[0] != CONLL_DOCUMENT:
+            words.append(columns)
+        elif words:
+            whole = min(map(len, words)) > 1
+            yield ([columns[0] for columns in words], [columns[-1] for columns in words]) if whole else None
+            words = []
+
+
+# ----------------------------------------------------------------------------------------- what the rows hold
+
+
+def _labelled_rows(table: Source, spec: LabelledSpec, report: LabelledReport) -> Iterator[dict[str, Any]]:
+    """The rows that can be used, as `LabelledSpec.features` has them; the others are counted."""
+    columns, uneven = list(spec.features), []
+    for number, cells in enumerate(table.rows(), start=1):
+        where = f"row {number:,} of {table.name}"
+        row = None if cells is None else dict(zip(columns, _read_row(cells, spec, where), strict=True))
+        problem = _problem_of(row)
+        if problem is not None:
+            setattr(report, problem, getattr(report, problem) + 1)
+        elif row and spec.task == "tagging" and len(row["text"]) != len(row["label"]):
+            uneven.append(f"{where} has {len(row['text'])} words and {len(row['label'])} tags")
+        elif row:
+            report.kept += 1
+            yield row
+    if uneven:
+        others = f" ({len(uneven):,} rows are uneven)" if len(uneven) > 1 else ""
+        raise UserError(f"every word needs a tag, but {uneven[0]}{others}: mend them, or leave them out")
+
+
+def _read_row(cells: tuple[Any, ...], spec: LabelledSpec, where: str) -> list[Any]:
+    """What the cells of a row say: its texts and its label; None where there is nothing."""
+    *texts, label = cells
+    try:
+        return [
+            *(read_text(cell, spec.task) for cell in texts),
+            read_label(label, spec.task, spec.label_separator),
+        ]
+    except ValueError as error:
+        raise UserError(f"{where} {error}") from error
+
+
+def _problem_of(row: dict[str, Any] | None) -> str | None:
+    """Why a row cannot be used, as `LabelledReport` calls it, or None if it can."""
+    if row is None:
+        return "malformed"
+    *texts, label = row.values()
+    if [] in texts:
+        return "empty"
+    if problem := _problem_of_texts(texts):
+        return problem
+    if label is None:
+        return "missing_label"
+    return None if isinstance(label, float) else _problem_of_texts([label])
+
+
+def _problem_of_texts(texts: list[Any]) -> str | None:
+    """Likewise, of texts and lists of words."""
+    parts = [part for text in texts for part in (text if isinstance(text, list) else [text])]
+    return next(filter(None, (reading.problem_of((part,)) for part in parts)), None)

@@ -1,0 +1,187 @@
+"""Token ids of labelled texts, and batches of them.
+
+N rows · B rows of a batch · T its longest row, in tokens · L labels
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from vaswani.data.batching import IGNORED_LABEL, pad
+from vaswani.data.sources.corpus import RowReport
+from vaswani.data.text_codec import TextCodec, exclusive
+from vaswani.errors import UserError
+
+Target = Callable[[Mapping[str, Any]], Any]
+
+
+def tokenize_labelled(
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    target: Target,
+    max_length: int | None,
+    report: RowReport,
+    truncate: bool = True,
+) -> Dataset:
+    """Turn labelled texts into token ids and targets.
+
+    Args:
+        rows: columns `text`, `text_pair` if there is one, and `label`; a list of words is a text as well.
+        tokenizer: adds the special tokens of the model by itself.
+        target: makes the `labels` of a row, from its `label`, `input_ids` and, of words, `word_starts`: the
+            places of their first tokens, as far as they are not cut off.
+        max_length: most tokens of a row, special ones counted; None for any number.
+        report: receives the counts of rows that are longer.
+        truncate: cut these off; else they are left out.
+
+    Returns:
+        The rows with `input_ids`, `labels`, `length` and, if the tokenizer makes them, `token_type_ids`.
+
+    Raises:
+        UserError: there is no room for a text beside the special tokens, no row is left, or no token stands
+            for a word.
+    """
+    check_room(tokenizer, max_length, pairs="text_pair" in rows.column_names)
+    tokens = rows.map(
+        partial(_encode, copy.deepcopy(tokenizer), target, max_length),  # it keeps its last truncation
+        batched=True,
+        keep_in_memory=True,
+        new_fingerprint=secrets.token_hex(16),  # the library would take long to find one
+        desc="Tokenizing",
+    )
+    is_long, is_empty = (np.array(tokens[name][:]) for name in ("is_long", "is_empty"))
+    tokens = tokens.remove_columns(["is_long", "is_empty"])
+    over_long = is_long & ~is_empty if not truncate else np.zeros_like(is_long)
+    report.leave_out("empty", int(is_empty.sum()))
+    report.leave_out("over_long", int(over_long.sum()))
+    report.truncated += int((is_long & ~over_long).sum())
+    fits = ~(is_empty | over_long)
+    if not fits.any():
+        length = f"{max_length} tokens or less" if over_long.any() else "a token of text"
+        raise UserError(f"none of {len(rows):,} rows has {length}; use other texts")
+    return tokens if fits.all() else tokens.select(np.flatnonzero(fits))
+
+
+def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int | None, pairs: bool) -> None:
+    """Raise a UserError if a limit on the tokens of a row, of one text or two, leaves only special tokens."""
+    special = tokenizer.num_special_tokens_to_add(pair=pairs)
+    if max_length is not None and max_length <= special:
+        raise UserError(
+            f"max_length={max_length} has no room beside {special} special tokens; give {special + 1} or more"
+        )
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase,
+    target: Target,
+    max_length: int | None,
+    rows: dict[str, list[Any]],
+) -> dict[str, list[Any]]:
+    """What `tokenize_labelled` adds to some rows; whether they are longer than `max_length`, or empty."""
+    texts = [rows[name] for name in ("text", "text_pair") if name in rows]
+    of_words = isinstance(texts[0][0], list)
+    if of_words:
+        texts = [_words_as_in_text(tokenizer, texts[0])]
+
+    def encode(texts: list[list[Any]], **cut: Any) -> list[dict[str, Any]]:
+        with exclusive(tokenizer):
+            encoding = tokenizer(
+                *texts, is_split_into_words=of_words, return_attention_mask=False, verbose=False, **cut
+            )
+        return [_row(encoding, number, of_words) for number in range(len(texts[0]))]
+
+    encoded = encode(texts)
+    is_long = [max_length is not None and len(row["input_ids"]) > max_length for row in encoded]
+    long = np.flatnonzero(is_long)
+    if long.size:
+        parts = [[text[number] for number in long] for text in texts]
+        for number, row in zip(long, encode(parts, truncation=True, max_length=max_length), strict=True):
+            encoded[number] = row
+    for row, label in zip(encoded, rows["label"], strict=True):
+        row |= {"labels": target({**row, "label": label}), "length": len(row["input_ids"])}
+        row.pop("word_starts", None)
+    special = TextCodec(tokenizer).special_ids()
+    is_empty = [special.issuperset(row["input_ids"]) for row in encoded]
+    columns = {name: [row[name] for row in encoded] for name in encoded[0]}
+    return columns | {"is_long": is_long, "is_empty": is_empty}
+
+
+def _row(encoding: BatchEncoding, number: int, of_words: bool) -> dict[str, Any]:
+    row = {name: column[number] for name, column in encoding.items()}
+    return row | ({"word_starts": _word_starts(encoding.word_ids(number))} if of_words else {})
+
+
+def _word_starts(word_ids: Sequence[int | None]) -> list[int]:
+    """The places of the first token of each word, in the order of the words."""
+    first: dict[int, int] = {}
+    for place, word in enumerate(word_ids):
+        if word is not None:
+            first.setdefault(word, place)
+    return list(first.values())
+
+
+def _words_as_in_text(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]]) -> list[list[str]]:
+    """The words of rows, to be split into the tokens that they have inside a text.
+
+    Some tokenizers (of GPT-2's kind, or of bytes) take the space before a word for a part of it, and have to
+    be given it. Words of which a tokenizer makes nothing, such as a joiner alone, are unknown words.
+
+    Raises:
+        UserError: it cannot tell to which word a token belongs, or has no token for a word.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(f"tagging needs a tokenizer that knows words; {type(tokenizer).__name__} does not")
+
+    def ids(texts: list[list[str]]) -> list[list[int]]:
+        return (
+            TextCodec(tokenizer).encode(texts, is_split_into_words=True, add_special_tokens=False).input_ids
+        )
+
+    in_text, bare, with_space = ids([["a b"], ["a", "b"], ["a", " b"]])
+    space = " " if bare != in_text == with_space else ""
+    spaced = [[word if place == 0 else f"{space}{word}" for place, word in enumerate(row)] for row in rows]
+    distinct = list(dict.fromkeys(word for row in spaced for word in row))
+    lost = {
+        word for word, tokens in zip(distinct, ids([[word] for word in distinct]), strict=True) if not tokens
+    }
+    if lost and tokenizer.unk_token is None:
+        raise UserError(f"the tokenizer makes no token of the word {lost.pop()!r}; leave such rows out")
+    return [[tokenizer.unk_token if word in lost else word for word in row] for row in spaced]
+
+
+@dataclass(frozen=True)
+class LabelCollator:
+    """Pad rows to a batch, on the right.
+
+    Args:
+        pad_token_id: fills `input_ids`.
+
+    Returns:
+        From rows with `input_ids`, `labels` and perhaps `token_type_ids`: `input_ids`, `attention_mask` and
+        `token_type_ids`, int64 [B, T], and `labels`: [B] of one label or number, [B, L] of several, [B, T] of
+        tags, int64 or, of numbers and several labels, float32; −100 fills those of tags.
+    """
+
+    pad_token_id: int
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Pad a batch."""
+        input_ids, attention_mask = pad([row["input_ids"] for row in rows], self.pad_token_id)
+        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if "token_type_ids" in rows[0]:
+            arrays["token_type_ids"], _ = pad([row["token_type_ids"] for row in rows], 0)
+        labels = [row["labels"] for row in rows]
+        if isinstance(labels[0], list) and isinstance(labels[0][0], int):  # tags, as many as tokens
+            arrays["labels"], _ = pad(labels, IGNORED_LABEL)
+        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return {"labels": torch.tensor(labels), **batch} if "labels" not in batch else batch

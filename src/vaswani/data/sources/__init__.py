@@ -1,0 +1,1 @@
+"""Where rows come from: files, data sets, the built-in dates."""

@@ -1,0 +1,600 @@
+"""One loader for every corpus: files, folders, the Hub and the built-in dates become rows of text.
+
+A corpus is parallel, of sources and targets (`CorpusSpec`), or of plain texts (`TextCorpusSpec`).
+
+Every row is accounted for: it is kept as it is, or left out and counted in a `RowReport`. A corpus is read
+once into the cache of `datasets` (`HF_DATASETS_CACHE`) under a key of its contents, so that an edited file is
+read again; or it is streamed, in constant memory. Nothing is written beside the user's files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import datasets
+from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
+from datasets.arrow_writer import ArrowWriter
+from huggingface_hub import constants
+
+from vaswani.data.cache import ROWS, cache_errors, cached_folder, open_rows
+from vaswani.data.sources import reading
+from vaswani.data.sources.reading import Row
+from vaswani.errors import RunError, UserError, listing, one_line
+from vaswani.files.atomic_files import sha256_of
+from vaswani.files.hub_client import use_patient_client
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+BUILT_IN_DATES = "dates"
+REPORT = "report.json"
+TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
+
+
+@dataclass
+class BaseCorpusSpec:
+    """Where a corpus lies, of any kind; each kind says which fields of it are read.
+
+    Args:
+        dataset: `"dates"` for the built-in corpus; else a folder, saved with `save_to_disk` or holding
+            `train.jsonl`, `validation.jsonl`, `test.jsonl` (or another known format); else a name on the Hub.
+        dataset_config: configuration of a Hub data set; for the dates, their locales (`"de,fr"` or `"all"`).
+        train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or a
+            plain text file (also `.gz`) for each column.
+        validation_file: likewise.
+        test_file: likewise.
+        streaming: read rows as they are needed, for corpora larger than memory and the cache's disk.
+
+    Raises:
+        UserError: neither or both of `dataset` and files, or more files for a split than columns.
+    """
+
+    columns: ClassVar[tuple[str, ...]]  # of the rows; the field that becomes one is given as NAME_field
+
+    dataset: str | None = None
+    dataset_config: str | None = None
+    train_file: list[str] = field(default_factory=list)
+    validation_file: list[str] = field(default_factory=list)
+    test_file: list[str] = field(default_factory=list)
+    streaming: bool = False
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            files = getattr(self, f"{split}_file")
+            if isinstance(files, str):
+                setattr(self, f"{split}_file", [files])
+            elif len(files) > len(self.columns):
+                pair = ", or two of plain text" if len(self.columns) == 2 else ""
+                raise UserError(f"{split}_file takes one file{pair}; got {len(files)}")
+        if self.dataset and self.files:
+            raise UserError(f"dataset={self.dataset} and files were both given; give one of them")
+        if not self.dataset and not self.files:
+            raise UserError("no corpus was given; set dataset, or train_file, validation_file or test_file")
+
+    @property
+    def files(self) -> dict[str, list[str]]:
+        """The files of each split that has some."""
+        named = {split: getattr(self, f"{split}_file") for split in SPLITS}
+        return {split: files for split, files in named.items() if files}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The option for each column, and the field that it names."""
+        return {f"{column}_field": getattr(self, f"{column}_field") for column in self.columns}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the rows of given files depend on."""
+        return self.options
+
+    @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """Of the files that a folder may hold."""
+        return tuple(reading.TABLE_FORMATS)
+
+    @property
+    def features(self) -> Features:
+        """The columns, all of text."""
+        return Features({column: Value("string") for column in self.columns})
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """The rows of plain text files, one file for each column."""
+        raise NotImplementedError
+
+
+@dataclass
+class CorpusSpec(BaseCorpusSpec):
+    """A parallel corpus, and which of its fields are the source and the target; two text files pair lines.
+
+    Args:
+        source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
+        target_field: field of the target text.
+    """
+
+    columns = ("source", "target")
+
+    source_field: str = "source"
+    target_field: str = "target"
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Sources and targets, line by line."""
+        return reading.read_text_pair(*paths)
+
+
+@dataclass
+class TextCorpusSpec(BaseCorpusSpec):
+    """A corpus of plain texts, and which of its fields they are.
+
+    Args:
+        text_field: field of the text; a dot reaches into nested columns.
+        documents: in plain text files, `"line"` for a document on each line, or `"blank_line"` for blank
+            lines between documents.
+    """
+
+    columns = ("text",)
+
+    text_field: str = "text"
+    documents: Literal["line", "blank_line"] = "line"
+
+    @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """Of the files that a folder may hold."""
+        return (*super().folder_endings, *reading.TEXT_ENDINGS)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the rows of given files depend on."""
+        return {**self.options, "documents": self.documents}
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Documents."""
+        return (reading.read_lines if self.documents == "line" else reading.read_paragraphs)(*paths)
+
+
+@dataclass
+class RowReport:
+    """What became of the rows of one split, as far as they have been read.
+
+    `kept` rows are used. Left out are rows with nothing but white space on a side (`empty`), with too many
+    tokens (`over_long`), with bytes that are not UTF-8 (`not_utf8`), that do not parse (`malformed`), and
+    with no text at all on a side (`missing_source`, `missing_target`; of a corpus of plain texts
+    `missing_text`). Some of those kept may have been cut off (`truncated`).
+    """
+
+    kept: int = 0
+    empty: int = 0
+    over_long: int = 0
+    not_utf8: int = 0
+    malformed: int = 0
+    missing_source: int = 0
+    missing_target: int = 0
+    truncated: int = 0
+    missing_text: int = 0
+
+    @property
+    def mispaired(self) -> int:
+        """Rows without text on a side, such as the lines that one text file has and the other has not."""
+        return self.missing_source + self.missing_target
+
+    @property
+    def rows(self) -> int:
+        """All rows read."""
+        return sum(asdict(self).values()) - self.truncated
+
+    def reset(self) -> None:
+        """Forget all counts: a new pass over the rows begins."""
+        for count in fields(self):
+            setattr(self, count.name, 0)
+
+    def leave_out(self, problem: str, count: int) -> None:
+        """Move rows that had been kept to the count of a problem (the name of one of the fields)."""
+        self.kept -= count
+        setattr(self, problem, getattr(self, problem) + count)
+
+    def __str__(self) -> str:
+        sources, targets = self.rows - self.missing_source, self.rows - self.missing_target
+        counts = {
+            "empty": self.empty,
+            "over-long": self.over_long,
+            "not UTF-8": self.not_utf8,
+            "malformed": self.malformed,
+            f"mispaired ({sources:,} sources, {targets:,} targets)": self.mispaired,
+            "without text": self.missing_text,
+        }
+        problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        cut = f", {self.truncated:,} of them cut off" if self.truncated else ""
+        return f"kept {self.kept:,} of {self.rows:,} rows{cut}" + (
+            f"; left out: {problems}" if problems else ""
+        )
+
+
+@dataclass
+class Corpus:
+    """The splits of a corpus, with text columns `source` and `target`, or `text`, and nothing else.
+
+    Args:
+        splits: the splits that were asked for and exist.
+        reports: for each split, what became of its rows; of a stream, in its latest pass so far.
+        fingerprint: where the rows came from, with hashes where they are known; plain JSON values.
+        available: the names of all splits of the corpus, asked for or not.
+    """
+
+    splits: dict[str, Dataset | IterableDataset]
+    reports: dict[str, RowReport]
+    fingerprint: dict[str, Any]
+    available: list[str]
+
+    def identity(self) -> dict[str, Any]:
+        """What tells the rows of training and validation from others, without where they lie."""
+        values = self.fingerprint
+        whole = {name: values[name] for name in ("dataset", "sha256") if name in values}
+        return whole | {name: _without_places(values[name]) for name in SPLITS[:2] if name in values}
+
+    def split(self, name: str) -> Dataset | IterableDataset:
+        """One split by name.
+
+        Raises:
+            UserError: if the corpus has none of that name, naming those that it has.
+        """
+        if name not in self.splits:
+            raise UserError(f"the corpus has no split '{name}'; it has {listing(self.available)}")
+        return self.splits[name]
+
+
+def _without_places(split: dict[str, Any]) -> dict[str, Any]:
+    files = [
+        {name: value for name, value in file.items() if name != "path"} for file in split.get("files", [])
+    ]
+    rest = {name: value for name, value in split.items() if name not in ("name", "files")}
+    return rest | ({"files": files} if files else {})
+
+
+def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
+    """Load the splits of a corpus that are asked for and exist.
+
+    Rows that cannot be used are left out and counted in `Corpus.reports` (see `RowReport`). A warning is
+    logged for text files of different length and for a split that loses more than half of its rows. Splits
+    of a streaming corpus are `IterableDataset`s: their reports count, and errors come, as they are read.
+
+    Raises:
+        UserError: a missing file or folder, an unknown format, a field that does not exist (naming those that
+            do), a data set that the Hub does not give, none of the splits, or a split without a usable row.
+    """
+    if spec.dataset == BUILT_IN_DATES:
+        return _load_dates(spec, splits)
+    found = find_splits(spec, _file_source, _dataset_source)
+    wanted = [split for split in splits if split in found]
+    if not wanted:
+        raise UserError(f"the corpus has none of the splits {listing(splits)}; it has {listing(found)}")
+    corpus = Corpus({}, {}, {}, available=list(found))
+    sources = {split: found[split]() for split in wanted}  # all are opened before the first is read
+    for split, source in sources.items():
+        identity = source.identity()
+        rows, report = _stream(source, spec) if spec.streaming else _cache(source, spec, identity)
+        corpus.splits[split], corpus.reports[split] = rows, report
+        corpus.fingerprint[split] = {"name": source.name, **identity}
+    return corpus
+
+
+def _load_dates(spec: BaseCorpusSpec, splits: Sequence[str]) -> Corpus:
+    from vaswani.data.sources.dates import describe_dates, generate_dates
+
+    dates = generate_dates(spec.dataset_config)
+    check_fields(dates["train"].column_names, spec, "the corpus of dates")
+    corpus = Corpus({}, {}, {"dataset": BUILT_IN_DATES, **describe_dates(dates)}, available=list(dates))
+    names = list(spec.options.values())
+    for split in (split for split in splits if split in dates):
+        if spec.streaming:
+            rows = partial(_dataset_rows, dates[split], *names)
+            source = Source(f"dates ({split})", rows, dict)
+            corpus.splits[split], corpus.reports[split] = _stream(source, spec)
+        else:
+            columns = dates[split].select_columns(names)
+            corpus.splits[split] = columns.rename_columns(dict(zip(names, spec.columns, strict=True)))
+            corpus.reports[split] = RowReport(kept=len(columns))
+    return corpus
+
+
+# How the rows of a split are read, counted and kept.
+
+
+@dataclass(frozen=True)
+class Source:
+    """One split as it lies on disk or on the Hub.
+
+    Args:
+        name: how messages call it.
+        rows: starts a pass over all its rows.
+        identity: what its rows depend on, as plain JSON values.
+        sides: names of the two text files of a pair.
+    """
+
+    name: str
+    rows: Callable[[], Iterator[Row]]
+    identity: Callable[[], dict[str, Any]]
+    sides: tuple[str, str] | None = None
+
+
+def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, ...]]:
+    for row in rows:
+        problem = reading.problem_of(row)
+        if problem is None:
+            report.kept += 1
+            yield row  # type: ignore[misc]  # without a problem it is a tuple of texts
+        else:
+            setattr(report, problem, getattr(report, problem) + 1)
+
+
+def judge(source: Source, report: RowReport) -> None:
+    """Stop when nothing is left of a split, and speak up when much is missing from it."""
+    if report.rows == 0:
+        raise UserError(f"{source.name} holds no rows")
+    if report.kept == 0:
+        raise UserError(f"no row of {source.name} can be used: {report}")
+    if 2 * report.kept < report.rows:
+        logger.warning("More than half of the rows of %s cannot be used: %s.", source.name, report)
+    if source.sides and report.mispaired:
+        logger.warning(
+            "%s has %d lines but %s has %d: they may be shifted against each other; only pairs are used.",
+            source.sides[0],
+            report.rows - report.missing_source,
+            source.sides[1],
+            report.rows - report.missing_target,
+        )
+
+
+@dataclass
+class _RowStream:
+    """The rows of a source as a generator function; counts start again with each pass."""
+
+    source: Source
+    columns: tuple[str, ...]
+    report: RowReport
+
+    def __call__(self) -> Iterator[dict[str, str]]:
+        self.report.reset()
+        for row in _usable_rows(self.source.rows(), self.report):
+            yield dict(zip(self.columns, row, strict=True))
+        judge(self.source, self.report)
+
+
+def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowReport]:
+    report = RowReport()
+    stream = _RowStream(source, spec.columns, report)
+    return IterableDataset.from_generator(stream, features=spec.features), report
+
+
+def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tuple[Dataset, RowReport]:
+    """The rows as a memory-mapped Arrow file, written when the cache has none for this content.
+
+    This module and the readers are part of the key: rows that an older version read are not served.
+    """
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for module in (__file__, reading.__file__):
+        digest.update(Path(module).read_bytes())
+    key = digest.hexdigest()
+    folder = cached_folder(key, partial(_write_rows, source, spec))
+    report = RowReport(**json.loads((folder / REPORT).read_text()))
+    judge(source, report)
+    return open_rows(folder / ROWS, key), report
+
+
+def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
+    """Read a source into files of a folder."""
+    report = RowReport()
+    rows = _usable_rows(source.rows(), report)
+    with (
+        ArrowWriter(path=str(folder / ROWS), features=spec.features) as writer,
+        datasets.utils.tqdm(desc=f"Reading {source.name}", unit=" rows") as progress,
+    ):
+        while batch := list(islice(rows, reading.ROWS_PER_BATCH)):
+            writer.write_batch(dict(zip(spec.columns, zip(*batch, strict=True), strict=True)))
+            progress.update(len(batch))
+        writer.finalize()
+    (folder / REPORT).write_text(json.dumps(asdict(report)))
+
+
+# Where the splits of a corpus are found.
+
+
+FileSource = Callable[[Sequence[str], Any], Source]
+RowsSource = Callable[[Any, Any, str, Callable[[], dict[str, Any]]], Source]
+
+
+def find_splits(
+    spec: BaseCorpusSpec, file_source: FileSource, rows_source: RowsSource
+) -> dict[str, Callable[[], Source]]:
+    """How to open each split that the corpus has.
+
+    Args:
+        spec: where it lies.
+        file_source: opens the files of a split.
+        rows_source: opens a split of a data set that `datasets` has opened, given its rows, its name and what
+            tells what they depend on.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    if spec.files:
+        return {split: partial(file_source, names, spec) for split, names in spec.files.items()}
+    try:
+        return _splits_of_dataset(spec, file_source, rows_source)
+    except PermissionError as error:
+        raise UserError(f"dataset={spec.dataset}: cannot read {error.filename}: {error.strerror}") from error
+
+
+def _splits_of_dataset(
+    spec: BaseCorpusSpec, file_source: FileSource, rows_source: RowsSource
+) -> dict[str, Callable[[], Source]]:
+    name = str(spec.dataset)
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
+    if folder.is_dir() and any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
+        return {
+            split: partial(rows_source, rows, spec, split, partial(_saved_identity, rows, spec))
+            for split, rows in _open_saved(folder).items()
+        }
+    if folder.is_dir():
+        files = _folder_files(folder, spec.folder_endings)
+        return {split: partial(file_source, names, spec) for split, names in files.items()}
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise UserError(f"dataset={name}: no such folder")
+    return {
+        split: partial(rows_source, rows, spec, split, partial(_hub_identity, rows, spec, split))
+        for split, rows in _open_hub(spec).items()
+    }
+
+
+def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
+    """Raise a UserError unless each field that was asked for exists, and only once."""
+    for option, name in spec.options.items():
+        if (times := list(existing).count(name)) > 1:
+            raise UserError(f"{option}: {where} has {times} fields '{name}'; give each a name of its own")
+        if existing and name not in existing:
+            raise UserError(f"{option}: {where} has no field '{name}'; it has {listing(existing)}")
+
+
+def existing_file(name: str) -> Path:
+    """A file that was named, or a UserError that says what is wrong with it."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UserError(f"{name} is a folder, not a file; give a folder as dataset")
+    if not path.is_file():
+        raise UserError(f"no such file: {name}")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"cannot read {name}: permission denied")
+    return path
+
+
+def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
+    """The rows of one table file, or of a plain text file for each column."""
+    paths = [existing_file(name) for name in names]
+    identity = partial(file_identity, paths, spec)
+    tables = [reading.table_format(path) for path in paths]
+    if len(paths) == 1 and (table := tables[0]) is not None:
+        check_fields(table.fields(paths[0]), spec, names[0])
+        return Source(names[0], partial(table.rows, paths[0], *spec.options.values()), identity)
+    if any(tables):
+        raise UserError(f"two files must be of plain text, source and target; got {listing(names)}")
+    if len(names) < len(spec.columns):
+        known = ", ".join(reading.TABLE_FORMATS)
+        raise UserError(f"{names[0]} has none of the known endings {known}; plain text takes two files")
+    sides = (names[0], names[1]) if len(names) == 2 else None
+    return Source(" and ".join(names), partial(spec.read_text, *paths), identity, sides)
+
+
+END_BYTES = 1 << 20  # at the start and the end of a streamed file
+
+
+def file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]:
+    """What the rows of files depend on."""
+    describe = _size_and_ends if spec.streaming else _whole_content
+    files = [{"path": str(path), **describe(path)} for path in paths]
+    return {"files": files, **spec.identity}
+
+
+def _whole_content(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256_of(path)}
+
+
+def _size_and_ends(path: Path) -> dict[str, Any]:
+    """What can be told of a file that is too large to be read for it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        ends = hashlib.sha256(file.read(END_BYTES))
+        file.seek(max(0, size - END_BYTES))
+        ends.update(file.read())
+    return {"bytes": size, "sha256_of_ends": ends.hexdigest()}
+
+
+def _folder_files(folder: Path, endings: Sequence[str]) -> dict[str, list[str]]:
+    """The file of each split in a folder."""
+    found: dict[str, list[str]] = {}
+    for split in SPLITS:
+        paths = [folder / (split + ending) for ending in endings]
+        files = [str(path) for path in paths if path.is_file()]
+        if len(files) > 1:
+            raise UserError(f"{folder} holds the split {split} more than once: {listing(files)}; keep one")
+        if files:
+            found[split] = files
+    if not found:
+        raise UserError(
+            f"{folder} was not saved with save_to_disk, nor does it hold train, validation or test with one "
+            f"of the endings {', '.join(endings)}"
+        )
+    return found
+
+
+def _open_saved(folder: Path) -> Mapping[str, Dataset]:
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except Exception as error:  # whatever a damaged folder makes of it
+        raise UserError(
+            f"cannot open the data set saved in {folder}: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    return saved if isinstance(saved, DatasetDict) else {"train": saved}
+
+
+def _saved_identity(dataset: Dataset, spec: BaseCorpusSpec) -> dict[str, Any]:
+    return file_identity([Path(file["filename"]) for file in dataset.cache_files], spec)
+
+
+def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
+    use_patient_client()
+    try:
+        with (
+            cache_errors(Path(constants.HF_HUB_CACHE), "HF_HOME"),
+            cache_errors(Path(datasets.config.HF_DATASETS_CACHE)),
+        ):
+            return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
+        raise UserError(
+            f"cannot load the data set '{spec.dataset}' from the Hub: {type(error).__name__}: "
+            f"{one_line(error)}; check its name, dataset_config and the connection, or give a folder or files"
+        ) from error
+
+
+def _hub_identity(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> dict[str, Any]:
+    return {
+        "dataset": spec.dataset,
+        "dataset_config": spec.dataset_config,
+        "split": split,
+        "fingerprint": getattr(dataset, "_fingerprint", None),  # of a stream it cannot be told
+        **spec.identity,
+    }
+
+
+def _dataset_source(
+    dataset: Dataset | IterableDataset,
+    spec: BaseCorpusSpec,
+    split: str,
+    identity: Callable[[], dict[str, Any]],
+) -> Source:
+    """The rows of a data set that `datasets` itself has opened."""
+    name = f"{spec.dataset} ({split})"
+    if dataset.features is not None:
+        schema = dataset.features.arrow_schema
+    else:
+        schema = next(iter(dataset.with_format("arrow").iter(batch_size=1))).schema
+    check_fields(list(reading.arrow_fields(schema)), spec, name)
+    names = list(spec.options.values())
+    for field_name in names:
+        reading.check_holds_text(schema, field_name, name)
+    return Source(name, partial(_dataset_rows, dataset, *names), identity)
+
+
+def _dataset_rows(dataset: Dataset | IterableDataset, *names: str) -> Iterator[Row]:
+    for table in dataset.with_format("arrow").iter(batch_size=reading.ROWS_PER_BATCH):
+        yield from reading.arrow_rows(table, *names)

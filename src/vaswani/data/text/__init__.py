@@ -1,0 +1,1 @@
+"""Texts as sequences of tokens for language models."""

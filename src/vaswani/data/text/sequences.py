@@ -1,0 +1,302 @@
+"""Documents as the sequences of tokens that a language model is trained on.
+
+Documents are texts as they stand in a corpus. What is made of them depends on the objective: for a causal
+model blocks of packed documents (`PackedBlocks`), or parts of one each (`DocumentParts`); for a masked one
+full sentences of one document (`SentenceSequences`), or two segments of which the second follows the first or
+is of another document (`SegmentPairs`).
+
+A sentence ends with its line, or with a mark and white space behind it. One that is longer than a sequence is
+cut between words.
+
+N tokens of a document
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from datasets import Dataset, Features, IterableDataset, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from vaswani.data.cached_map import map_to_file, tokenizer_key
+from vaswani.data.text_codec import TextCodec
+from vaswani.errors import UserError
+
+Integers = npt.NDArray[np.integer[Any]]
+Flags = npt.NDArray[np.bool_]
+Columns = dict[str, list[Any]]
+
+DOCUMENTS_AT_ONCE = 1000  # those that follow one another are packed together, and lend each other segments
+SHORT_PAIRS = 0.1  # of the pairs, as many are shorter, for the sake of short texts (BERT's own code)
+
+_SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
+_TOKENS = {"input_ids": List(Value("int32")), "length": Value("int32")}
+_WORDS = {"word_starts": List(Value("bool"))}
+_PAIRS = {"token_type_ids": List(Value("int8")), "next_sentence_label": Value("int8")}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text as tokens, without special ones.
+
+    Args:
+        ids: of the tokens [N].
+        word_starts: which of them begin a word [N].
+        sentence_starts: which of them begin a sentence [N].
+    """
+
+    ids: Integers
+    word_starts: Flags
+    sentence_starts: Flags
+
+    def end_of_part(self, start: int, most: int) -> int:
+        """Where a part ends that begins at a token and has so many at most: between sentences, else words."""
+        limit = start + most
+        if limit >= len(self.ids):
+            return len(self.ids)
+        for starts in (self.sentence_starts, self.word_starts):
+            places = np.flatnonzero(starts[start + 1 : limit + 1])
+            if len(places):
+                return start + 1 + int(places[-1])
+        return limit
+
+    def inner_start(self, start: int, stop: int, generator: np.random.Generator) -> int:
+        """A token within a part where a sentence begins, else a word, else any; but not its first."""
+        for starts in (self.sentence_starts, self.word_starts, np.ones_like(self.word_starts)):
+            places = np.flatnonzero(starts[start + 1 : stop])
+            if len(places):
+                return start + 1 + int(generator.choice(places))
+        raise ValueError(f"a part of {stop - start} tokens cannot be divided")
+
+    def part(self, start: int, stop: int) -> Document:
+        """Some of its tokens."""
+        place = slice(start, stop)
+        return Document(self.ids[place], self.word_starts[place], self.sentence_starts[place])
+
+
+def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+    """Tokenize texts; what looks like a special token is text."""
+    options = {"add_special_tokens": False, "split_special_tokens": True}
+    encodings = TextCodec(tokenizer).encode(list(texts), **options).encodings
+    for text, encoding in zip(texts, encodings or [], strict=True):
+        words = np.array(encoding.word_ids, dtype=np.int64)
+        begins = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[:, 0]  # in characters of the text
+        sentence_starts = np.zeros(len(words), dtype=bool)
+        ends = [match.start() for match in _SENTENCE_END.finditer(text)]
+        places = np.searchsorted(begins, ends)
+        sentence_starts[places[places < len(words)]] = True
+        yield Document(
+            ids=np.array(encoding.ids, dtype=np.int32),
+            word_starts=np.diff(words, prepend=-1) != 0,
+            sentence_starts=sentence_starts,
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How sequences are made of documents; those of one batch at a time.
+
+    Args:
+        max_length: most tokens of a sequence, special ones counted.
+    """
+
+    max_length: int
+
+    features: ClassVar[Features] = Features(_TOKENS)
+
+    def __call__(
+        self, rows: Columns, numbers: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, list[Any]]:
+        """From the column `text` of some documents, and their numbers, to the columns of sequences."""
+        read = zip(read_documents(rows["text"], tokenizer), numbers, strict=True)
+        full = [(document, number) for document, number in read if len(document.ids)]
+        documents, numbers = [document for document, _ in full], [number for _, number in full]
+        made = list(self.sequences(documents, numbers, *boundary_token_ids(tokenizer))) if full else []
+        columns = {name: [row[name] for row in made] for name in self.features if name != "length"}
+        return {**columns, "length": [len(ids) for ids in columns["input_ids"]]}
+
+    def sequences(
+        self, documents: list[Document], numbers: list[int], begin: int, end: int
+    ) -> Iterator[dict[str, Any]]:
+        """The sequences of some documents.
+
+        Args:
+            documents: that follow one another.
+            numbers: theirs, in the corpus.
+            begin: the token `<s>`.
+            end: the token `</s>`.
+        """
+        raise NotImplementedError
+
+    def _blocks(self, tokens: Integers) -> Iterator[dict[str, Any]]:
+        """Cut tokens into blocks; each begins with the last of the one before, from which it goes on."""
+        for start in range(0, len(tokens) - 1, self.max_length - 1):
+            yield {"input_ids": tokens[start : start + self.max_length]}
+
+
+@dataclass(frozen=True)
+class PackedBlocks(Recipe):
+    """Blocks of documents, each `<s> ... </s>`, one behind the other: every token is a label of one block."""
+
+    def sequences(
+        self, documents: list[Document], numbers: list[int], begin: int, end: int
+    ) -> Iterator[dict[str, Any]]:
+        """All documents in one line, cut into blocks."""
+        yield from self._blocks(np.concatenate([_framed(document.ids, begin, end) for document in documents]))
+
+
+@dataclass(frozen=True)
+class DocumentParts(Recipe):
+    """As `PackedBlocks`, but none holds more than one document."""
+
+    def sequences(
+        self, documents: list[Document], numbers: list[int], begin: int, end: int
+    ) -> Iterator[dict[str, Any]]:
+        """Each document, cut into blocks."""
+        for document in documents:
+            yield from self._blocks(_framed(document.ids, begin, end))
+
+
+@dataclass(frozen=True)
+class SentenceSequences(Recipe):
+    """`<s> ... </s>` around as many full sentences of one document as fit (RoBERTa's DOC-SENTENCES).
+
+    Liu et al. (2019), arXiv:1907.11692, section 4.2.
+    """
+
+    features: ClassVar[Features] = Features(_TOKENS | _WORDS)
+
+    def sequences(
+        self, documents: list[Document], numbers: list[int], begin: int, end: int
+    ) -> Iterator[dict[str, Any]]:
+        """Each document in parts that end between sentences."""
+        for document in documents:
+            start = 0
+            while start < len(document.ids):
+                stop = document.end_of_part(start, self.max_length - 2)
+                yield {
+                    "input_ids": _framed(document.ids[start:stop], begin, end),
+                    "word_starts": _framed(document.word_starts[start:stop], True, True),
+                }
+                start = stop
+
+
+@dataclass(frozen=True)
+class SegmentPairs(Recipe):
+    """`<s> A </s> B </s>`, where B follows A in its document or, as often, comes from another one.
+
+    Devlin et al. (2019), arXiv:1810.04805, section 3.1 and appendix A.2. Where B comes from elsewhere, what
+    does follow A begins the next pair.
+
+    Args:
+        seed: of what is drawn: where segments end, which second ones come from elsewhere, and from where.
+    """
+
+    seed: int = 0
+
+    features: ClassVar[Features] = Features(_TOKENS | _WORDS | _PAIRS)
+
+    def sequences(
+        self, documents: list[Document], numbers: list[int], begin: int, end: int
+    ) -> Iterator[dict[str, Any]]:
+        """Pairs of each document; the others of the batch lend it segments."""
+        generator = np.random.default_rng((self.seed, numbers[0]))
+        for number, document in enumerate(documents):
+            others = documents[:number] + documents[number + 1 :]
+            for first, second, is_random in self._pairs(document, others, generator):
+                ids, word_starts = (
+                    np.concatenate([_framed(of_first, *frame), _framed(of_second, *frame)[1:]])
+                    for of_first, of_second, frame in (
+                        (first.ids, second.ids, (begin, end)),
+                        (first.word_starts, second.word_starts, (True, True)),
+                    )
+                )
+                yield {
+                    "input_ids": ids,
+                    "word_starts": word_starts,
+                    "token_type_ids": [0] * (len(first.ids) + 2) + [1] * (len(second.ids) + 1),
+                    "next_sentence_label": int(is_random),
+                }
+
+    def _pairs(
+        self, document: Document, others: list[Document], generator: np.random.Generator
+    ) -> Iterator[tuple[Document, Document, bool]]:
+        """First and second segments, and whether the second comes from elsewhere."""
+        room, start = self.max_length - 3, 0
+        while start < len(document.ids):
+            most = int(generator.integers(2, room + 1)) if generator.random() < SHORT_PAIRS else room
+            stop = max(document.end_of_part(start, most), start + 2)
+            if stop > len(document.ids):  # one token is left, too little for two segments
+                return
+            middle = document.inner_start(start, stop, generator)
+            first, second = document.part(start, middle), document.part(middle, stop)
+            is_random = bool(others) and generator.random() < 0.5
+            if is_random:
+                second = _drawn_part(others, stop - middle, generator)
+            yield first, second, is_random
+            start = middle if is_random else stop
+
+
+def _drawn_part(documents: list[Document], most: int, generator: np.random.Generator) -> Document:
+    """Some sentences of a document that is drawn, of so many tokens at most."""
+    document = documents[generator.integers(len(documents))]
+    start = int(generator.choice([0, *np.flatnonzero(document.sentence_starts)]))
+    return document.part(start, document.end_of_part(start, most))
+
+
+def boundary_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """The tokens that begin and end a sequence: `<s>` and `</s>`, or BERT's `[CLS]` and `[SEP]`.
+
+    Raises:
+        UserError: the tokenizer lacks one.
+    """
+    begin = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    if begin is None or end is None:
+        raise UserError(
+            "the tokenizer has no token that begins a sequence, or none that ends one; give it a bos_token "
+            "and an eos_token, or a cls_token and a sep_token"
+        )
+    return begin, end
+
+
+def _framed(tokens: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[Any]:
+    return np.concatenate([[begin], tokens, [end]]).astype(tokens.dtype)
+
+
+def make_sequences(
+    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+) -> Dataset | IterableDataset:
+    """Turn documents into sequences of tokens, by a recipe; kept in the cache of `datasets`.
+
+    Args:
+        dataset: a text column `text`. The rows of a stream become sequences as they are read.
+        tokenizer: with tokens that begin and end sequences (see `boundary_token_ids`).
+        recipe: how.
+
+    Returns:
+        Rows with `input_ids` (int32), `length` (int32) and what else the recipe has.
+
+    Raises:
+        UserError: there are no sequences, or no second document to draw segments from.
+    """
+    options: dict[str, Any] = {"with_indices": True, "fn_kwargs": {"tokenizer": tokenizer}}
+    if isinstance(dataset, IterableDataset):
+        columns = dataset.column_names
+        return dataset.map(recipe, batched=True, remove_columns=columns, features=recipe.features, **options)
+    if isinstance(recipe, SegmentPairs) and len(dataset) < 2:
+        raise UserError("next_sentence needs two documents or more to draw segments from, and there is one")
+    num_batches = -(-len(dataset) // DOCUMENTS_AT_ONCE)
+    options["batch_size"] = -(-len(dataset) // num_batches)  # of like sizes: none holds one document alone
+    parts = [dataset._fingerprint, tokenizer_key(tokenizer, __file__), repr(recipe)]
+    key = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
+    rows = map_to_file(dataset, recipe, recipe.features, key, desc="Tokenizing", **options)
+    if not len(rows):
+        raise UserError(f"none of {len(dataset):,} documents is long enough to train on; give longer ones")
+    return rows

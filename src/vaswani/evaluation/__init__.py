@@ -1,0 +1,1 @@
+"""Metrics, their confidence intervals, and the evaluation of a finished model."""

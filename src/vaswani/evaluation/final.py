@@ -1,0 +1,79 @@
+"""What every finished training does: evaluate its model, show the scores and write them down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import EarlyStoppingCallback
+
+from vaswani.evaluation.confidence import RESAMPLES
+from vaswani.files.atomic_files import write_whole
+from vaswani.files.json_files import finite_json, without_non_finite
+from vaswani.hub.run_metadata import EVALUATION_FILE
+from vaswani.training.trainer.base import BaseTrainer
+
+NUM_EXAMPLES = 8
+VERSIONS_OF = ("vaswani", "transformers", "torch", "tokenizers")
+
+
+def evaluate_finished(
+    trainer: BaseTrainer,
+    splits: dict[str, Any],
+    tell: Callable[[str, Dataset, dict[str, float]], dict[str, Any] | None],
+) -> dict[str, float]:
+    """Evaluate the final model on the test split, or else on the validation split; save and show the result.
+
+    Writes transformers' `<split>_results.json`, and `evaluation.json`, which a model card is made of.
+
+    Args:
+        trainer: that has ended.
+        splits: tokenized rows.
+        tell: is given the split's name, its rows and the scores; shows them, and returns what
+            `evaluation.json` holds (see `record`), or None if there is nothing.
+
+    Returns:
+        The scores; empty without either split.
+    """
+    split = "test" if "test" in splits else "validation"
+    if split not in splits:
+        return {}
+    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
+    scores = trainer.evaluate(splits[split], metric_key_prefix=split)
+    trainer.save_metrics(split, scores)
+    if trainer.is_world_process_zero() and (told := tell(split, splits[split], scores)) is not None:
+        text = finite_json(without_non_finite(told), indent=2, ensure_ascii=False) + "\n"
+        write_whole(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, text.encode())
+    return scores
+
+
+def record(
+    split: str, rows: Dataset, metrics: dict[str, Any], of: str = "rows", also: str | None = None, **more: Any
+) -> dict[str, Any]:
+    """What `evaluation.json` holds.
+
+    Args:
+        split: the name of the split.
+        rows: of it.
+        metrics: each with name, value, interval and signature.
+        of: what is resampled for the intervals.
+        also: a package that computed scores, whose version counts too.
+        more: such as examples.
+    """
+    packages = [*VERSIONS_OF, *([also] if also else [])]
+    return {
+        "split": split,
+        "rows": len(rows),
+        "metrics": metrics,
+        "intervals": f"from {RESAMPLES:,} bootstrap resamples of the {of} (Koehn, 2004), seed 0",
+        **more,
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """A text, or its beginning and how long it is."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"

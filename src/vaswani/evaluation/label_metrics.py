@@ -1,0 +1,220 @@
+"""Scores of labels: one for each text, several, numbers, and one for each word.
+
+Each class is an `evaluate.Metric` of a task that needs no network: instantiate it, then `compute`,
+`add_batch` or `combine`. Labels are given by name. Accuracies, precisions, recalls and F1 run from 0 to 100.
+
+A metric makes a table of the rows once and scores it under weights: 1 for every row gives the score, the
+number of times that each row was drawn that of a bootstrap resample.
+
+S rows · K statistics of a row · L labels · R resamples
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import datasets
+import evaluate
+import numpy as np
+import numpy.typing as npt
+
+from vaswani.evaluation.confidence import RESAMPLES
+from vaswani.evaluation.spans import mark_spans, spans_of
+
+Floats = npt.NDArray[np.float64]
+
+
+class LabelMetric(evaluate.Metric):
+    """The scores of a task, as a function of a table of its rows and of their weights."""
+
+    names: ClassVar[dict[str, str]]  # of the scores, for people
+    description: ClassVar[str]
+    of_a_row: ClassVar[Any]  # what a prediction or a reference is
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=self.description,
+            citation="",
+            inputs_description="predictions and references, one of each for a row.",
+            features=datasets.Features({"predictions": self.of_a_row, "references": self.of_a_row}),
+        )
+
+    def _compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        table = self.table(predictions, references)
+        return self.scores(table, np.ones(len(table)))
+
+    def table(self, predictions: Sequence[Any], references: Sequence[Any]) -> Floats:
+        """What the scores need to know of each row: float64 [S, K]."""
+        raise NotImplementedError
+
+    def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
+        """The scores of the rows of a table [S, K] under weights [S], whole numbers that are not negative."""
+        raise NotImplementedError
+
+    def resampled_scores(self, table: Floats, seed: int = 0) -> dict[str, Floats]:
+        """Scores of bootstrap resamples of the rows, float64 [R] each; a seed draws the same rows for all."""
+        generator = np.random.default_rng(seed)
+        count = len(table)
+        draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))
+        scores = [self.scores(table, np.bincount(rows, minlength=count).astype(float)) for rows in draws]
+        return {name: np.array([score[name] for score in scores]) for name in scores[0]}
+
+
+class ClassificationMetric(LabelMetric):
+    """Accuracy, and F1 averaged over the labels that occur, each of the same weight whatever its size."""
+
+    names: ClassVar = {"accuracy": "accuracy", "macro_f1": "macro F1"}
+    description = "Accuracy and macro F1 of one label for each text, 0 to 100."
+    of_a_row = datasets.Value("string")
+
+    def table(self, predictions: Sequence[str], references: Sequence[str]) -> Floats:
+        """Numbers of the predicted and of the true label [S, 2]."""
+        numbers = np.unique([*predictions, *references], return_inverse=True)[1]
+        return numbers.reshape(2, -1).T.astype(float)
+
+    def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
+        """`accuracy` and `macro_f1`."""
+        predicted, true = table.T.astype(int)
+        size = int(table.max()) + 1
+        right = np.bincount(true, weights * (predicted == true), size)
+        counts = np.bincount(predicted, weights, size) + np.bincount(true, weights, size)
+        return {"accuracy": _percent(right.sum(), weights.sum()), "macro_f1": _macro_f1(right, counts)}
+
+
+class MultiLabelMetric(LabelMetric):
+    """F1 of all labels together and averaged over those that occur, and texts whose labels are all right."""
+
+    names: ClassVar = {"micro_f1": "micro F1", "macro_f1": "macro F1", "subset_accuracy": "subset accuracy"}
+    description = "Micro and macro F1, and subset accuracy, of sets of labels, 0 to 100."
+    of_a_row = datasets.List(datasets.Value("string"))
+
+    def table(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
+        """Whether each label is right, and how often it was said [S, 2L]; last, whether all are right."""
+        names = sorted({name for row in (*predictions, *references) for name in row})
+        predicted, true = (
+            np.array([[name in row for name in names] for row in map(set, rows)], dtype=bool)
+            for rows in (predictions, references)
+        )
+        right, counts = predicted & true, predicted.astype(float) + true
+        return np.column_stack([right, counts, (predicted == true).all(axis=1)]).astype(float)
+
+    def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
+        """`micro_f1`, `macro_f1` and `subset_accuracy`."""
+        *both, all_right = weights @ table
+        right, counts = np.array(both).reshape(2, -1)
+        return {
+            "micro_f1": _percent(2 * right.sum(), counts.sum()),
+            "macro_f1": _macro_f1(right, counts),
+            "subset_accuracy": _percent(all_right, weights.sum()),
+        }
+
+
+class RegressionMetric(LabelMetric):
+    """Pearson's and Spearman's correlation, −1 to 1, and the mean squared error.
+
+    A correlation is 0 where predictions or references are all the same: then one tells nothing of the other.
+    """
+
+    names: ClassVar = {"pearson": "Pearson's r", "spearman": "Spearman's ρ", "mse": "mean squared error"}
+    description = "Pearson's and Spearman's correlation, and the mean squared error, of numbers."
+    of_a_row = datasets.Value("float64")
+
+    def table(self, predictions: Sequence[float], references: Sequence[float]) -> Floats:
+        """Predictions and references [S, 2]."""
+        return np.column_stack([predictions, references]).astype(float)
+
+    def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
+        """`pearson`, `spearman` and `mse`."""
+        predicted, true = table.T
+        return {
+            "pearson": _correlation(predicted, true, weights),
+            "spearman": _correlation(_ranks(predicted, weights), _ranks(true, weights), weights),
+            "mse": float(np.average((predicted - true) ** 2, weights=weights)),
+        }
+
+
+class TaggingMetric(LabelMetric):
+    """Accuracy of the tags of words and, where tags mark spans, precision, recall and F1 of whole spans.
+
+    A span is right if its first and last word and its type are, as in CoNLL's shared tasks (see `spans_of`).
+    """
+
+    names: ClassVar = {
+        "token_accuracy": "token accuracy",
+        "precision": "span precision",
+        "recall": "span recall",
+        "f1": "span F1",
+    }
+    description = "Accuracy of words' tags, and precision, recall and F1 of the spans they mark, 0 to 100."
+    of_a_row = datasets.List(datasets.Value("string"))
+
+    def table(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
+        """Right words, all words and, where tags mark spans, right, predicted and true spans: [S, 2 or 5]."""
+        pairs = list(zip(predictions, references, strict=True))
+        words = [
+            (sum(tag == other for tag, other in zip(*pair, strict=True)), len(pair[1])) for pair in pairs
+        ]
+        if not mark_spans({tag for pair in pairs for row in pair for tag in row}):
+            return np.array(words, dtype=float)
+        spans = [(set(spans_of(predicted)), set(spans_of(true))) for predicted, true in pairs]
+        counts = [(len(predicted & true), len(predicted), len(true)) for predicted, true in spans]
+        return np.column_stack([words, counts]).astype(float)
+
+    def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
+        """`token_accuracy` and, where tags mark spans, `precision`, `recall` and `f1`."""
+        right, words, *spans = weights @ table
+        accuracy = {"token_accuracy": _percent(right, words)}
+        return accuracy | (_precision_recall_f1(*spans) if spans else {})
+
+
+def scores_by_type(
+    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """`precision`, `recall`, `f1` and the number of true `spans` of each type of span, in alphabetical order.
+
+    Args:
+        predictions: the tags of each row.
+        references: likewise; both mark spans (see `mark_spans`).
+    """
+    right, predicted, true = Counter[str](), Counter[str](), Counter[str]()
+    for pair in zip(predictions, references, strict=True):
+        found, sought = (set(spans_of(tags)) for tags in pair)
+        for counter, spans in ((right, found & sought), (predicted, found), (true, sought)):
+            counter.update(span.kind for span in spans)
+    return {
+        kind: {**_precision_recall_f1(right[kind], predicted[kind], true[kind]), "spans": true[kind]}
+        for kind in sorted(predicted | true)
+    }
+
+
+def _percent(part: float, whole: float) -> float:
+    """Of nothing, nothing is right."""
+    return 100.0 * float(part) / float(whole) if whole else 0.0
+
+
+def _precision_recall_f1(right: float, predicted: float, true: float) -> dict[str, float]:
+    return {
+        "precision": _percent(right, predicted),
+        "recall": _percent(right, true),
+        "f1": _percent(2 * right, predicted + true),
+    }
+
+
+def _macro_f1(right: npt.NDArray, counts: npt.NDArray) -> float:
+    """Mean of the F1 of labels [L] from the rows that are right, and the sum of predicted and true ones."""
+    occur = counts > 0
+    return float(100.0 * np.mean(2 * right[occur] / counts[occur])) if occur.any() else 0.0
+
+
+def _correlation(first: Floats, second: Floats, weights: Floats) -> float:
+    if min(np.ptp(values[weights > 0]) for values in (first, second)) == 0:
+        return 0.0
+    first, second = (values - np.average(values, weights=weights) for values in (first, second))
+    return float(weights @ (first * second) / np.sqrt((weights @ first**2) * (weights @ second**2)))
+
+
+def _ranks(values: Floats, weights: Floats) -> Floats:
+    """Ranks from 1; equal values share the mean of theirs, and a row of weight w counts as w equal rows."""
+    numbers = np.unique(values, return_inverse=True)[1]
+    rows = np.bincount(numbers, weights)
+    return (np.cumsum(rows) - (rows - 1) / 2)[numbers]

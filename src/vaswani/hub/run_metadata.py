@@ -1,0 +1,188 @@
+"""What is known of a trained model: read from the folder that its training wrote, for its card."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from vaswani.data.tokenization import TARGET_SUBFOLDER
+from vaswani.errors import UserError, one_line
+from vaswani.files.json_files import read_object
+from vaswani.files.yaml_files import load_yaml
+from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
+
+SETTINGS_FILE = "training_config.yaml"
+HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
+CORPUS_FILE = "corpus.json"
+EVALUATION_FILE = "evaluation.json"
+# In the order in which they are tried for a configuration that names no class.
+_AUTO_CLASSES: tuple[Any, ...] = (
+    *(AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining),
+    *(AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering),
+)
+_COUNTS_LAYERS = re.compile(r"(^|_)(n_layers?|layers)$")
+DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """What a card can tell; all but the model itself may be unknown, and is then empty.
+
+    Args:
+        config: of the model, with the name of its class.
+        num_parameters: those that layers share count once.
+        settings: of the training, flat, as in its configuration file.
+        corpus: where the rows came from, and how many there were.
+        evaluation: scores with intervals and signatures, how they were decoded, and examples.
+        distillation: the report's Markdown.
+        has_plot: whether the report's picture is there.
+        target_tokenizer: its folder beside the model, if it is not the source's.
+        unfinished: how far a training is that goes on, such as "update 200 of 1,000".
+    """
+
+    config: PreTrainedConfig
+    num_parameters: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    corpus: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    distillation: str = ""
+    has_plot: bool = False
+    target_tokenizer: str | None = None
+    unfinished: str = ""
+
+    def with_settings(self, **stated: Any) -> RunMetadata:
+        """The same with some settings replaced: those that are given a value."""
+        given = {name: value for name, value in stated.items() if value}
+        return replace(self, settings={**self.settings, **given})
+
+
+def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> RunMetadata:
+    """Read what a training wrote.
+
+    Args:
+        folder: of the run.
+        config: of the model; default the folder's.
+
+    Raises:
+        UserError: there is no model, or a file cannot be read.
+    """
+    config = config or read_config(folder)
+    return RunMetadata(
+        config=config,
+        num_parameters=count_parameters(config),
+        settings=read_settings(folder),
+        corpus=_read(folder / CORPUS_FILE, json.loads),
+        evaluation=_read(folder / EVALUATION_FILE, json.loads),
+        distillation=_read(folder / DISTILLATION_REPORT, str) or "",
+        has_plot=(folder / DISTILLATION_PLOT).is_file(),
+        target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
+    )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the run in a folder, flat; empty where they are not recorded.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return _read(folder / SETTINGS_FILE, load_yaml) or {}
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read the configuration of the model in a folder.
+
+    Raises:
+        UserError: there is no model, or its configuration cannot be one.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        checkpoints = sorted(folder.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime)
+        remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
+        raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
+    values = read_object(path)
+    try:
+        _check_sizes(values)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # an unknown model type, a field that fails its validation
+        model_type, reason = values.get("model_type"), one_line(error.__cause__ or error)
+        if (
+            "trust_remote_code" in reason
+            or not isinstance(model_type, str)
+            or model_type not in CONFIG_MAPPING
+        ):
+            reason = (
+                f"model_type={model_type!r} is unknown to transformers, and code of checkpoints is not run"
+            )
+        raise UserError(f"{path} cannot be used: {reason}") from error
+
+
+def _check_sizes(values: dict[str, Any]) -> None:
+    """Check the numbers from which transformers builds lists before it builds a model.
+
+    Raises:
+        ValueError: one is larger than any model needs.
+    """
+    for name, value in values.items():
+        most = MOST_LABELS if name == "num_labels" else MOST_LAYERS if _COUNTS_LAYERS.search(name) else None
+        if most is not None and isinstance(value, int | float) and not value <= most:
+            raise ValueError(f"{name}={value} must be at most {most:,}")
+
+
+def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:
+    """How many a model of this shape has, without making room for them (see `meta_model`)."""
+    return meta_model(config, auto_class).num_parameters()
+
+
+def meta_model(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedModel:
+    """A model on the meta device, whose parameters have shapes and no values.
+
+    Args:
+        config: of the model.
+        auto_class: that makes it; default that of the class which `config.architectures` names and, of a
+            configuration alone, the one it is most at home in: of language models and translators, with their
+            output projection.
+    """
+    with torch.device("meta"):
+        return (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)
+
+
+def auto_class_of(config: PreTrainedConfig) -> Any:
+    """The Auto class of the class that a configuration names (see `meta_model`)."""
+    names = config.architectures or ()
+    for auto_class in _AUTO_CLASSES:
+        known = auto_class._model_mapping.get(type(config), None)
+        classes = known if isinstance(known, tuple) else (known,)
+        if known is not None and (not names or {kind.__name__ for kind in classes} & set(names)):
+            return auto_class
+    return AutoModel
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+    """The contents of a file, or nothing where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({one_line(error)}); mend it, or move it away") from error

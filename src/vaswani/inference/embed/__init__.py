@@ -1,0 +1,1 @@
+"""Text, token and word vectors, and search."""

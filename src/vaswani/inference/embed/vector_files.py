@@ -1,0 +1,83 @@
+"""Vectors as files: JSON Lines as they come; NumPy arrays and safetensors once all are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from vaswani.errors import RunError, UserError
+from vaswani.files.atomic_files import write_whole
+from vaswani.files.json_files import finite_json
+from vaswani.files.line_files import LineWriter
+from vaswani.inference.embed.embedding import Unit
+
+_ARRAYS = (".npy", ".safetensors")
+
+
+def check_output(unit: Unit, name: str) -> None:
+    """Raise a UserError unless a file of this name can hold the vectors of texts, words or tokens."""
+    if unit != "text" and name.endswith(".npy"):
+        raise UserError(
+            f"{name} can hold one vector of each text, not those of its {unit}s; "
+            "give a name that ends with .safetensors or .jsonl"
+        )
+    if not name.endswith(_ARRAYS):
+        return
+    folder = Path(name).parent
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {name}: {folder} is not a folder that can be written to")
+    if os.path.isdir(name):
+        raise UserError(f"cannot write {name}: it is a folder; give the name of a file")
+
+
+def write_vectors(results: Iterable[Any], unit: Unit, name: str) -> int:
+    """Write what became of each text; return how many there were."""
+    if name.endswith(_ARRAYS):
+        return _write_arrays(list(results), unit, Path(name))
+    lines = 0
+    with LineWriter(name) as writer:
+        for result in results:
+            writer.write(_as_json(lines, result, unit))
+            lines += 1
+    return lines
+
+
+def _as_json(index: int, result: Any, unit: Unit) -> str:
+    """{"index": 0, "vector": [...]}, or {"index": 0, "words": ["A", ...], "vectors": [[...], ...]}."""
+    if unit == "text":
+        return finite_json({"index": index, "vector": _numbers(result)})
+    pieces, vectors = result
+    record = {"index": index, f"{unit}s": pieces, "vectors": [_numbers(vector) for vector in vectors]}
+    return finite_json(record, ensure_ascii=False)
+
+
+def _numbers(vector: torch.Tensor) -> list[float]:
+    """With as many digits as bring float32 back, which are half of float64's."""
+    return [float(str(number)) for number in vector.numpy()]
+
+
+def _write_arrays(results: list[Any], unit: Unit, path: Path) -> int:
+    """Write `vectors`, [N, d]; where N are words or tokens, also the `lengths` of the texts in them."""
+    if unit == "text":
+        arrays = {"vectors": torch.stack(results) if results else torch.zeros(0, 0)}
+    else:
+        vectors = [result.vectors for result in results]
+        lengths = torch.tensor([len(of_text) for of_text in vectors], dtype=torch.int64)
+        arrays = {"vectors": torch.cat(vectors) if vectors else torch.zeros(0, 0), "lengths": lengths}
+    content = BytesIO()
+    if path.suffix == ".npy":
+        np.save(content, arrays["vectors"].numpy())
+    else:
+        content.write(save(arrays))
+    try:
+        write_whole(path, content.getvalue())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
+    return len(results)

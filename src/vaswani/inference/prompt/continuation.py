@@ -1,0 +1,293 @@
+"""Continuing a text with a causal language model: how likely given answers are, and what it writes itself.
+
+Prompt and answer are encoded as one text, as texts were in training, and then divided: the context is the
+tokens with which the prompt, alone and with each of its answers, begins; all tokens after it are scored. So a
+space may stand at the end of the prompt or at the beginning of the answers: if it becomes one token with what
+follows, that token is scored, and all answers to a prompt are scored from the same place.
+
+Nothing depends on what stands beside it in a batch, but for rounding.
+
+R rows of a batch · T tokens of the longest · N tokens of an answer · V vocabulary
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from vaswani.data.text_codec import TextCodec
+from vaswani.errors import RunError, UserError, check_positive
+from vaswani.inference.batches import batches
+from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
+from vaswani.model.decoding import position_limit
+
+TokenIds = tuple[int, ...]
+
+_ROUNDING = 1e-3  # of what a token changes at its own place
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A prompt with an answer.
+
+    Args:
+        token_ids: of both.
+        start: the place of the first token that is scored, 1 or more.
+    """
+
+    token_ids: TokenIds
+    start: int
+
+    @property
+    def inputs(self) -> TokenIds:
+        """What the model reads to score the answer: nothing is predicted from the last token."""
+        return self.token_ids[:-1]
+
+    @property
+    def answer_ids(self) -> TokenIds:
+        """The tokens that are scored."""
+        return self.token_ids[self.start :]
+
+
+class LanguageModel:
+    """A causal language model of transformers with its tokenizer.
+
+    Args:
+        model: any that predicts each token from those before it; it is put into evaluation mode.
+        tokenizer: what special tokens it puts in front of a text stand in front of every prompt; those that
+            it puts behind one do not: an answer is to follow.
+        max_tokens_per_batch: most tokens of a batch, with padding and what may be written. A text that has
+            more by itself is a batch of its own.
+
+    `positions` is the longest text that the model takes (`max_position_embeddings`, which with rotary
+    positions is as far as it was trained), or None if there is no limit.
+
+    Raises:
+        UserError: the model is not causal; `max_tokens_per_batch` is less than 1.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens_per_batch: int = 8192
+    ):
+        check_positive(max_tokens_per_batch=max_tokens_per_batch)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.max_tokens_per_batch = max_tokens_per_batch
+        self.positions = position_limit(model)
+        self._texts = TextCodec(tokenizer)
+        self._leading = self._texts.frame().leading
+        self._forward_arguments = inspect.signature(model.forward).parameters
+        _check_causal(model)
+
+    def encode_prompt(self, prompt: str) -> TokenIds:
+        """The tokens of a prompt.
+
+        Raises:
+            UserError: it has none.
+        """
+        (token_ids,) = self._encode([prompt])
+        if not token_ids:
+            raise UserError("the prompt is empty, and there is nothing to continue")
+        return token_ids
+
+    def encode_answers(self, prompt: str, answers: Sequence[str]) -> list[Continuation]:
+        """The prompt with each of the answers, all scored from the same place.
+
+        Raises:
+            UserError: no token stands in front of the answers; the tokenizer makes the same of two of them,
+                or nothing of one.
+        """
+        encoded = self._encode([prompt, *(prompt + answer for answer in answers)])
+        start = _common_length(encoded)
+        if start == 0:
+            raise UserError(
+                f"no token stands in front of the answers to predict them from: the prompt {prompt!r} is "
+                "empty, or becomes one token with them; put a text in front, such as a description"
+            )
+        whole = encoded[1:]
+        if len(set(whole)) < len(whole) or any(len(token_ids) == start for token_ids in whole):
+            raise UserError(
+                f"the tokenizer does not tell these answers apart: {', '.join(map(repr, answers))}"
+            )
+        return [Continuation(token_ids, start) for token_ids in whole]
+
+    def log_probs(
+        self, continuations: Sequence[Continuation], progress: Callable[[int], object] | None = None
+    ) -> list[float]:
+        """Return log P(answer | context) of each: the sum of its tokens' natural log-probabilities.
+
+        Args:
+            continuations: in any order; those that differ in their last token alone share their work.
+            progress: is told of so many more answers scored.
+
+        Raises:
+            RunError: a batch does not fit into the device's memory; the model's numbers overflow.
+        """
+        places = defaultdict(list)  # of each input, the answers that it predicts
+        for place, continuation in enumerate(continuations):
+            places[continuation.inputs].append(place)
+        found = [0.0] * len(continuations)
+        for batch in batches({inputs: len(inputs) for inputs in places}, self.max_tokens_per_batch):
+            scored = [place for inputs in batch for place in places[inputs]]
+            scores = self._within_memory(self._score, batch, [continuations[place] for place in scored])
+            for place, score in zip(scored, scores, strict=True):
+                found[place] = score
+            if progress:
+                progress(len(scored))
+        check_finite_scores(all(map(math.isfinite, found)), self.model)
+        return found
+
+    def write(
+        self,
+        prompts: Sequence[TokenIds],
+        max_new_tokens: int,
+        stop: Sequence[str] = (),
+        progress: Callable[[int], object] | None = None,
+    ) -> list[str]:
+        """Continue each prompt with the likeliest token after the other.
+
+        Args:
+            prompts: encoded.
+            max_new_tokens: most tokens that are written.
+            stop: texts that end a continuation, as the model's end token does; none of them is in it.
+            progress: is told of so many more continuations written.
+
+        Raises:
+            RunError: a batch does not fit into the device's memory; the model's numbers overflow.
+        """
+        written: dict[TokenIds, str] = {}
+        times = Counter(prompts)
+        shifts_positions = "position_ids" not in self._forward_arguments  # where padding stands in front
+        tokens = {prompt: len(prompt) + max_new_tokens for prompt in times}
+        for batch in batches(tokens, self.max_tokens_per_batch, equal=shifts_positions):
+            texts = self._within_memory(self._generate, batch, max_new_tokens, stop)
+            written.update(zip(batch, texts, strict=True))
+            if progress:
+                progress(sum(times[prompt] for prompt in batch))
+        return [written[prompt] for prompt in prompts]
+
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
+        encoded = self._texts.token_ids(texts, add_special_tokens=False)
+        return [(*self._leading, *token_ids) for token_ids in encoded]
+
+    def _within_memory(self, work: Callable[..., Any], batch: list[TokenIds], *arguments: Any) -> Any:
+        try:
+            return work(batch, *arguments)
+        except torch.OutOfMemoryError as error:
+            size = f"{len(batch)} texts of up to {len(batch[0])} tokens"
+            raise RunError(f"out of memory with {size}; lower max_tokens_per_batch") from error
+
+    @torch.inference_mode()
+    def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:
+        """The log-probability of each answer, from the inputs of all of them [R, T]."""
+        device = self.model.device
+        rows = [torch.tensor(inputs, device=device) for inputs in batch]
+        input_ids = pad_sequence(rows, batch_first=True)  # behind the texts: no answer sees it
+        attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        first = min(answer.start for answer in answers) - 1  # nothing before it predicts an answer
+        logits = self._logits(input_ids, attention_mask, input_ids.shape[1] - first)
+        row_of = {inputs: row for row, inputs in enumerate(batch)}
+        precision = torch.promote_types(logits.dtype, torch.float32)
+        scores = []
+        for answer in answers:
+            predictions = slice(answer.start - 1 - first, len(answer.inputs) - first)
+            predicted = logits[row_of[answer.inputs], predictions]  # [N, V]
+            log_probs = predicted.log_softmax(dim=1, dtype=precision)
+            targets = torch.tensor(answer.answer_ids, device=device)
+            scores.append(log_probs.gather(1, targets[:, None]).sum())
+        return torch.stack(scores).tolist()
+
+    def _logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, last: int) -> torch.Tensor:
+        """The logits of the last so many places: [R, last, V]. Most models compute no others, if told so."""
+        options = {"logits_to_keep": last, "use_cache": False}
+        known = {name: value for name, value in options.items() if name in self._forward_arguments}
+        logits = self.model(input_ids=input_ids, attention_mask=attention_mask, **known).logits
+        return logits[:, -last:]
+
+    @torch.inference_mode()
+    def _generate(self, batch: list[TokenIds], max_new_tokens: int, stop: Sequence[str]) -> list[str]:
+        device = self.model.device
+        length = len(batch[0])
+        input_ids = torch.zeros(len(batch), length, dtype=torch.int64)
+        attention_mask = torch.zeros_like(input_ids)
+        for row, prompt in enumerate(batch):  # padding in front, where what is written does not follow it
+            input_ids[row, length - len(prompt) :] = torch.tensor(prompt)
+            attention_mask[row, length - len(prompt) :] = 1
+        finite = FiniteScores()
+        sequences = self.model.generate(  # [R, T + at most max_new_tokens]
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            num_beams=1,
+            do_sample=False,
+            use_cache=True,  # a trained model's configuration may say otherwise
+            max_new_tokens=None,
+            max_length=length + max_new_tokens,
+            forced_eos_token_id=None,  # some configurations force it at the end
+            pad_token_id=self.tokenizer.pad_token_id or 0,
+            stopping_criteria=StoppingCriteriaList([_StopTexts(self._decode, stop, length)]),
+            logits_processor=LogitsProcessorList([finite]),
+        )
+        finite.check(self.model)
+        return [_before(text, stop) for text in self._decode(sequences[:, length:])]
+
+    def _decode(self, sequences: torch.Tensor) -> list[str]:
+        """Texts of tokens [R, N], up to the first end token of each."""
+        end_ids = self.model.generation_config.eos_token_id
+        end_ids = torch.tensor([] if end_ids is None else end_ids, dtype=torch.int64, device=sequences.device)
+        ended = torch.isin(sequences, end_ids).cumsum(dim=1) > 0
+        rows = [row[~end].tolist() for row, end in zip(sequences, ended, strict=True)]
+        return self._texts.decode(rows)
+
+
+class _StopTexts(StoppingCriteria):
+    """Ends a row once one of the texts is in what was written after the prompt."""
+
+    def __init__(self, decode: Callable[[torch.Tensor], list[str]], texts: Sequence[str], prompt_length: int):
+        self.decode = decode
+        self.texts = texts
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Say which rows have ended: bool [R]."""
+        written = self.decode(input_ids[:, self.prompt_length :])
+        ended = [_before(text, self.texts) != text for text in written]
+        return torch.tensor(ended, device=input_ids.device)
+
+
+def _before(text: str, stop: Sequence[str]) -> str:
+    """The part of a text before the first of the stop texts."""
+    return text[: min((text.find(end) for end in stop if end in text), default=len(text))]
+
+
+def _common_length(sequences: Sequence[TokenIds]) -> int:
+    """How many tokens all begin with."""
+    alike = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
+    return sum(takewhile(bool, alike))
+
+
+@torch.inference_mode()
+def _check_causal(model: PreTrainedModel) -> None:
+    """Whether the model predicts a token without having seen it; its configuration does not always tell."""
+    pairs = torch.tensor([[0, 1], [0, 2]], device=model.device)
+    logits = model(input_ids=pairs, attention_mask=torch.ones_like(pairs)).logits  # [2, 2, V]
+    before, at = (logits[0] - logits[1]).abs().amax(dim=1).tolist()
+    if before > _ROUNDING * at:
+        raise UserError(
+            f"{type(model).__name__} sees the tokens that it is to predict; give a causal model "
+            "such as 'vaswani_decoder', 'gpt2' or 'llama'"
+        )

@@ -1,0 +1,142 @@
+r"""Tasks as YAML files: the keys are the fields of `Task`, and two more that name files of rows.
+
+description: Say whether a review is positive or negative.
+prompt: "Review: {text}\nSentiment:"
+answer: " {sentiment}"
+choices: [" positive", " negative"]
+examples_file: train.jsonl   # JSON Lines, relative to this file
+test:
+  - {text: A joy from start to end., sentiment: positive}
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vaswani.data.sources.reading import RepeatedKeyError, parse_json
+from vaswani.errors import UserError, one_line
+from vaswani.files.yaml_files import load_yaml, shown
+from vaswani.inference.prompt.task import Row, Task
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) and all(map(_is_text, row)) for row in value)
+
+
+_TEXT = "a text", _is_text
+_TEXTS = "a list of texts", _are_texts
+_ROWS = "a list of rows such as {text: A joy., label: positive}", _are_rows
+_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "description": _TEXT,
+    "prompt": _TEXT,
+    "answer": _TEXT,
+    "label": _TEXT,
+    "choices": (f"one template or {_TEXTS[0]}", lambda value: _is_text(value) or _are_texts(value)),
+    "normalize": _TEXT,
+    "answer_context": _TEXT,
+    "generate": ("true or false", lambda value: isinstance(value, bool)),
+    "max_new_tokens": ("a whole number", lambda value: type(value) is int),
+    "stop": _TEXTS,
+    "separator": _TEXT,
+    "examples": _ROWS,
+    "examples_file": _TEXT,
+    "test": _ROWS,
+    "test_file": _TEXT,
+}
+
+
+def load_task(path: str | Path) -> Task:
+    """Read a task file.
+
+    Raises:
+        UserError: it or a file that it names cannot be read; an unknown key (naming the nearest), a value of
+            the wrong type, rows given twice; or what `Task` raises.
+    """
+    path = Path(path)
+    values = _read_yaml(path)
+    try:
+        for key, value in values.items():
+            _check(str(key), value)
+        for rows in ("examples", "test"):
+            _read_row_file(values, rows, path.parent)
+        if "prompt" not in values:
+            raise UserError("prompt is missing: the template of a question")
+        return Task(**{"test": [], **values})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    text = _read_text(path, "task file")
+    try:
+        values = load_yaml(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"task file {path} is not YAML: {one_line(error)}") from error
+    if not isinstance(values, Mapping):
+        raise UserError(f"task file {path} must hold `key: value` lines, got a {type(values).__name__}")
+    return dict(values)
+
+
+def _check(key: str, value: Any) -> None:
+    if key not in _KEYS:
+        nearest = difflib.get_close_matches(key, _KEYS, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(_KEYS)}"
+        raise UserError(f"unknown key {key!r}; {hint}")
+    expected, is_right = _KEYS[key]
+    if not is_right(value):
+        raise UserError(f"{key}: expected {expected}, got {shown(value)}")
+
+
+def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> None:
+    """Put the rows of the file that `examples_file` or `test_file` names in its place."""
+    name = values.pop(f"{rows}_file", None)
+    if name is None:
+        return
+    if rows in values:
+        raise UserError(f"{rows} and {rows}_file were both given; give one of them")
+    values[rows] = read_rows(folder / name)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a JSON Lines file: an object on each line that is not blank.
+
+    Raises:
+        UserError: it cannot be read, or a line is not an object.
+    """
+    rows: list[Row] = []
+    for number, line in enumerate(_read_text(path, "file").split("\n"), 1):
+        try:
+            row = parse_json(line) if line.strip() else None
+        except RepeatedKeyError as error:
+            raise UserError(f"line {number} of {path}: {error}; leave one of them") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"line {number} of {path} is not JSON ({error})") from error
+        if isinstance(row, dict):
+            rows.append(row)
+        elif line.strip():
+            raise UserError(f'line {number} of {path} must be an object such as {{"text": "..."}}')
+    return rows
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{what} {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} {path} is not UTF-8: {error}") from error

@@ -1,0 +1,1 @@
+"""Training arguments and the YAML files that set them."""

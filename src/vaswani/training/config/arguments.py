@@ -1,0 +1,314 @@
+"""Everything that a training run can be told, as dataclasses for `HfArgumentParser`.
+
+Field names are the keys of a configuration file and the flags of `vaswani train`. The defaults are those of
+the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer to it.
+"""
+
+import importlib.util
+import json
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+import transformers
+from transformers import Seq2SeqTrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_utils import SaveStrategy, SchedulerType
+
+from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
+from vaswani.data.sources.corpus import CorpusSpec
+from vaswani.errors import UserError
+from vaswani.hub.card import check_stated
+from vaswani.training.config.options import Section, check_values, option
+from vaswani.training.launch.process_group import join_processes
+from vaswani.training.launch.processes import choose_device, requested_fsdp_size, trains_on_cpu
+from vaswani.training.trainer.schedule import paper_peak_learning_rate
+
+JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
+REPORTING_PACKAGES = ("tensorboard", "trackio")
+
+
+def _name(choice: Enum | str) -> str:
+    return choice.value if isinstance(choice, Enum) else choice
+
+
+@dataclass
+class FamilyArguments(Section):
+    """The fields of a configuration that encoders, decoders and both together share."""
+
+    d_model: int = option(512, "Width of the residual stream.")
+    dropout: float = option(
+        0.1, "Dropout on sub-layer outputs and on embeddings with positions (section 5.4)."
+    )
+    attention_dropout: float = option(0.0, "Dropout on attention weights.")
+    activation_dropout: float = option(0.0, "Dropout inside the feed-forward layers.")
+    activation_function: str = option("relu", "relu, gelu, silu or another that transformers knows.")
+    norm_order: Literal["post", "pre"] = option(
+        "post", "LayerNorm after each residual sum, or before each sub-layer."
+    )
+    embedding_norm: bool = option(False, "LayerNorm on the sums of embeddings and positions, as in BERT.")
+    layer_norm_eps: float = option(1e-5, "Added to the variance in every LayerNorm.")
+    norm_bias: bool = option(True, "Biases in the norms.")
+    position_embedding: Literal["sinusoidal", "learned", "none"] = option(
+        "sinusoidal", "Positions of any length, learned ones, or none."
+    )
+    sinusoidal_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = option(
+        "interleaved", "Order of sines and cosines: as in the paper, as in Marian, or as in tensor2tensor."
+    )
+    max_position_embeddings: int = option(1024, "Longest sequence that learned positions allow.")
+    attention_bias: bool = option(True, "Biases in the attention projections.")
+    ffn_bias: bool = option(True, "Biases in the feed-forward projections.")
+    lm_head_bias: bool = option(False, "A bias for each token in the output projection.")
+    scale_embedding: bool = option(True, "Multiply embeddings by sqrt(d_model) (section 3.4).")
+    tie_word_embeddings: bool = option(True, "The output projection is the target embedding (section 3.4).")
+    initializer_range: float | None = option(
+        None, "Standard deviation of new weights; default Glorot's uniform distribution."
+    )
+    sparse_block_size: int = option(64, "Tokens in a block of sparse attention.", at_least=1)
+    sparse_window_blocks: int = option(
+        3, "Blocks around the query that it sees, its own among them.", at_least=1
+    )
+    sparse_global_blocks: int = option(2, "Blocks at the start that see all and that all see.", at_least=0)
+    sparse_global_tokens: int = option(
+        0, "In place of these, so many tokens in blocks of their own.", at_least=0
+    )
+    sparse_random_blocks: int = option(3, "Blocks drawn for each layer, head and query block.", at_least=0)
+    sparse_seed: int = option(0, "Which blocks are drawn.", at_least=0, at_most=LARGEST_SEED)
+    attn_implementation: str | None = option(
+        None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
+    )
+
+
+@dataclass
+class ModelArguments(FamilyArguments):
+    """The fields of `VaswaniConfig` that are not derived from the data."""
+
+    encoder_layers: int = option(6, "Encoder layers.")
+    decoder_layers: int = option(6, "Decoder layers.")
+    encoder_attention_heads: int = option(8, "Attention heads of each encoder layer; divides d_model.")
+    decoder_attention_heads: int = option(8, "Attention heads of each decoder layer; divides d_model.")
+    encoder_ffn_dim: int = option(2048, "Inner width of the encoder's feed-forward layers.")
+    decoder_ffn_dim: int = option(2048, "Inner width of the decoder's feed-forward layers.")
+    share_encoder_decoder_embeddings: bool | None = option(
+        None, "One embedding for source and target; by default exactly when there is one vocabulary."
+    )
+    encoder_attention: list[str] = option(
+        ["full"], "Self-attention of the encoder: full, sparse, or one of these for each layer."
+    )
+    decoder_attention: list[str] = option(["full"], "Self-attention of the decoder, likewise.")
+
+
+@dataclass
+class DataArguments(Section):
+    """The parallel corpus, its vocabulary and the limits on its rows."""
+
+    task: Literal["translation", "summarization"] = option(
+        "translation", "Scored by BLEU, chrF and exact match, or by ROUGE."
+    )
+    dataset: str | None = option(None, "'dates' for the built-in corpus, or a data set's Hub name or folder.")
+    dataset_config: str | None = option(None, "Configuration name of the data set.")
+    train_file: list[str] = option(
+        [], "Training file (JSONL, CSV, TSV, Parquet), or two text files: source and target."
+    )
+    validation_file: list[str] = option([], "Validation file(s), likewise.")
+    test_file: list[str] = option([], "Test file(s), likewise.")
+    source_field: str = option(
+        "source", "Column of the source text; a dot reaches into nested columns (translation.de)."
+    )
+    target_field: str = option("target", "Column of the target text.")
+    streaming: bool = option(
+        False, "Read the training data as it is needed (larger than memory); requires max_steps."
+    )
+    max_validation_rows: int | None = option(
+        None, "Evaluate on this many validation rows, evenly spread; default all.", at_least=1
+    )
+    vocab_size: int = option(37000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
+    shared_vocab: bool = option(True, "One vocabulary for source and target.")
+    tokenizer_rows: int | None = option(
+        None, "Train the vocabulary on the first so many rows; default all.", at_least=1
+    )
+    max_source_length: int = option(
+        256, "Rows with more source tokens are left out of training, and counted.", at_least=2
+    )
+    max_target_length: int = option(
+        256, "Rows with more target tokens are left out of training, and counted.", at_least=2
+    )
+    truncate: bool = option(
+        False, "Cut longer rows off instead of leaving them out; in evaluation the source alone."
+    )
+    bpe_dropout: float = option(
+        0.0,
+        "Probability of skipping a merge when training text is split (BPE-dropout, arXiv:1910.13267).",
+        at_least=0,
+        at_most=1,
+    )
+
+    @property
+    def corpus(self) -> CorpusSpec:
+        """Where the corpus lies."""
+        return CorpusSpec(**{field.name: getattr(self, field.name) for field in fields(CorpusSpec)})
+
+
+@dataclass
+class CardArguments(Section):
+    """What the model card says that no training can know; what is left out is "not stated" there.
+
+    Raises:
+        UserError: for a code that the Hub does not take.
+    """
+
+    language: list[str] = option(
+        [], "Codes of the languages, such as: de en. Of the built-in dates they are known."
+    )
+    license: str | None = option(None, "Of the model, as the Hub calls it: apache-2.0, mit, cc-by-4.0 ...")
+    data_name: str | None = option(None, "How the data are called; default as they are given.")
+    data_url: str | None = option(None, "Where they come from.")
+    data_license: str | None = option(None, "Under which licence.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_stated(self.language, self.license)
+
+
+@dataclass
+class BaseTrainingArguments(transformers.TrainingArguments):
+    """transformers' training arguments with the paper's defaults and a few more fields, for any model.
+
+    Raises:
+        UserError: for a combination that cannot work, before any work is done.
+    """
+
+    learning_rate: float | None = option(  # type: ignore[assignment]  # None is resolved before the optimizer is built
+        None, "Peak learning rate; default the paper's (d_model * warmup_steps)^-0.5 (equation 3).", above=0
+    )
+    lr_scheduler_type: SchedulerType | str = field(
+        default=SchedulerType.INVERSE_SQRT,
+        metadata={
+            "help": "inverse_sqrt is the paper's (linear warm-up, then 1/sqrt(step)); or another that exists."
+        },
+    )
+    warmup_steps: float = option(
+        4000, "Warm-up updates; below 1, a fraction of all updates (section 5.3).", at_least=0
+    )
+    adam_beta2: float = option(0.98, "Adam's beta2 (section 5.3).", at_least=0, below=1)
+    adam_epsilon: float = option(1e-9, "Adam's epsilon (section 5.3).", above=0, at_most=1)
+    max_tokens_per_batch: int = option(
+        8192,
+        "Tokens of one batch on one device, those of targets and padding included; for training and "
+        "evaluation.",
+        at_least=1,
+    )
+    early_stopping_patience: int | None = option(
+        None, "Stop after this many evaluations without a better metric_for_best_model.", at_least=1
+    )
+    fsdp_size: int = option(
+        1, "Processes that share out all parameters (FSDP2), each with its own batches.", at_least=1
+    )
+    tensor_parallel_size: int = option(
+        1, "Processes that share out heads and inner features, with the same batches.", at_least=1
+    )
+    non_finite_loss: Literal["stop", "skip"] = option(
+        "stop", "What to do when a loss or gradient is NaN or infinite: stop, or skip that update."
+    )
+    report_to: list[str] = option(
+        ["none"], "Where to log: none, tensorboard, trackio or another that transformers knows."
+    )
+    ddp_find_unused_parameters: bool | None = option(
+        False, "Look for parameters without a gradient in each update; our models use all of theirs."
+    )
+    use_cache: bool = option(True, "Saved in the model's configuration: decode with cached keys and values.")
+    restore_callback_states_from_checkpoint: bool = option(
+        True, "Resuming restores the early-stopping counter too."
+    )
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        self._check_dictionaries()
+        choose_device()
+        self.fsdp_size = requested_fsdp_size() or self.fsdp_size
+        store = join_processes(int(self.ddp_timeout), trains_on_cpu(self.use_cpu))
+        super().__post_init__()
+        del store  # by now the process group keeps it
+        self._check_reporting()
+        self._check_early_stopping()
+        self._check_best()
+        if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
+            raise UserError(
+                f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
+            )
+
+    def _check_reporting(self) -> None:
+        for name in self.report_to:
+            if name not in INTEGRATION_TO_CALLBACK:
+                known = ", ".join(["none", *sorted(INTEGRATION_TO_CALLBACK)])
+                raise UserError(f"report_to={name} is unknown; choose among {known}")
+            if name in REPORTING_PACKAGES and importlib.util.find_spec(name) is None:
+                raise UserError(f"report_to={name} needs a package: pip install 'vaswani[{name}]'")
+
+    def _check_best(self) -> None:
+        if self.save_strategy == SaveStrategy.BEST and (
+            self.metric_for_best_model is None or self.eval_strategy == "no"
+        ):
+            raise UserError(
+                f"save_strategy=best needs an eval_strategy, which is {_name(self.eval_strategy)} (give "
+                f"steps or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
+            )
+
+    def _check_early_stopping(self) -> None:
+        if self.early_stopping_patience is None:
+            return
+        if self.eval_strategy == "no" or self.metric_for_best_model is None:
+            raise UserError(
+                f"early_stopping_patience needs an eval_strategy, which is {_name(self.eval_strategy)} "
+                f"(give steps or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
+            )
+
+    def _check_dictionaries(self) -> None:
+        """Raise `UserError` for a text that is meant to be JSON, or the path of a file of it, and is not."""
+        for name in self._VALID_DICT_FIELDS:
+            value = getattr(self, name)
+            if not isinstance(value, str) or (name in JSON_FILES and Path(value).is_file()):
+                continue
+            try:
+                is_right = isinstance(json.loads(value), dict)
+            except ValueError:
+                is_right = False
+            if not is_right:
+                file = ", or the path of such a file" if name in JSON_FILES else ""
+                raise UserError(f"{name}={value!r}: expected JSON such as '{{\"name\": 1}}'{file}")
+
+    def resolve_learning_rate(self, d_model: int) -> None:
+        """Replace a missing learning rate by the peak of equation 3.
+
+        Raises:
+            UserError: when the schedule or the warm-up leaves the formula without a meaning.
+        """
+        if self.learning_rate is not None:
+            return
+        if self.lr_scheduler_type != SchedulerType.INVERSE_SQRT:
+            raise UserError(f"lr_scheduler_type={_name(self.lr_scheduler_type)} needs a learning_rate")
+        self.learning_rate = paper_peak_learning_rate(d_model, self.warmup_steps)
+
+
+@dataclass
+class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
+    """Those of an encoder-decoder: its labels are smoothed, and it is evaluated by decoding.
+
+    Raises:
+        UserError: for a combination that cannot work, before any work is done.
+    """
+
+    label_smoothing_factor: float = option(
+        0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.", at_least=0, below=1
+    )
+    predict_with_generate: bool = option(True, "Evaluate by what is written, not by the loss alone.")
+    generation_num_beams: int | None = option(
+        4, "Beams when evaluating (section 6.1).", at_least=1, at_most=MOST_BEAMS
+    )
+    generation_length_penalty: float = option(
+        0.6,
+        "Exponent of the length that divides a beam's log-probability.",
+        at_least=-LARGEST_ALPHA,
+        at_most=LARGEST_ALPHA,
+    )

@@ -1,0 +1,261 @@
+"""Everything that a pre-training can be told: a kind of configuration for each objective, and each beginning.
+
+A pre-training begins with new weights, in a shape that is given, or goes on with the weights of a `model`,
+whose shape and tokenizer stay. The defaults of the shapes are BERT-base (Devlin et al., 2019,
+arXiv:1810.04805) and GPT-2 small (Radford et al., 2019).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from vaswani.data.sources.corpus import TextCorpusSpec
+from vaswani.errors import UserError
+from vaswani.training.config.arguments import BaseTrainingArguments, CardArguments, FamilyArguments
+from vaswani.training.config.config_file import FIELDS_WITHOUT_EFFECT, BaseConfig
+from vaswani.training.config.options import Section, option
+
+SHORTEST_SEQUENCE = 8  # tokens
+
+
+def _default(name: str, value: Any) -> Any:
+    """A field of `FamilyArguments` with another default."""
+    return field(default=value, metadata=FamilyArguments.__dataclass_fields__[name].metadata)
+
+
+@dataclass
+class EncoderArguments(FamilyArguments):
+    """The fields of `VaswaniEncoderConfig` that are not derived from the data."""
+
+    d_model: int = _default("d_model", 768)
+    attention_dropout: float = _default("attention_dropout", 0.1)
+    activation_function: str = _default("activation_function", "gelu")
+    embedding_norm: bool = _default("embedding_norm", True)
+    layer_norm_eps: float = _default("layer_norm_eps", 1e-12)
+    position_embedding: Literal["sinusoidal", "learned", "none"] = _default("position_embedding", "learned")
+    max_position_embeddings: int = _default("max_position_embeddings", 512)
+    lm_head_bias: bool = _default("lm_head_bias", True)
+    scale_embedding: bool = _default("scale_embedding", False)
+    initializer_range: float | None = _default("initializer_range", 0.02)
+    encoder_layers: int = option(12, "Layers.")
+    encoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
+    encoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
+    encoder_attention: list[str] = option(
+        ["full"], "Self-attention: full, sparse, or one of these for each layer."
+    )
+    mlm_transform: bool = option(True, "A layer before the output projection, as in BERT.")
+    pooler: bool | None = option(
+        None, "A layer on the first token's state: where it is used and in the base model, or true, or false."
+    )
+
+
+@dataclass
+class DecoderArguments(FamilyArguments):
+    """The fields of `VaswaniDecoderConfig` that are not derived from the data."""
+
+    d_model: int = _default("d_model", 768)
+    attention_dropout: float = _default("attention_dropout", 0.1)
+    activation_function: str = _default("activation_function", "gelu_new")
+    norm_order: Literal["post", "pre"] = _default("norm_order", "pre")
+    position_embedding: Literal["sinusoidal", "learned", "none"] = _default("position_embedding", "learned")
+    scale_embedding: bool = _default("scale_embedding", False)
+    initializer_range: float | None = _default("initializer_range", 0.02)
+    decoder_layers: int = option(12, "Layers.")
+    decoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
+    decoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
+    decoder_attention: list[str] = option(
+        ["full"], "Self-attention: full, sparse, or one of these for each layer; sparse needs no_pack."
+    )
+
+
+@dataclass
+class ContinuedModelArguments(Section):
+    """The model that a pre-training goes on with."""
+
+    model: str | None = option(
+        None,
+        "Go on with a language model: its folder, or its name on the Hub. Its shape and its tokenizer stay, "
+        "whose fields are then left out.",
+    )
+    attn_implementation: str | None = _default("attn_implementation", None)
+
+
+@dataclass
+class TextArguments(Section):
+    """The corpus of texts and the length of its sequences."""
+
+    dataset: str | None = option(
+        None, "A folder with train.jsonl, train.txt, ... (also .gz), or a data set's Hub name."
+    )
+    dataset_config: str | None = option(None, "Configuration name of the data set.")
+    train_file: list[str] = option([], "Training file: JSONL, CSV, TSV, Parquet (also .gz), or plain text.")
+    validation_file: list[str] = option([], "Validation file, likewise.")
+    test_file: list[str] = option([], "Test file, likewise.")
+    text_field: str = option("text", "Column of the text; a dot reaches into nested columns.")
+    documents: Literal["line", "blank_line"] = option(
+        "line", "In plain text files: a document on each line, or blank lines between documents."
+    )
+    streaming: bool = option(
+        False, "Read the training data as it is needed (larger than memory); requires max_steps."
+    )
+    max_validation_rows: int | None = option(
+        None, "Evaluate on this many validation sequences, evenly spread; default all.", at_least=1
+    )
+    max_length: int = option(512, "Most tokens of a sequence.", at_least=SHORTEST_SEQUENCE)
+
+    @property
+    def corpus(self) -> TextCorpusSpec:
+        """Where the corpus lies."""
+        return TextCorpusSpec(**{field.name: getattr(self, field.name) for field in fields(TextCorpusSpec)})
+
+
+@dataclass
+class TextAndVocabularyArguments(TextArguments):
+    """As `TextArguments`, with a vocabulary that is made of the texts."""
+
+    tokenizer: Literal["bpe", "bytes"] = option(
+        "bpe", "Learn a byte-pair vocabulary, or take each byte for a token (a model of characters)."
+    )
+    vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
+    tokenizer_rows: int | None = option(
+        None, "Train the vocabulary on the first so many rows; default all.", at_least=1
+    )
+
+
+@dataclass
+class MaskedObjective(Section):
+    """Finding masked tokens and, if asked for, telling whether one segment follows the other."""
+
+    objective: Literal["masked"] = option(
+        "masked", "What is learned: masked (BERT's kind, an encoder), or causal (GPT's, a decoder)."
+    )
+    mask_probability: float = option(0.15, "Share of the tokens that are to be found.", above=0, at_most=1)
+    whole_word_masking: bool = option(False, "Mask all tokens of a word or none.")
+    next_sentence: bool = option(
+        False,
+        "Sequences of two segments, the second from another document half of the time, to be told (BERT); "
+        "otherwise full sentences of one document (RoBERTa, arXiv:1907.11692).",
+    )
+
+
+@dataclass
+class CausalObjective(Section):
+    """Telling each token from those before it."""
+
+    objective: Literal["causal"] = option("causal", "What is learned: masked, or causal.")
+    pack: bool = option(
+        True,
+        "Fill sequences with several documents, none of which sees another; otherwise each holds one, or a "
+        "part of one.",
+    )
+
+
+class PretrainingConfig(BaseConfig):
+    """The resolved arguments of one pre-training; which fields there are, the objective and the model say."""
+
+    task: Any
+
+    command: ClassVar[str] = "pretrain"
+    example: ClassVar[str] = "configs/mlm.yaml"
+    without_effect: ClassVar[dict[str, str]] = {
+        **FIELDS_WITHOUT_EFFECT,
+        "label_smoothing_factor": "a language model is trained and measured by its likelihood",
+    }
+
+    @classmethod
+    def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
+        """The kind for the objective and the beginning that were given."""
+        objective = given.get("objective", "masked")
+        if objective not in NEW:
+            raise UserError(f"objective={objective} is unknown; choose one of {', '.join(NEW)}")
+        return (NEW if given.get("model") is None else CONTINUED)[objective]
+
+
+@dataclass
+class MaskedLMConfig(PretrainingConfig):
+    """The resolved arguments of one training of a new masked language model."""
+
+    model: EncoderArguments
+    data: TextAndVocabularyArguments
+    task: MaskedObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = (
+        "Train an encoder on texts to find masked words; with --objective causal, a decoder to tell the next."
+        " With --model FOLDER, go on with a model on other texts or longer sequences."
+    )
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy", "next_sentence_accuracy")
+
+
+@dataclass
+class CausalLMConfig(PretrainingConfig):
+    """The resolved arguments of one training of a new causal language model."""
+
+    model: DecoderArguments
+    data: TextAndVocabularyArguments
+    task: CausalObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = (
+        "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others."
+        " With --model FOLDER, go on with a model on other texts or longer sequences."
+    )
+    example: ClassVar[str] = "configs/causal_lm.yaml"
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
+
+
+def _of_the_model(*kinds: type) -> dict[str, str]:
+    """The fields of new models and vocabularies, which are without effect where a model is given."""
+    given = {field.name for kind in (ContinuedModelArguments, TextArguments) for field in fields(kind)}
+    names = {field.name for kind in kinds for field in fields(kind)} - given
+    return dict.fromkeys(names, "it stays as it is in the model that training goes on with; leave it out")
+
+
+@dataclass
+class ContinuedMaskedLMConfig(PretrainingConfig):
+    """The resolved arguments of one training that goes on with a masked language model."""
+
+    model: ContinuedModelArguments
+    data: TextArguments
+    task: MaskedObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = (
+        "Go on training an encoder to find masked words, on other texts or longer sequences."
+    )
+    example: ClassVar[str] = "configs/mlm_long.yaml"
+    scores: ClassVar[Sequence[str]] = MaskedLMConfig.scores
+    without_effect: ClassVar[dict[str, str]] = {
+        **PretrainingConfig.without_effect,
+        **_of_the_model(EncoderArguments, TextAndVocabularyArguments),
+    }
+
+
+@dataclass
+class ContinuedCausalLMConfig(PretrainingConfig):
+    """The resolved arguments of one training that goes on with a causal language model."""
+
+    model: ContinuedModelArguments
+    data: TextArguments
+    task: CausalObjective
+    training: BaseTrainingArguments
+    card: CardArguments
+
+    purpose: ClassVar[str] = (
+        "Go on training a decoder to tell the next word, on other texts or longer sequences."
+    )
+    scores: ClassVar[Sequence[str]] = CausalLMConfig.scores
+    without_effect: ClassVar[dict[str, str]] = {
+        **PretrainingConfig.without_effect,
+        **_of_the_model(DecoderArguments, TextAndVocabularyArguments),
+    }
+
+
+NEW: dict[str, type[PretrainingConfig]] = {"masked": MaskedLMConfig, "causal": CausalLMConfig}
+CONTINUED: dict[str, type[PretrainingConfig]] = {
+    "masked": ContinuedMaskedLMConfig,
+    "causal": ContinuedCausalLMConfig,
+}

@@ -1,0 +1,133 @@
+"""A training in several processes on this machine: all are started, and when one fails the others end too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vaswani.bootstrap import command_code
+from vaswani.errors import RunError, StoppedError, UserError
+from vaswani.startup import LAUNCHER_VARIABLE
+from vaswani.training.runs.failures import what_was_saved
+
+SECONDS_TO_SAVE = 600  # between the signal to stop and the end of a process that does not heed it
+POLL_SECONDS = 0.05
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_cpu: bool = False) -> int:
+    """Run `vaswani` with these arguments in several processes that train together.
+
+    Each process says on standard error why it failed. A signal to stop, SIGTERM or Ctrl-C, reaches all.
+
+    Args:
+        arguments: of the command, without the number of processes.
+        num_processes: on this machine, one for each device; CPUs share their cores.
+        output_dir: of the run, to tell what was saved.
+        use_cpu: whether they leave other devices alone.
+
+    Returns:
+        The exit status: 0, or that of the process that failed first.
+
+    Raises:
+        UserError: there are fewer devices than processes.
+        RunError: a process was killed.
+        StoppedError: they were asked to stop before there was anything to save.
+    """
+    _check_devices(num_processes, use_cpu)
+    environment = _environment(num_processes)
+    command = [sys.executable, "-c", command_code(), *arguments]
+    processes: list[subprocess.Popen] = []
+    try:
+        with _StopSignals(processes) as stop:
+            for rank in range(num_processes):
+                of_its_own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                # A session of its own: Ctrl-C reaches this process alone, which passes it on.
+                processes.append(
+                    subprocess.Popen(command, env=environment | of_its_own, start_new_session=True)
+                )
+            failed = _wait(processes, stop)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if failed is None:
+        return 0
+    status = processes[failed].returncode
+    if stop.number == -status:
+        raise StoppedError(f"stopped before training began; {what_was_saved(output_dir)}")
+    if status < 0:
+        raise RunError(
+            f"process {failed} of {num_processes} was killed ({signal.Signals(-status).name}), so the others "
+            f"were ended; {what_was_saved(output_dir)}"
+        )
+    return status
+
+
+def _check_devices(num_processes: int, use_cpu: bool) -> None:
+    devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if 0 < devices < num_processes and not use_cpu:
+        raise UserError(
+            f"num_processes={num_processes}, but there are {devices} devices; ask for as many, or add "
+            "--use_cpu true"
+        )
+
+
+def _environment(num_processes: int) -> dict[str, str]:
+    """What `torch.distributed` reads; threads are shared out unless their number was chosen."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = max(1, (os.cpu_count() or 1) // num_processes)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+    }
+
+
+class _StopSignals:
+    """Passes SIGTERM and Ctrl-C on to processes, while it is entered."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen]):
+        self.processes = processes
+        self.number: int | None = None  # of the signal that came
+        self.since = 0.0
+
+    def __enter__(self) -> _StopSignals:
+        self._before = {number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        if self.number is None:
+            self.number, self.since = number, time.monotonic()
+        for process in self.processes:
+            process.send_signal(number)
+
+
+def _wait(processes: Sequence[subprocess.Popen], stop: _StopSignals) -> int | None:
+    """Wait for all to end well, or for the first that does not, and return its rank."""
+    while True:
+        statuses = [process.poll() for process in processes]
+        failed = next((rank for rank, status in enumerate(statuses) if status), None)
+        if None not in statuses or (failed is not None and stop.number is None):
+            return failed
+        if stop.number is not None and time.monotonic() - stop.since > SECONDS_TO_SAVE:
+            processes[statuses.index(None)].kill()
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,136 @@
+"""What to tell a user whose training stopped, in one line."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import datasets
+
+from vaswani.errors import RunError, UserError, causes, is_full_disk, one_line
+from vaswani.training.trainer.checkpoints import last_complete_checkpoint
+
+FULL = 64 * 2**20  # bytes that are free on a disk on which a file has not found room
+# How gloo and NCCL tell that another process is gone.
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "NCCL",
+    "DistBackendError",
+)
+# How PyTorch tells that memory is full, on GPUs and CPUs.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+# What the libraries raise for options that they cannot use.
+_OF_OPTIONS: tuple[type[Exception], ...] = (
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError),
+    *(ImportError, NotImplementedError),
+)
+
+
+def describe_failure(error: BaseException, output_dir: Path) -> str:
+    """The cause, and what was saved before it."""
+    return f"{_cause(error, output_dir)}; {what_was_saved(output_dir)}"
+
+
+def what_was_saved(output_dir: Path) -> str:
+    """From where a run can go on."""
+    checkpoint = last_complete_checkpoint(output_dir)
+    if checkpoint is None:
+        return "no checkpoint to resume from had been saved"
+    return f"the last complete checkpoint is {checkpoint}; continue with --resume_from_checkpoint true"
+
+
+def _cause(error: BaseException, output_dir: Path) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if is_full_disk(error):
+        return _full_disk(error, output_dir)
+    if any(isinstance(link, BrokenPipeError) for link in causes(error)):
+        return (
+            "nobody reads standard output any more (as after `| head`); write it to a file to see parts of it"
+        )
+    text = one_line(error)
+    if _is_lost_peer(error):
+        return f"another process of this training is gone; see what it wrote last ({text})"
+    if is_out_of_memory(error):
+        return (
+            "out of memory: set activation_checkpointing=true, as a resumed run may too, or start a new run "
+            "with a lower max_tokens_per_batch (and a higher gradient_accumulation_steps to compensate)"
+        )
+    if "Timed out waiting" in text:  # gloo's words
+        return f"another process of this training did not answer within ddp_timeout ({text})"
+    return f"training failed: {type(error).__name__}: {text}"
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    has_peers = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return has_peers and any(words in str(link) for link in causes(error) for words in _LOST_PEER)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error tells that the memory of the machine or of its device is full."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+
+
+def _full_disk(error: BaseException, output_dir: Path) -> str:
+    """Name the disk: of the file that could not be written, or else one that a run writes to and is full."""
+    remedies = {
+        output_dir.absolute(): "choose another --output_dir",
+        Path(
+            datasets.config.HF_DATASETS_CACHE
+        ): "set HF_DATASETS_CACHE or HF_HOME to a folder on another disk",
+        Path(tempfile.gettempdir()): "set TMPDIR to a folder on another disk",
+    }
+    files = [
+        Path(os.fsdecode(link.filename)).absolute()
+        for link in causes(error)
+        if isinstance(link, OSError) and isinstance(link.filename, str | bytes)
+    ]
+    named = [folder for folder in remedies for file in files if file.is_relative_to(folder)]
+    full = [folder for folder in remedies if _free_bytes(folder) < FULL]
+    folder = [*named, *full, output_dir.absolute()][0]
+    shown = output_dir if folder == output_dir.absolute() else folder
+    return f"no space left on the disk of {shown}: free some, or {remedies[folder]}"
+
+
+def _free_bytes(folder: Path) -> int:
+    """Of the disk on which a folder is, or will be."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+
+
+@contextmanager
+def blame_options(*more: type[Exception], unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Raise what the libraries raise about options that they cannot use as a `UserError`.
+
+    Args:
+        more: kinds of errors that have no other cause here.
+        unless: tells that the options have proved to work, and that an error has another cause.
+    """
+    blamed = (*_OF_OPTIONS, *more)
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except blamed as error:
+        if unless() or is_out_of_memory(error) or is_full_disk(error) or _is_lost_peer(error):
+            raise
+        raise UserError(
+            f"the training cannot begin with these options: {type(error).__name__}: {one_line(error)}"
+        ) from error
+
+
+@contextmanager
+def blame_size() -> Iterator[None]:
+    """Raise a `UserError` where the model alone does not fit into memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            "the model does not fit into memory: lower its widths (d_model, ..._ffn_dim), its layers or "
+            "vocab_size"
+        ) from error

@@ -1,0 +1,249 @@
+"""Checkpoints that are there as a whole or not at all, and which of them a run continues from.
+
+A checkpoint is written aside, described by a manifest with the hash of every file, brought to the disk and
+only then given its name. So a name stands for something whole, unless the disk loses it later: hashes tell.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer import (
+    OPTIMIZER_NAME,
+    OPTIMIZER_NAME_BIN,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+)
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+
+from vaswani.errors import UserError
+from vaswani.files.atomic_files import sha256_of, sync
+from vaswani.hub.run_metadata import SETTINGS_FILE
+
+logger = logging.get_logger(__name__)
+
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished-"
+
+
+def unfinished_checkpoint(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of an update is written before it has its name."""
+    return output_dir / f"{UNFINISHED}{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
+def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
+    """Give a checkpoint that has been written its manifest and its name; an older one of that name goes.
+
+    Args:
+        unfinished: its folder (see `unfinished_checkpoint`).
+        facts: what the manifest tells besides hashes; plain JSON values.
+
+    Returns:
+        The folder under its name.
+    """
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+    hashes = {str(path.relative_to(unfinished)): sha256_of(path) for path in files}
+    manifest = unfinished / MANIFEST
+    manifest.write_text(json.dumps({**facts, "files": hashes}, indent=2), encoding="utf-8")
+    for path in [*files, manifest, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished]:
+        sync(path)
+    finished = unfinished.with_name(unfinished.name.removeprefix(UNFINISHED))
+    replaced = finished.with_name(f"{UNFINISHED}replaced-{finished.name}")
+    if finished.exists():
+        os.rename(finished, replaced)
+    os.rename(unfinished, finished)
+    sync(finished.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return finished
+
+
+def discard_unfinished(output_dir: Path) -> None:
+    """Delete what runs that died in the middle of a checkpoint have left."""
+    for folder in output_dir.glob(f"{UNFINISHED}*{PREFIX_CHECKPOINT_DIR}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """Why training cannot continue from a checkpoint, or None if it can.
+
+    One without a manifest, as transformers' own trainer writes it, is judged by its state, which comes last.
+    """
+    try:
+        state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"{TRAINER_STATE_NAME} is missing or damaged"
+    if "global_step" not in state or not _has_weights(checkpoint):
+        return "it has no weights"
+    if missing := _missing_state(checkpoint):
+        return f"it holds a model without the state of its training ({missing} is missing)"
+    try:
+        manifest = read_manifest(checkpoint)
+        hashes = manifest["files"].items()
+        changed = [name for name, sha256 in hashes if sha256_of(checkpoint / name) != sha256]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"a file is missing or damaged ({type(error).__name__}: {error})"
+    return f"{changed[0]} is damaged" if changed else None
+
+
+def _missing_state(checkpoint: Path) -> str | None:
+    """The first file that a run cannot go on without, beside weights and `trainer_state.json`."""
+    if (checkpoint / "latest").is_file():  # DeepSpeed's, which keeps all of it in folders of its own
+        return None
+    if not any((checkpoint / name).exists() for name in (OPTIMIZER_NAME, OPTIMIZER_NAME_BIN)):
+        return OPTIMIZER_NAME
+    if not (checkpoint / SCHEDULER_NAME).is_file():
+        return SCHEDULER_NAME
+    return None if any(checkpoint.glob("rng_state*.pth")) else "rng_state.pth"
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint tells of itself; of another trainer's, that it has no files to compare.
+
+    Raises:
+        ValueError: the manifest is damaged.
+    """
+    path = checkpoint / MANIFEST
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"files": {}}
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """The checkpoint directories of a run, complete or not, latest first."""
+    numbered = {
+        int(match[1]): path
+        for path in (output_dir.iterdir() if output_dir.is_dir() else ())
+        if (match := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name)) and path.is_dir()
+    }
+    return [numbered[step] for step in sorted(numbered, reverse=True)]
+
+
+def last_complete_checkpoint(output_dir: Path) -> Path | None:
+    """The latest checkpoint from which training can continue."""
+    return next((path for path in checkpoints(output_dir) if fault_of(path) is None), None)
+
+
+def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -> Path | None:
+    """Find where training starts: a checkpoint, or `None` for the beginning.
+
+    Args:
+        output_dir: where the run keeps its checkpoints.
+        resume_from_checkpoint: "true" for the last complete checkpoint of `output_dir`, the path of one, or
+            "false" or `None` to start anew.
+
+    Raises:
+        UserError: when a new run would mix with an earlier one, and when there is nothing to continue.
+    """
+    choice = resume_from_checkpoint or "false"
+    if choice.lower() == "false":
+        _check_free(output_dir)
+        return None
+    if choice.lower() != "true":
+        checkpoint = given_checkpoint(Path(choice))
+        if checkpoint.absolute().parent != output_dir.absolute():
+            _check_free(output_dir)
+        return checkpoint
+    found = None
+    for path in checkpoints(output_dir):
+        fault = fault_of(path)
+        if fault is None:
+            found = path
+            break
+        logger.warning(f"{path} is not used: {fault}.")
+    if found is None:
+        _check_nothing_is_lost(output_dir)
+    logger.warning(
+        f"Resuming from {found}." if found else f"{output_dir} holds no complete checkpoint: starting anew."
+    )
+    return found
+
+
+def check_writable(folder: Path, option: str = "output_dir") -> None:
+    """Raise `UserError` unless a folder can be written to, or made; nothing is left there.
+
+    Args:
+        folder: that may exist.
+        option: that named it.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{option}={folder} is a file; choose a directory")
+        places = (folder, *folder.absolute().parents)
+        existing = next(place for place in places if place.exists() or place.is_symlink())
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{option}={folder} cannot be written to ({error.strerror}); choose another"
+        ) from error
+
+
+def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
+    """Make sure that a run goes on with the rows that it began with.
+
+    Args:
+        checkpoint: that it continues from.
+        identity: of the corpus as it is now.
+
+    Raises:
+        UserError: the corpus has changed.
+    """
+    data = read_manifest(checkpoint).get("data", {})
+    if data and data != identity:
+        changed = sorted(name for name in {*data, *identity} if data.get(name) != identity.get(name))
+        raise UserError(
+            f"the data changed since {checkpoint} was saved: {' and '.join(changed)} is not what it was; "
+            "put it back, or train anew in another --output_dir"
+        )
+
+
+def _check_nothing_is_lost(output_dir: Path) -> None:
+    """Raise unless a run in this folder began, and had saved nothing when it ended."""
+    if not (output_dir / SETTINGS_FILE).is_file():
+        raise UserError(
+            f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"
+        )
+    for path in (*checkpoints(output_dir), output_dir):
+        if _has_weights(path) and (path / TRAINER_STATE_NAME).is_file() and _missing_state(path):
+            raise UserError(
+                f"{path} cannot be resumed: {fault_of(path)}, as after save_only_model or the end of a run; "
+                "start a new run in another --output_dir"
+            )
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
+
+
+def _check_free(output_dir: Path) -> None:
+    found = [path.name for path in checkpoints(output_dir)[:1]]
+    found += [name for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) if (output_dir / name).is_file()]
+    if found:
+        raise UserError(
+            f"output_dir={output_dir} already holds a run ({found[0]}); continue it with "
+            "--resume_from_checkpoint true, or choose another --output_dir"
+        )
+
+
+def given_checkpoint(path: Path) -> Path:
+    """A checkpoint that was named.
+
+    Raises:
+        UserError: training cannot continue from it.
+    """
+    if not path.is_dir():
+        raise UserError(
+            f"resume_from_checkpoint={path} is not a directory; give true or the path of a checkpoint"
+        )
+    try:
+        fault = fault_of(path)
+        before = (last_complete_checkpoint(path) or last_complete_checkpoint(path.parent)) if fault else None
+    except PermissionError as error:
+        raise UserError(f"resume_from_checkpoint={path} cannot be read ({error.strerror})") from error
+    if fault:
+        remedy = f"the last complete one is {before}" if before else "there is no complete one beside it"
+        raise UserError(f"resume_from_checkpoint={path} is not a complete checkpoint: {fault}; {remedy}")
+    return path

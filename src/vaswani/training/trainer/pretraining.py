@@ -1,0 +1,177 @@
+"""A trainer of language models, masked and causal, and what it measures.
+
+B rows of a batch · S its longest sequence · N labels of a batch · V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.text.sequences import boundary_token_ids
+from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens
+from vaswani.training.trainer.base import BaseTrainer
+
+LOGITS_AT_ONCE = 1 << 26  # of an evaluated batch; 256 MiB
+MOST_NATS = 700  # whose exponential a float can hold
+
+
+class Sums(NamedTuple):
+    """What is kept of each row of an evaluation, and then summed over all: [B] each, or one number.
+
+    Args:
+        nats: minus the logarithms of the labels' probabilities.
+        labels: their number.
+        correct: how many of them are the likeliest tokens.
+        bytes: of the text that they are.
+        pairs: 1 where the row is a pair of segments.
+        pair_nats: minus the logarithm of the probability of what is the case: that they follow, or do not.
+        pairs_correct: 1 where that is the likelier.
+    """
+
+    nats: Any
+    labels: Any
+    correct: Any
+    bytes: Any
+    pairs: Any = 0
+    pair_nats: Any = 0
+    pairs_correct: Any = 0
+
+
+class PretrainingTrainer(BaseTrainer):
+    """Trains a language model on sequences of tokens.
+
+    A collator makes `labels` of them: those to be found, or, for a causal model, all, which the model shifts.
+    Evaluation tells, of the whole data set: `loss`, nats per label, with those of next sentences added;
+    `perplexity` and `accuracy` (%) of the labels; for a causal model `bits_per_byte` of the text, `</s>`
+    included; and, where rows are pairs, `next_sentence_accuracy` (%).
+
+    Attributes:
+        sums: of each row of the latest evaluation (see `Sums`): float64 [rows, 7].
+    """
+
+    sums: np.ndarray
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        fields = signature(self.model.forward).parameters
+        self._is_causal = self.model.can_generate()
+        self._loss_shifts_labels = self._is_causal  # which the library does not know of GPT-2
+        # Our models then compute the loss in one pass with the output projection, of the labels alone.
+        self._loss_options = {"label_smoothing": 0.0} if "label_smoothing" in fields else {}
+        self._options = {"use_cache": False} if "use_cache" in fields else {}
+        self._bytes = torch.from_numpy(bytes_of_tokens(self.processing_class)).to(self.args.device)
+        self._bytes_in_front = bytes_in_front(self.processing_class)
+        self._begin, _ = boundary_token_ids(self.processing_class)
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, without keys and values that only decoding needs, or logits of other tokens."""
+        options = {**self._options, **self._loss_options}
+        return super().compute_loss(model, {**inputs, **options}, *args, **kwargs)
+
+    # -------------------------------------------------------------------------------------------- evaluation
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, torch.Tensor, None]:
+        """The sums of each row: float64 [B, 7] (see `Sums`)."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            return None, torch.cat([self._sums(part) for part in self._parts(inputs)]), None
+
+    def _parts(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+        """Some rows after the others, so that their logits are not too many."""
+        rows, length = inputs["input_ids"].shape
+        most = max(1, LOGITS_AT_ONCE // (length * self.model.config.vocab_size))
+        for start in range(0, rows, most):
+            yield {name: value[start : start + most] for name, value in inputs.items()}
+
+    def _sums(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The sums of each row: float64 [B, 7]."""
+        tokens, labels = inputs["input_ids"], inputs.pop("labels")
+        follows = inputs.pop("next_sentence_label", None)
+        if self._is_causal:  # each state tells the token behind it
+            labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+        kept = labels != IGNORED_LABEL
+        with self.accelerator.autocast(), self._logits_of(kept):
+            outputs = self.model(**inputs, **self._options)
+        logits = outputs.logits if follows is None else outputs.prediction_logits
+        sums = self._label_sums(tokens, logits.float(), labels, kept)
+        if follows is not None:
+            relation = outputs.seq_relationship_logits.float()
+            sums = sums._replace(
+                pairs=torch.ones_like(follows),
+                pair_nats=cross_entropy(relation, follows, reduction="none"),
+                pairs_correct=relation.argmax(-1) == follows,
+            )
+        columns = [torch.as_tensor(column, device=tokens.device).double() for column in sums]
+        return torch.stack([column.expand(len(tokens)) for column in columns], dim=1)
+
+    @contextmanager
+    def _logits_of(self, kept: torch.Tensor) -> Iterator[None]:
+        """Have the output projection see the states of some tokens alone, bool [B, S]: logits are [N, V]."""
+        projection = self.model.get_output_embeddings()
+        hook = projection.register_forward_pre_hook(lambda module, states: states[0][kept])
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _label_sums(
+        self, tokens: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor
+    ) -> Sums:
+        """What concerns the labels of each row: float64 [B] each.
+
+        Args:
+            tokens: int64 [B, S], from whose states the labels are told.
+            logits: float32 [N, V], of those that have a label.
+            labels: int64 [B, S].
+            kept: bool [B, S], which have one.
+        """
+        rows, found = kept.nonzero()[:, 0], labels[kept]
+        begins = tokens[kept] == self._begin
+
+        def of_rows(values: torch.Tensor) -> torch.Tensor:
+            zeros = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
+            return zeros.index_add(0, rows, values.double())
+
+        return Sums(
+            nats=of_rows(cross_entropy(logits, found, reduction="none")),
+            labels=kept.sum(1),
+            correct=of_rows(logits.argmax(-1) == found),
+            bytes=of_rows(self._bytes[found] - begins.long() * self._bytes_in_front),
+        )
+
+    def scores(self, predictions: np.ndarray | None, labels: np.ndarray | None) -> dict[str, float]:
+        """Of the sums of all rows [rows, 7], which are kept as `sums`."""
+        if predictions is None:
+            return {}
+        self.sums = predictions
+        return self.scores_of(predictions.sum(0))
+
+    def scores_of(self, total: np.ndarray) -> dict[str, float]:
+        """The scores of rows whose sums (see `Sums`) add up to these: float64 [7]."""
+        sums = Sums(*total.tolist())
+        loss = sums.nats / max(sums.labels, 1)
+        scores = {
+            "loss": loss + (sums.pair_nats / sums.pairs if sums.pairs else 0.0),
+            "perplexity": math.exp(min(loss, MOST_NATS)),
+            "accuracy": 100 * sums.correct / max(sums.labels, 1),
+        }
+        if self._is_causal:  # its labels are all of the text, which so has a probability
+            scores["bits_per_byte"] = sums.nats / math.log(2) / max(sums.bytes, 1)
+        if sums.pairs:
+            scores["next_sentence_accuracy"] = 100 * sums.pairs_correct / sums.pairs
+        return scores

@@ -1,0 +1,119 @@
+"""A `Seq2SeqTrainer` on the base of all trainings: smoothed labels, and evaluation by decoding.
+
+Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
+"""
+
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
+
+from vaswani.data.tokenization import save_tokenizers
+from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+from vaswani.model.output_projection import token_loss_function
+from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.trainer.base import BaseTrainer, lengths_of
+
+
+class Trainer(BaseTrainer, Seq2SeqTrainer):
+    """Trains an encoder-decoder model on a tokenized parallel corpus.
+
+    Data sets hold `input_ids` and `labels` (lists of token ids); a batch holds `args.max_tokens_per_batch` of
+    them at most, padding included. Predictions come back in the order of the data set, each row once,
+    whatever the batches and the number of processes.
+
+    Args:
+        target_processing_class: the target tokenizer, where it is not the source's; saved with checkpoints.
+        kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
+    """
+
+    args: TrainingArguments
+
+    def __init__(self, *, target_processing_class: PreTrainedTokenizerBase | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.target_processing_class = target_processing_class or self.processing_class
+        self._model_smooths = (
+            self.compute_loss_func is None and "label_smoothing" in signature(self.model.forward).parameters
+        )
+        self.label_smoother = None
+        if self.compute_loss_func is None and not self._model_smooths:
+            self.compute_loss_func = self._smoothed_loss
+        # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
+        generation = self.model.generation_config
+        generation.num_beams = self.args.generation_num_beams
+        penalty = GNMTLengthPenalty(self.args.generation_length_penalty)
+        generation.length_penalty = float(penalty) if self._searches else None
+        generation._from_model_config = False
+
+    # ---------------------------------------------------------------------------------------------- training
+
+    def row_lengths(self, dataset: Any) -> tuple[Sequence[int], Sequence[int]]:
+        """Tokens of each source [N] and of each target [N]."""
+        return (
+            lengths_of(dataset, "input_ids", "source_length"),
+            lengths_of(dataset, "labels", "target_length"),
+        )
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in `Seq2SeqTrainer`, without caching the keys and values that only decoding needs.
+
+        Our models smooth labels themselves, in one pass with the output projection; others leave it to us.
+        """
+        options: dict[str, Any] = {"use_cache": False}
+        if self._model_smooths:
+            options["label_smoothing"] = self.args.label_smoothing_factor
+        return super().compute_loss(model, {**inputs, **options}, *args, **kwargs)
+
+    def _smoothed_loss(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        smoothing = self.args.label_smoothing_factor
+        return token_loss_function(outputs.logits, labels, num_items_in_batch, smoothing)
+
+    # -------------------------------------------------------------------------------------------- evaluation
+
+    def prediction_step(  # type: ignore[override]  # the loss is a tensor, whatever the library's hints say
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Loss per token, generated token ids [rows, length] and labels of one batch.
+
+        Decodes as in section 6.1: beam search with GNMT's length penalty and, unless a length was asked for,
+        with at most 50 tokens more than each source has.
+        """
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.accelerator.autocast():
+            loss = self.compute_loss(model, inputs).detach() if "labels" in inputs else None
+            if prediction_loss_only or not self.args.predict_with_generate:
+                return loss, None, None
+            options: dict[str, Any] = {**self._gen_kwargs, **gen_kwargs}
+            if self._searches:
+                options.setdefault("length_penalty", GNMTLengthPenalty(self.args.generation_length_penalty))
+            if not {"max_length", "max_new_tokens"} & options.keys():
+                limits = inputs["attention_mask"].sum(1) + EXTRA_LENGTH
+                if (positions := position_limit(self.model)) is not None:
+                    limits = limits.clamp(max=positions)
+                options["max_length"] = 1 + int(limits.max())  # the decoder's start token counts
+                options["stopping_criteria"] = [LengthLimits(limits)]
+            source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            generated = self.model.generate(**source, **options)
+        return loss, generated, inputs.get("labels")
+
+    @property
+    def _searches(self) -> bool:
+        """Whether evaluation keeps several beams, between which a length penalty decides."""
+        return (self.args.generation_num_beams or 1) > 1
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        directory = output_dir or self.args.output_dir
+        if self.args.should_save and self.processing_class is not None and directory:
+            save_tokenizers(self.processing_class, self.target_processing_class, directory)

@@ -1,0 +1,76 @@
+"""What cells say, and what is refused."""
+
+import math
+
+import pytest
+
+from vaswani.data.labels.label_parsing import read_label, read_text
+
+
+@pytest.mark.parametrize(
+    ("task", "cell", "label"),
+    [
+        ("classification", " pos ", "pos"),
+        ("classification", 1, "1"),
+        ("classification", 1.0, "1"),
+        ("classification", True, "true"),
+        ("classification", None, None),
+        ("classification", math.nan, None),
+        ("multi_label", ["funny", "sad"], ["funny", "sad"]),
+        ("multi_label", "funny, sad,funny", ["funny", "sad"]),
+        ("multi_label", '["funny, too", "sad"]', ["funny, too", "sad"]),
+        ("multi_label", "", []),
+        ("multi_label", "[]", []),
+        ("multi_label", [], []),
+        ("multi_label", 3, ["3"]),
+        ("multi_label", None, None),
+        ("regression", 2, 2.0),
+        ("regression", "-2.5e1", -25.0),
+        ("regression", "", None),
+        ("regression", "nan", None),
+        ("regression", None, None),
+        ("tagging", "O B-PER", ["O", "B-PER"]),
+        ("tagging", ["O", 7], ["O", "7"]),
+        ("tagging", None, None),
+    ],
+)
+def test_labels_are_read(task, cell, label):
+    assert read_label(cell, task) == label
+
+
+def test_the_separator_parts_labels():
+    assert read_label("a, b|c", "multi_label", "|") == ["a, b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("task", "cell", "message"),
+    [
+        ("classification", ["a", "b"], r"has a list, \['a', 'b'\], where one label is expected; see task"),
+        ("classification", {"a": 1}, "where a label is expected; see task and label_field"),
+        ("classification", 0.5, "has 0.5 where a label is expected"),
+        ("multi_label", ["a", None], "has None where a label is expected"),
+        ("regression", "high", "has 'high' where task=regression takes a number"),
+        ("regression", [1.0], "takes a number"),
+        ("regression", True, "takes a number"),
+        ("regression", "inf", "takes a number"),
+        ("tagging", [["O"]], "has a list"),
+    ],
+)
+def test_what_is_no_label_is_refused(task, cell, message):
+    with pytest.raises(ValueError, match=message):
+        read_label(cell, task)
+
+
+def test_texts_are_read():
+    assert read_text("two words", "classification") == "two words"
+    assert read_text(7, "classification") is None
+    assert read_text("two  words", "tagging") == ["two", "words"]
+    assert read_text(["in", 1999], "tagging") == ["in", "1999"]
+    with pytest.raises(ValueError, match=r"has a list.*where task=regression takes a text"):
+        read_text(["a"], "regression")
+
+
+def test_long_cells_are_not_shown_whole():
+    with pytest.raises(ValueError, match="…") as raised:
+        read_label("x" * 1000, "regression")
+    assert len(str(raised.value)) < 200

@@ -1,0 +1,178 @@
+"""Metrics against sacreBLEU and what is counted by hand, in batches, by several processes, offline."""
+
+import socket
+from multiprocessing import get_context
+
+import evaluate
+import numpy as np
+import pytest
+import sacrebleu
+from transformers import EvalPrediction
+
+from vaswani.data.text_codec import TextCodec
+from vaswani.data.tokenization import train_tokenizer
+from vaswani.errors import UserError
+from vaswani.evaluation.text_metrics import (
+    METRICS,
+    Bleu,
+    Chrf,
+    ExactMatch,
+    Rouge,
+    TextMetrics,
+    check_task,
+    decode,
+    score_texts,
+)
+
+PREDICTIONS = ["the cat sat on a mat", "two dogs", "Ein Haus ist groß .", "a b c d e"]
+REFERENCES = ["the cat sat on the mat", "two dogs", "Das Haus ist groß .", "a b c d e f"]
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a metric opened a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path)
+
+
+def test_bleu_equals_sacrebleu_and_carries_its_signature():
+    result = Bleu().compute(predictions=PREDICTIONS, references=REFERENCES)
+    assert result["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES]).score
+    assert result["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+
+
+def test_chrf_equals_sacrebleu_and_carries_its_signature():
+    result = Chrf().compute(predictions=PREDICTIONS, references=REFERENCES)
+    assert result["chrf"] == sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score
+    assert result["signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
+
+
+def test_exact_match_is_a_percentage_of_equal_texts():
+    assert ExactMatch().compute(predictions=PREDICTIONS, references=REFERENCES) == {"exact_match": 25.0}
+    assert ExactMatch().compute(predictions=["a "], references=["a"]) == {"exact_match": 0.0}
+
+
+def f1(common: int, predicted: int, expected: int) -> float:
+    return 2 * common / (predicted + expected)
+
+
+def test_rouge_counts_common_words_pairs_and_the_longest_common_subsequence():
+    """ROUGE of texts whose words can be counted by hand; case, punctuation and endings do not matter."""
+    texts = {
+        "predictions": ["The cats sat, on a mat!", "dogs"],
+        "references": ["the cat sat on the mat", "dog"],
+    }
+    words, sequence = f1(5, 6, 6), f1(5, 6, 6)
+    scores = Rouge().compute(**texts)
+    assert scores["rouge1"] == pytest.approx(100 * (words + 1) / 2)
+    assert scores["rouge2"] == pytest.approx(100 * (f1(3, 5, 5) + 0) / 2)
+    assert scores["rougeL"] == pytest.approx(100 * (sequence + 1) / 2)
+
+
+def test_rouge_l_is_of_the_order_and_rouge_1_is_not():
+    texts = {"predictions": ["mat the on sat cat"], "references": ["cat sat on the mat"]}
+    scores = Rouge().compute(**texts)
+    assert scores["rouge1"] == 100
+    assert scores["rouge2"] == 0
+    assert scores["rougeL"] == pytest.approx(100 * f1(1, 5, 5))
+
+
+def test_rouge_of_nothing_is_nothing_and_its_signature_says_how_it_was_computed():
+    result = Rouge().compute(predictions=["", "a"], references=["a summary", "b"])
+    assert [result[kind] for kind in ("rouge1", "rouge2", "rougeL")] == [0, 0, 0]
+    assert result["signature"].startswith("nrefs:1|stem:porter|version:0.1.")
+
+
+def test_rouge_says_so_where_it_counts_no_words():
+    with pytest.warns(UserWarning, match="1 of 2 references have no word of a-z or 0-9"):
+        Rouge().compute(predictions=["一只猫", "a cat"], references=["一只猫", "a cat"])
+
+
+@pytest.mark.parametrize("metric", [Bleu, Chrf, ExactMatch, Rouge])
+def test_batches_add_up(metric):
+    batched = metric()
+    batched.add_batch(predictions=PREDICTIONS[:1], references=REFERENCES[:1])
+    batched.add_batch(predictions=PREDICTIONS[1:], references=REFERENCES[1:])
+    assert batched.compute() == metric().compute(predictions=PREDICTIONS, references=REFERENCES)
+
+
+def test_metrics_combine():
+    together = evaluate.combine([Bleu(), Chrf(), ExactMatch(), Rouge()])
+    scores = together.compute(predictions=PREDICTIONS, references=REFERENCES)
+    assert METRICS.keys() <= scores.keys()
+
+
+def _score_share(process_id, cache_dir, results):
+    metric = Chrf(num_process=2, process_id=process_id, experiment_id="shared", cache_dir=cache_dir)
+    metric.add_batch(predictions=PREDICTIONS[process_id::2], references=REFERENCES[process_id::2])
+    results.put((process_id, metric.compute()))
+
+
+def test_two_processes_score_their_rows_together(tmp_path):
+    context = get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=_score_share, args=(i, str(tmp_path), results)) for i in range(2)]
+    for process in processes:
+        process.start()
+    scores = dict(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert scores[1] is None  # the first process scores for all
+    assert scores[0]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score)
+
+
+def test_the_scores_of_summaries_are_others():
+    scores, signatures = score_texts(PREDICTIONS, REFERENCES, "summarization")
+    assert scores.keys() == signatures.keys() == {"rouge1", "rouge2", "rougeL"}
+    assert scores["rouge1"] == Rouge().compute(predictions=PREDICTIONS, references=REFERENCES)["rouge1"]
+    assert scores["rouge1"] > scores["rougeL"] - 1e-9 > scores["rouge2"]
+
+
+def test_a_task_that_cannot_be_scored_is_refused(monkeypatch):
+    check_task("summarization")
+    with pytest.raises(UserError, match="task=summary is unknown; choose one of translation, summarization"):
+        check_task("summary")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_task("translation")
+    with pytest.raises(
+        UserError, match=r"task=summarization needs .* pip install 'vaswani\[summarization\]'"
+    ):
+        check_task("summarization")
+
+
+def test_all_scores_at_once():
+    scores, signatures = score_texts(PREDICTIONS, REFERENCES)
+    assert scores.keys() == {"bleu", "chrf", "exact_match"}
+    assert signatures.keys() == {"bleu", "chrf"}
+    assert scores["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES]).score
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(PREDICTIONS + REFERENCES, 300)
+
+
+def test_padding_of_labels_and_predictions_is_not_text(tokenizer):
+    long, short = tokenizer(["the cat sat", "two"])["input_ids"]
+    rows = np.full((2, len(long) + 3), -100)
+    rows[0, : len(long)], rows[1, : len(short)] = long, short
+    assert decode(rows, TextCodec(tokenizer, "target")) == ["the cat sat", "two"]
+
+
+@pytest.mark.parametrize("task", ["translation", "summarization"])
+def test_trainer_metrics_decode_before_they_score(tokenizer, task):
+    def padded(texts):
+        return tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
+
+    labels = padded(REFERENCES)
+    labels[labels == tokenizer.pad_token_id] = -100
+    metrics = TextMetrics(tokenizer, task)
+    expected, signatures = score_texts(PREDICTIONS, REFERENCES, task)
+    assert metrics(EvalPrediction(padded(PREDICTIONS), labels)) == expected
+    assert metrics.signatures == signatures

@@ -1,0 +1,130 @@
+"""Lines that are read in bounded memory, and output files that are whole or not there."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from vaswani.files import line_files
+from vaswani.errors import RunError, UserError
+from vaswani.files.line_files import LineWriter, check_not_input, count_lines, open_lines, read_lines
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+    path, partial = tmp_path / "out.txt", tmp_path / "out.txt.partial"
+    path.write_text("earlier\n")
+    with LineWriter(str(path)) as writer:
+        writer.write("zwölf 🙂")
+        assert partial.read_text() == "zwölf 🙂\n"  # passed on at once
+        assert path.read_text() == "earlier\n"
+    assert path.read_text() == "zwölf 🙂\n"
+    assert not partial.exists()
+
+
+def test_after_a_failure_the_earlier_file_stays_and_the_partial_one_too(tmp_path: Path) -> None:
+    path, partial = tmp_path / "out.txt", tmp_path / "out.txt.partial"
+    path.write_text("earlier\n")
+    writer = LineWriter(str(path))
+    writer.write("1")
+    writer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert path.read_text() == "earlier\n"
+    assert partial.read_text() == "1\n"
+
+
+def test_nothing_is_left_of_a_run_that_wrote_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError), LineWriter(str(tmp_path / "out.txt")):
+        raise UserError("no model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "out.txt").symlink_to(tmp_path / "elsewhere.txt")
+    with LineWriter(str(tmp_path / "out.txt")) as writer:
+        writer.write("1")
+    assert (tmp_path / "out.txt").is_symlink()
+    assert (tmp_path / "elsewhere.txt").read_text() == "1\n"
+
+
+def test_devices_are_written_in_place() -> None:
+    with LineWriter(os.devnull) as writer:
+        writer.write("1")
+    assert not Path(f"{os.devnull}.partial").exists()
+    assert not Path(os.devnull).is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, the disk that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    writer = LineWriter("/dev/full")
+    with pytest.raises(RunError) as error:
+        writer.write("1")
+    assert str(error.value) == "cannot write /dev/full: No space left on device"
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere" / "file.txt")
+    attempts = {
+        f"cannot write {missing}.partial: No such file or directory; make the folder {Path(missing).parent} "
+        "first": lambda: LineWriter(missing),
+        f"cannot write {tmp_path}: Is a directory": lambda: LineWriter(str(tmp_path)),
+        f"cannot read {missing}: No such file or directory": lambda: open_lines(missing).__enter__(),
+        f"cannot read {tmp_path}: Is a directory": lambda: open_lines(str(tmp_path)).__enter__(),
+    }
+    for message, attempt in attempts.items():
+        with pytest.raises(UserError) as error:
+            attempt()
+        assert str(error.value) == message
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("1")
+    for name, reason in {
+        str(tmp_path / ("x" * 300)): "File name too long",
+        str(tmp_path / "file" / "x"): "Not a directory",
+        "\0": "embedded null byte",
+    }.items():
+        check_not_input(name, tmp_path / "file")
+        assert count_lines(name) is None
+        with pytest.raises(UserError, match=f"cannot write .*: {reason}"):
+            LineWriter(name)
+        with pytest.raises(UserError, match=f"cannot read .*: {reason}"):
+            open_lines(name).__enter__()
+
+
+def test_lines_of_a_file_are_counted_and_those_of_a_pipe_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"one\ntwo\n" * 1000)
+    assert count_lines(str(path)) == 2000
+    assert count_lines("-") is None
+    os.mkfifo(tmp_path / "pipe")
+    assert count_lines(str(tmp_path / "pipe")) is None
+
+
+def test_a_line_that_does_not_end_is_named_and_does_not_fill_the_memory(monkeypatch) -> None:
+    monkeypatch.setattr(line_files, "LONGEST_LINE", 10)
+    assert list(read_lines(io.BytesIO(b"123456789\n\n1234567890"))) == [b"123456789\n", b"\n", b"1234567890"]
+    with open("/dev/zero", "rb") as endless, pytest.raises(UserError, match="line 1 of the input has more"):
+        list(read_lines(endless))
+    lines = read_lines(io.BytesIO(b"1\n2\n12345678901\n"))
+    assert [next(lines), next(lines)] == [b"1\n", b"2\n"]
+    with pytest.raises(UserError, match="line 3 of the input has more"):
+        next(lines)
+
+
+def test_utf16_is_not_taken_for_text() -> None:
+    for encoding in ("utf-16", "utf-16-be"):
+        text = "\ufeffone\n".encode(encoding).removeprefix(b"\xff\xfe" if encoding == "utf-16" else b"")
+        with pytest.raises(UserError, match="the input is UTF-16, not UTF-8; convert it"):
+            list(read_lines(io.BytesIO(text)))
+
+
+def test_an_output_does_not_replace_an_input(tmp_path: Path) -> None:
+    path, link = tmp_path / "in.txt", tmp_path / "link.txt"
+    path.write_text("1\n")
+    link.symlink_to(path)
+    check_not_input(str(tmp_path / "out.txt"), path, None, "-")
+    check_not_input("-", path)
+    check_not_input(os.devnull, os.devnull)
+    for output in (path, link):
+        with pytest.raises(UserError, match=f"--output {output} would replace the input {path}"):
+            check_not_input(str(output), None, path)
