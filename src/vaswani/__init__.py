@@ -13,6 +13,7 @@ import transformers
 
 from vaswani.interop.sparsify import sparsify
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani.model.kernel_slots import prepare_kernels
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
 from vaswani.model.modeling_vaswani_decoder import VaswaniDecoderModel, VaswaniForCausalLM
 from vaswani.model.modeling_vaswani_encoder import (
@@ -70,6 +71,14 @@ for _config_class in (VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig)
         else:
             _model_class = globals()[_place.rpartition(".")[2]]
             getattr(transformers, _auto_class).register(_config_class, _model_class)
+
+
+def _hook_in_kernels() -> None:
+    """Put the plugin's kernels into our models, when the first model is built."""
+    import_module("vaswani.kernels.registry").hook_in_kernels()
+
+
+prepare_kernels.kernel = _hook_in_kernels
 
 # Imported when first asked for, so that loading a model does not wait for what trains it.
 _LATE = {

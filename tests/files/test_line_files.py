@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vaswani.files import line_files
 from vaswani.errors import RunError, UserError
+from vaswani.files import line_files
 from vaswani.files.line_files import LineWriter, check_not_input, count_lines, open_lines, read_lines
 
 

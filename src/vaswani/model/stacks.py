@@ -38,6 +38,7 @@ from .input_checks import (
     check_no_lost_arguments,
     check_position_ids,
 )
+from .kernel_slots import prepare_kernels
 from .linear import Linear
 from .model_card import ModelCardMixin
 from .short_attention import additive_mask
@@ -152,6 +153,10 @@ class VaswaniPreTrainedModel(ModelCardMixin, PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    def __init__(self, config: VaswaniFamilyConfig, *args: Any, **kwargs: Any):
+        prepare_kernels()
+        super().__init__(config, *args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Embeddings N(0, 1/d_model), so that scaled they have unit variance; projections Glorot uniform.

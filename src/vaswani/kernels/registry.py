@@ -1,0 +1,44 @@
+"""The list of kernels, and how they come into use.
+
+A kernel is a module of this package that has
+
+- a docstring whose first line says what the kernel computes and where,
+- `unavailable() -> str | None`: the reason why the kernel cannot be used here, or None. It checks everything
+  that the kernel relies on (processor, compiler, operators and names that are not documented), and is cheap:
+  what is expensive, such as a compilation, waits for the first call;
+- `hook_in() -> None`: puts the kernel in place, for our models only. A function fills its slot:
+  `model_function.kernel = fast_function` (see `vaswani.model.kernel_slots`). An attention implementation of
+  the library is replaced in `vaswani.model.attention.ATTENTION_FUNCTIONS`, which belongs to our models; a new
+  one is registered with `AttentionInterface` and `AttentionMaskInterface` together.
+
+A module that cannot be imported is unavailable too, for instance when a newer torch has renamed something.
+Kernels are hooked in when the first model is built, by `vaswani.model.kernel_slots.prepare_kernels`. Code
+that calls the model's functions without a model calls `hook_in_kernels()` itself.
+"""
+
+from functools import cache
+from importlib import import_module
+
+KERNELS: tuple[str, ...] = ()
+
+
+@cache
+def hook_in_kernels() -> dict[str, str | None]:
+    """Hook in every kernel that can be used, once. Returns the same as `active_kernels`."""
+    return {name: _hook_in(name) for name in KERNELS}
+
+
+def active_kernels() -> dict[str, str | None]:
+    """The reason why a kernel is not used, by name; None for an active one."""
+    return dict(hook_in_kernels())
+
+
+def _hook_in(name: str) -> str | None:
+    try:
+        kernel = import_module(f"vaswani.kernels.{name}")
+        reason: str | None = kernel.unavailable()
+        if reason is None:
+            kernel.hook_in()
+    except (ImportError, AttributeError) as error:  # a name of torch or transformers is gone
+        return f"{type(error).__name__}: {error}"
+    return reason
