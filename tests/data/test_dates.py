@@ -26,7 +26,6 @@ from vaswani.data.sources.dates import (
     describe_dates,
     generate_dates,
     normalize,
-    sample_rows,
 )
 from vaswani.errors import UserError
 
@@ -285,14 +284,3 @@ def test_description():
 
     changed = DatasetDict({**dates, "test": dates["test"].map(change_one, with_indices=True)})
     assert describe_dates(changed)["sha256"] != description["sha256"]
-
-
-def test_sample_rows_are_in_different_languages(default_dates):
-    rows = sample_rows(default_dates["test"], 7)
-    assert len({row["locale"].partition("_")[0] for row in rows}) == len(rows) == 7
-    assert all(row in list(default_dates["test"]) for row in rows)
-
-
-def test_sample_rows_of_few_languages():
-    rows = sample_rows(generate_dates(["en", "en_GB", "fr"], **SMALL)["test"], 6)
-    assert [row["locale"] for row in rows] == ["en", "fr"]

@@ -56,7 +56,7 @@ def test_tokens_padding_and_arithmetic_are_those_of_the_batches(clock):
     assert told["tokens_per_second"] == pytest.approx(28 / 2)
     flops = training_flops(SHAPE, 2, 5, 4) + training_flops(SHAPE, 1, 7, 7)
     assert told["tflops"] == pytest.approx(flops / 2 / 1e12)
-    assert told["share_of_peak"] == pytest.approx(flops / 2 / counts._peak)
+    assert told["mfu"] == pytest.approx(flops / 2 / counts._peak)
     assert counts.report() == {}  # nothing since
     counts.count(batch([7], [7]))
     clock.now += 7
@@ -125,4 +125,4 @@ def test_a_training_logs_them(tiny_run):
     for entry in logged:
         assert entry["tokens_per_second"] > 100
         assert 0 <= entry["padding"] < 0.5
-        assert entry["share_of_peak"] > 0
+        assert entry["mfu"] > 0

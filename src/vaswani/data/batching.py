@@ -32,7 +32,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data import text_codec
-from vaswani.data.cached_map import map_to_file, tokenizer_key
+from vaswani.data.caching import map_to_file, tokenizer_key
 from vaswani.data.sources.corpus import RowReport
 from vaswani.data.text_codec import Frame, Side, TextCodec
 from vaswani.errors import UserError

@@ -40,7 +40,15 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("learning rate", {"learning_rate": "learning rate"}, False),
     ("norm of the gradient", {"grad_norm": "before clipping"}, True),
     ("real tokens a second", {"tokens_per_second": "all processes"}, False),
-    ("share", {"share_of_peak": "of the peak of matrix products", "padding": "of padding"}, False),
+    (
+        "share",
+        {
+            "mfu": "MFU, of the measured peak",
+            "share_of_peak": "MFU, of the measured peak ",  # the key of older logs
+            "padding": "padding",
+        },
+        False,
+    ),
 )
 
 

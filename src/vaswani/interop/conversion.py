@@ -14,7 +14,6 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-import vaswani
 from vaswani.errors import UserError
 from vaswani.interop import torch_transformer
 from vaswani.interop.bert import BERT, BIG_BIRD, DISTILBERT
@@ -22,16 +21,26 @@ from vaswani.interop.formats import Format
 from vaswani.interop.gpt import GPT2, OPENAI_GPT
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.interop.weights import to_ours, to_theirs
-from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+from vaswani.model import modeling_vaswani, modeling_vaswani_decoder, modeling_vaswani_encoder
+from vaswani.model.configuration_vaswani import (
+    VaswaniConfig,
+    VaswaniDecoderConfig,
+    VaswaniEncoderConfig,
+    VaswaniFamilyConfig,
+)
 from vaswani.model.embeddings import SinusoidalPositions
-from vaswani.model.stacks import VaswaniPreTrainedModel
 
 OUR_CLASSES: dict[str, Any] = {
-    name: kind
-    for name, kind in vars(vaswani).items()
-    if isinstance(kind, type) and issubclass(kind, VaswaniPreTrainedModel)
+    place.rpartition(".")[2]: getattr(module, place.rpartition(".")[2])
+    for module, config_class in (
+        (modeling_vaswani, VaswaniConfig),
+        (modeling_vaswani_encoder, VaswaniEncoderConfig),
+        (modeling_vaswani_decoder, VaswaniDecoderConfig),
+    )
+    for auto_class, place in config_class.auto_classes.items()
+    if auto_class != "AutoConfig"
 }
-FORMATS = {kind.name: kind for kind in (MARIAN, FSMT, BERT, DISTILBERT, BIG_BIRD, OPENAI_GPT, GPT2)}
+FORMATS = {each.name: each for each in (MARIAN, FSMT, BERT, DISTILBERT, BIG_BIRD, OPENAI_GPT, GPT2)}
 
 
 def convert(model: Any) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from vaswani.errors import UserError
-from vaswani.interop.weights import Move, Rule, linear, to_ours, to_theirs
+from vaswani.interop.weights import Move, Rule, linear, to_ours
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import VaswaniModel
 
@@ -54,55 +54,6 @@ def from_torch(module: nn.Transformer) -> VaswaniModel:
     model.to(parameter.device, parameter.dtype).load_state_dict(state)
     model.config.dtype = parameter.dtype
     return model.train(module.training)
-
-
-def to_torch(model: VaswaniModel) -> nn.Transformer:
-    """The stacks of a model as `torch.nn.Transformer`, batch first.
-
-    Raises:
-        UserError: a field of the configuration that stands in the way, named.
-    """
-    config = model.config
-    needed = {
-        "position_embedding": "none",
-        "embedding_norm": False,
-        "final_norm": True,
-        "ffn_bias": config.attention_bias,
-        "norm_bias": config.attention_bias,
-        "attention_output_bias": config.attention_bias,
-        "attention_dropout": config.dropout,
-        "activation_dropout": config.dropout,
-        "decoder_attention_heads": config.encoder_attention_heads,
-        "decoder_ffn_dim": config.encoder_ffn_dim,
-        "encoder_attention": "full",
-        "decoder_attention": "full",
-    }
-    for name, value in needed.items():
-        if getattr(config, name) != value:
-            raise UserError(
-                f"{name}={getattr(config, name)!r} stands in the way: torch.nn.Transformer has {value!r}"
-            )
-    if config.activation_function not in ACTIVATIONS:
-        raise UserError(
-            f"activation_function={config.activation_function!r} stands in the way: torch.nn.Transformer "
-            f"has {' or '.join(ACTIVATIONS)}"
-        )
-    module = nn.Transformer(
-        config.d_model,
-        config.encoder_attention_heads,
-        config.encoder_layers,
-        config.decoder_layers,
-        config.encoder_ffn_dim,
-        config.dropout,
-        config.activation_function,
-        layer_norm_eps=config.layer_norm_eps,
-        batch_first=True,
-        norm_first=config.norm_order == "pre",
-        bias=config.attention_bias,
-    ).to(model.device, model.dtype)
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in NO_EMBEDDINGS}
-    module.load_state_dict(to_theirs(state, RULES, module.state_dict()))
-    return module.train(model.training)
 
 
 def _config(module: nn.Transformer) -> VaswaniConfig:

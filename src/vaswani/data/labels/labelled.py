@@ -27,10 +27,10 @@ from vaswani.data.sources.corpus import (
     RowReport,
     Source,
     check_fields,
+    check_report,
     existing_file,
     file_identity,
     find_splits,
-    judge,
 )
 from vaswani.data.sources.reading import Row
 from vaswani.errors import UserError, listing
@@ -128,7 +128,7 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
         if split != "train" and report.missing_label and not report.kept:
             logger.warning("%s has no labels and is left out: %s.", table.name, report)
             continue
-        judge(table, report)
+        check_report(table, report)
         columns = {name: [row[name] for row in rows] for name in spec.features}
         corpus.splits[split] = Dataset.from_dict(columns, features=spec.features)
         corpus.reports[split] = report

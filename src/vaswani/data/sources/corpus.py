@@ -25,7 +25,7 @@ from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 from datasets.arrow_writer import ArrowWriter
 from huggingface_hub import constants
 
-from vaswani.data.cache import ROWS, cache_errors, cached_folder, open_rows
+from vaswani.data.caching import ROWS, cache_errors, cached_folder, open_rows
 from vaswani.data.sources import reading
 from vaswani.data.sources.reading import Row
 from vaswani.errors import RunError, UserError, listing, one_line
@@ -334,7 +334,7 @@ def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, 
             setattr(report, problem, getattr(report, problem) + 1)
 
 
-def judge(source: Source, report: RowReport) -> None:
+def check_report(source: Source, report: RowReport) -> None:
     """Stop when nothing is left of a split, and speak up when much is missing from it."""
     if report.rows == 0:
         raise UserError(f"{source.name} holds no rows")
@@ -364,7 +364,7 @@ class _RowStream:
         self.report.reset()
         for row in _usable_rows(self.source.rows(), self.report):
             yield dict(zip(self.columns, row, strict=True))
-        judge(self.source, self.report)
+        check_report(self.source, self.report)
 
 
 def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowReport]:
@@ -384,7 +384,7 @@ def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tu
     key = digest.hexdigest()
     folder = cached_folder(key, partial(_write_rows, source, spec))
     report = RowReport(**json.loads((folder / REPORT).read_text()))
-    judge(source, report)
+    check_report(source, report)
     return open_rows(folder / ROWS, key), report
 
 

@@ -262,16 +262,6 @@ def describe_dates(dates: DatasetDict) -> dict[str, object]:
     }
 
 
-def sample_rows(split: Dataset, count: int = 6) -> list[dict[str, str]]:
-    """Return up to `count` rows of a split, each in another language, for people to look at."""
-    first_of_language: dict[str, int] = {}
-    for index, locale in enumerate(split["locale"]):
-        first_of_language.setdefault(locale.partition("_")[0], index)
-    indices = list(first_of_language.values())
-    step = max(1, len(indices) // count)
-    return [split[index] for index in indices[::step][:count]]
-
-
 @cache
 def _writers(locale: str) -> tuple[DateWriter, ...]:
     return tuple(DateWriter.from_babel(locale, date_format) for date_format in DATE_FORMATS)

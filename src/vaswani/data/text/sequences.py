@@ -24,7 +24,7 @@ import numpy.typing as npt
 from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.cached_map import map_to_file, tokenizer_key
+from vaswani.data.caching import map_to_file, tokenizer_key
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 
@@ -99,7 +99,7 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SequenceBuilder:
     """How sequences are made of documents; those of one batch at a time.
 
     Args:
@@ -141,7 +141,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class PackedBlocks(Recipe):
+class PackedBlocks(SequenceBuilder):
     """Blocks of documents, each `<s> ... </s>`, one behind the other: every token is a label of one block."""
 
     def sequences(
@@ -152,7 +152,7 @@ class PackedBlocks(Recipe):
 
 
 @dataclass(frozen=True)
-class DocumentParts(Recipe):
+class DocumentParts(SequenceBuilder):
     """As `PackedBlocks`, but none holds more than one document."""
 
     def sequences(
@@ -164,7 +164,7 @@ class DocumentParts(Recipe):
 
 
 @dataclass(frozen=True)
-class SentenceSequences(Recipe):
+class SentenceSequences(SequenceBuilder):
     """`<s> ... </s>` around as many full sentences of one document as fit (RoBERTa's DOC-SENTENCES).
 
     Liu et al. (2019), arXiv:1907.11692, section 4.2.
@@ -188,7 +188,7 @@ class SentenceSequences(Recipe):
 
 
 @dataclass(frozen=True)
-class SegmentPairs(Recipe):
+class SegmentPairs(SequenceBuilder):
     """`<s> A </s> B </s>`, where B follows A in its document or, as often, comes from another one.
 
     Devlin et al. (2019), arXiv:1810.04805, section 3.1 and appendix A.2. Where B comes from elsewhere, what
@@ -271,7 +271,7 @@ def _framed(tokens: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[Any]:
 
 
 def make_sequences(
-    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, recipe: SequenceBuilder
 ) -> Dataset | IterableDataset:
     """Turn documents into sequences of tokens, by a recipe; kept in the cache of `datasets`.
 

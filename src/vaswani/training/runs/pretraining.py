@@ -25,7 +25,7 @@ from vaswani.data.text.packing import DocumentCollator, PackingCollator
 from vaswani.data.text.sequences import (
     DocumentParts,
     PackedBlocks,
-    Recipe,
+    SequenceBuilder,
     SegmentPairs,
     SentenceSequences,
     boundary_token_ids,
@@ -147,7 +147,7 @@ class PretrainingRun(BaseRun):
         raise NotImplementedError
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> SequenceBuilder:
         """How sequences are made of documents."""
         raise NotImplementedError
 
@@ -281,7 +281,7 @@ class MaskedLMRun(PretrainingRun):
         )
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> SequenceBuilder:
         """Pairs of segments, or sentences."""
         length = self.config.data.max_length
         if self.config.task.next_sentence:
@@ -352,7 +352,7 @@ class CausalLMRun(PretrainingRun):
         return model
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> SequenceBuilder:
         """Packed blocks, or parts of documents."""
         length = self.config.data.max_length
         return PackedBlocks(length) if self.config.task.pack else DocumentParts(length)

@@ -85,9 +85,10 @@ class Meter:
             self._since += time.perf_counter() - start
 
     def report(self) -> dict[str, float]:
-        """Since the last: real tokens a second, padding, 10¹² operations a second, and share of the peak.
+        """Return real tokens per second, padding, TFLOP/s and MFU since the last report.
 
-        The peak is what a large matrix product reaches on the same devices. All processes take part.
+        The model FLOPs utilization (MFU) is relative to a measured peak: what a large matrix product reaches
+        on the same devices. All processes must call this.
         """
         if not self._padded:
             return {}
@@ -101,7 +102,7 @@ class Meter:
         told = {"tokens_per_second": real / self.copies / seconds, "padding": 1 - real / padded}
         if flops:
             speed = flops / self.copies / seconds
-            told |= {"tflops": speed / 1e12, "share_of_peak": speed / peak}
+            told |= {"tflops": speed / 1e12, "mfu": speed / peak}
         return told
 
 

@@ -18,9 +18,9 @@ from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
 
 from damage import ANOTHER_USER, DAMAGES, fill_with_garbage, restore, status_of_child
-from vaswani.data import cache as module
+from vaswani.data import caching as module
 from vaswani.data.batching import tokenize_corpus
-from vaswani.data.cache import LOCKS, MANIFEST, cached_folder
+from vaswani.data.caching import LOCKS, MANIFEST, cached_folder
 from vaswani.data.sources.corpus import CorpusSpec, TextCorpusSpec, load_corpus
 from vaswani.data.text.sequences import PackedBlocks, make_sequences
 from vaswani.data.tokenization import byte_tokenizer
