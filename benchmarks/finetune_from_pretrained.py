@@ -22,7 +22,7 @@ import torch
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 import side_by_side
-from vaswani.hub.run_metadata import EVALUATION_FILE
+from vaswani.files.run_files import EVALUATION_FILE
 from vaswani.insight.curves import read_history
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig

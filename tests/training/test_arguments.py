@@ -11,7 +11,7 @@ from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import DataArguments, ModelArguments, TrainingArguments
 from vaswani.training.config.pretraining_arguments import DecoderArguments, EncoderArguments
-from vaswani.training.trainer.schedule import paper_peak_learning_rate
+from vaswani.training.config.schedule import paper_peak_learning_rate
 
 DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size", "token_type_vocab_size"}
 OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "decoder_start_token_id"}

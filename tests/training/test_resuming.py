@@ -20,9 +20,11 @@ from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.hub.card import LISTED_SETTINGS
-from vaswani.training.config.config_file import UNSAVED_FIELDS, BaseConfig, RunConfig, load_config, sections
+from vaswani.training.config.arguments import UNSAVED_FIELDS
+from vaswani.training.config.config_file import BaseConfig, RunConfig, load_config, sections
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
+from vaswani.training.config.schedule import inverse_sqrt_factor
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import TrainingRun, train
 from vaswani.training.trainer.checkpoints import (
@@ -31,15 +33,13 @@ from vaswani.training.trainer.checkpoints import (
     finish_checkpoint,
     unfinished_checkpoint,
 )
+from vaswani.training.trainer.publishing import PLACES, hide_folders
 from vaswani.training.trainer.resuming import (
     MAY_CHANGE,
     NUM_PROCESSES,
-    PLACES,
     check_resumable,
-    hide_folders,
     manifest_of,
 )
-from vaswani.training.trainer.schedule import inverse_sqrt_factor
 
 KINDS: dict[str, tuple[type[BaseConfig], dict[str, Any]]] = {
     "train": (RunConfig, {"share_encoder_decoder_embeddings": True}),

@@ -5,7 +5,7 @@ import torch
 from transformers import get_inverse_sqrt_schedule
 
 from vaswani.errors import UserError
-from vaswani.training.trainer.schedule import inverse_sqrt_schedule, paper_peak_learning_rate
+from vaswani.training.config.schedule import inverse_sqrt_schedule, paper_peak_learning_rate
 
 
 def learning_rates(make_schedule, peak: float, steps: int) -> list[float]:

@@ -40,9 +40,10 @@ from vaswani.distillation.teacher_targets import (
 from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
+from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_metadata import SETTINGS_FILE, read_run_metadata, read_settings
+from vaswani.hub.run_metadata import read_run_metadata, read_settings
 from vaswani.inference.translate.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.config.arguments import ModelArguments

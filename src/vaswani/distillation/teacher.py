@@ -15,10 +15,11 @@ from vaswani.data.text_codec import Side, TextCodec
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
+from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.hub.run_metadata import SETTINGS_FILE, read_config, read_settings
+from vaswani.hub.run_metadata import read_config, read_settings
 from vaswani.inference.translate.ensembling import Ensemble
-from vaswani.training.config.config_file import RunConfig, default_settings, load_config
+from vaswani.training.config.config_file import RunConfig, load_config
 from vaswani.training.runs.translation import train
 from vaswani.training.trainer.resuming import MAY_CHANGE
 
@@ -117,7 +118,7 @@ def _trained(name: str, config: DistillationConfig) -> Path:
 def _tell_differences(name: str, teacher: RunConfig) -> None:
     """Warn where a teacher that is there already was trained with other settings than its file has now."""
     before, now = (
-        default_settings(teacher) | settings
+        teacher.default_settings() | settings
         for settings in (read_settings(teacher.output_dir), teacher.to_dict())
     )
     # The corpus is the distillation's; None is decided when the training begins.

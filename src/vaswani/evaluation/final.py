@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback
 from vaswani.evaluation.confidence import RESAMPLES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
-from vaswani.hub.run_metadata import EVALUATION_FILE
+from vaswani.files.run_files import EVALUATION_FILE
 from vaswani.training.trainer.base import BaseTrainer
 
 NUM_EXAMPLES = 8

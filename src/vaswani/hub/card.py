@@ -11,7 +11,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import write_whole
-from vaswani.hub.run_metadata import DISTILLATION_PLOT, HISTORY, RunMetadata
+from vaswani.files.run_files import HISTORY
+from vaswani.hub.run_metadata import DISTILLATION_PLOT, RunMetadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.model_card import (
     CARD_FILE_NAME,

@@ -29,13 +29,10 @@ from transformers import (
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
+from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.files.yaml_files import load_yaml
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
-SETTINGS_FILE = "training_config.yaml"
-HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
-CORPUS_FILE = "corpus.json"
-EVALUATION_FILE = "evaluation.json"
 # In the order in which they are tried for a configuration that names no class.
 _AUTO_CLASSES: tuple[Any, ...] = (
     *(AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining),

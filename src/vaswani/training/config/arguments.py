@@ -4,12 +4,14 @@ Field names are the keys of a configuration file and the flags of `vaswani train
 the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer to it.
 """
 
+import functools
 import importlib.util
+import inspect
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import transformers
 from transformers import Seq2SeqTrainingArguments
@@ -19,14 +21,15 @@ from transformers.trainer_utils import SaveStrategy, SchedulerType
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.errors import UserError
-from vaswani.hub.card import check_stated
 from vaswani.training.config.options import Section, check_values, option
+from vaswani.training.config.schedule import paper_peak_learning_rate
 from vaswani.training.launch.process_group import join_processes
 from vaswani.training.launch.processes import choose_device, requested_fsdp_size, trains_on_cpu
-from vaswani.training.trainer.schedule import paper_peak_learning_rate
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
 REPORTING_PACKAGES = ("tensorboard", "trackio")
+# Not a property of the run (where it continues), or not for others to read.
+UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
 
 
 def _name(choice: Enum | str) -> str:
@@ -167,6 +170,8 @@ class CardArguments(Section):
     data_license: str | None = option(None, "Under which licence.")
 
     def __post_init__(self) -> None:
+        from vaswani.hub.card import check_stated  # here: a trainer writes no card and reads no YAML
+
         super().__post_init__()
         check_stated(self.language, self.license)
 
@@ -312,3 +317,66 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
         at_least=-LARGEST_ALPHA,
         at_most=LARGEST_ALPHA,
     )
+
+
+# ------------------------------------------- training arguments as plain values, as YAML and JSON store them
+
+
+def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
+    """The fields of ours, and those of transformers that differ from their defaults."""
+    defaults = library_defaults(training)
+    return {name: value for name, value in _plain_fields(training).items() if name not in defaults}
+
+
+def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
+    """The fields of transformers that are at their defaults."""
+    defaults = _defaults(type(training))
+    return {
+        name: value
+        for name, value in _plain_fields(training).items()
+        if getattr(training, name, None) == getattr(defaults, name)
+        and name != "output_dir"
+        and is_inherited(name, type(training))
+    }
+
+
+def default_settings(training: BaseTrainingArguments) -> dict[str, Any]:
+    """The defaults of all fields."""
+    # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
+    return _plain_fields(_defaults(type(training))) | library_defaults(training)
+
+
+def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
+    return {
+        field.name: plain(getattr(training, field.name, None))
+        for field in fields(training)
+        if field.init and field.name not in UNSAVED_FIELDS
+    }
+
+
+@functools.cache
+def _defaults(arguments_class: type[BaseTrainingArguments]) -> BaseTrainingArguments:
+    """For comparison only: setting up a device would take it from a trainer that already exists."""
+    return type(f"Default{arguments_class.__name__}", (arguments_class,), {"device": None})()
+
+
+def default_of(field: Field) -> Any:
+    """The default of a dataclass field."""
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def is_inherited(name: str, section: type) -> bool:
+    """Whether a field of a section is defined by transformers, and not overridden here."""
+    ours = [base for base in section.__mro__ if base.__module__.startswith("vaswani")]
+    return not any(name in inspect.get_annotations(base) for base in ours)
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML knows it: enumerations by their value, other objects by their fields."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return str(value) if isinstance(value, Path) else value

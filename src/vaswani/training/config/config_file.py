@@ -7,8 +7,6 @@ defaults and flags override them; both go through one `HfArgumentParser`, so the
 
 import dataclasses
 import difflib
-import functools
-import inspect
 import itertools
 import re
 import textwrap
@@ -16,7 +14,6 @@ import typing
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
@@ -26,19 +23,21 @@ from transformers import HfArgumentParser
 from vaswani.data.sources.corpus import SPLITS
 from vaswani.errors import RunError, UserError, one_line
 from vaswani.evaluation.text_metrics import METRICS
+from vaswani.files.run_files import HISTORY
 from vaswani.files.yaml_files import load_yaml, shown
-from vaswani.hub.run_metadata import HISTORY
 from vaswani.training.config.arguments import (
     BaseTrainingArguments,
     CardArguments,
     DataArguments,
     ModelArguments,
     TrainingArguments,
+    default_of,
+    default_settings,
+    is_inherited,
+    plain,
+    training_settings,
 )
 from vaswani.training.config.options import METADATA
-
-# Not a property of the run (where it continues), or not for others to read.
-UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
 
 _BATCHES = "batches hold max_tokens_per_batch tokens, length-bucketed; set that instead"
 _OWN_PLAN = "models are sharded by their own plan; set fsdp_size"
@@ -96,6 +95,13 @@ class BaseConfig:
             values |= dataclasses.asdict(getattr(self, name))
         return values | training_settings(self.training)
 
+    def default_settings(self) -> dict[str, Any]:
+        """Plain values: the defaults of all fields."""
+        values: dict[str, Any] = {}
+        for section in (section for name, section in sections(type(self)).items() if name != "training"):
+            values |= {field.name: plain(default_of(field)) for field in dataclasses.fields(section)}
+        return values | default_settings(self.training)
+
     def save(self, path: Path, history: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write a configuration file that repeats this run.
 
@@ -129,56 +135,6 @@ class RunConfig(BaseConfig):
     purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
     example: ClassVar[str] = "configs/dates.yaml"
     scores: ClassVar[Sequence[str]] = ("loss", *METRICS)
-
-
-def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
-    """Plain values: the fields of ours, and those of transformers that differ from their defaults."""
-    defaults = library_defaults(training)
-    return {name: value for name, value in _plain_fields(training).items() if name not in defaults}
-
-
-def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
-    """Plain values: the fields of transformers that are at their defaults."""
-    kind: Any = type(training)
-    defaults = _defaults(kind)
-    return {
-        name: value
-        for name, value in _plain_fields(training).items()
-        if getattr(training, name, None) == getattr(defaults, name)
-        and name != "output_dir"
-        and _is_inherited(name, kind)
-    }
-
-
-def default_settings(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
-    """Plain values: the defaults of all fields."""
-    values: dict[str, Any] = {}
-    training: Any = config
-    if isinstance(config, BaseConfig):
-        training = config.training
-        for section in (section for name, section in sections(type(config)).items() if name != "training"):
-            values |= {field.name: _plain(_default(field)) for field in dataclasses.fields(section)}
-    # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
-    kind: Any = type(training)
-    return values | _plain_fields(_defaults(kind)) | library_defaults(training)
-
-
-def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
-    return {
-        field.name: _plain(getattr(training, field.name, None))
-        for field in dataclasses.fields(training)
-        if field.init and field.name not in UNSAVED_FIELDS
-    }
-
-
-def _default(field: dataclasses.Field) -> Any:
-    return field.default_factory() if callable(field.default_factory) else field.default
-
-
-@functools.cache
-def _defaults(kind: type[BaseTrainingArguments]) -> BaseTrainingArguments:
-    """For comparison only: setting up a device would take it from a trainer that already exists."""
-    return type(f"Default{kind.__name__}", (kind,), {"device": None})()
 
 
 def sections(kind: type[BaseConfig]) -> dict[str, type]:
@@ -244,7 +200,7 @@ def describe_options(kind: type[BaseConfig] = RunConfig, flags: Sequence[str] = 
     for title, section in sections(kind).items():
         lines += ["", f"{title.capitalize()}:"]
         for field in dataclasses.fields(section):
-            if field.metadata.get("help") and not _is_inherited(field.name, section):
+            if field.metadata.get("help") and not is_inherited(field.name, section):
                 lines += _describe_option(field)
     lines += [""]
     lines += textwrap.wrap(
@@ -262,15 +218,9 @@ def describe_options(kind: type[BaseConfig] = RunConfig, flags: Sequence[str] = 
     return "\n".join(lines)
 
 
-def _is_inherited(name: str, section: type) -> bool:
-    """Whether transformers gave a section its field, as it is."""
-    ours = [kind for kind in section.__mro__ if kind.__module__.startswith("vaswani")]
-    return not any(name in inspect.get_annotations(kind) for kind in ours)
-
-
 def _describe_option(field: dataclasses.Field) -> list[str]:
-    default = _default(field)
-    default = " ".join(default) if isinstance(default, list) else _plain(default)
+    default = default_of(field)
+    default = " ".join(default) if isinstance(default, list) else plain(default)
     shown = "" if default in (None, "") else f" [{default}]"
     text = f"{field.metadata['help']}{shown}"
     return textwrap.wrap(text, 100, initial_indent=f"  --{field.name:<34} ", subsequent_indent=" " * 39)
@@ -382,14 +332,3 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"configuration file {path} must hold `key: value` lines, got a {type(values).__name__}"
         )
     return values or {}
-
-
-def _plain(value: Any) -> Any:
-    """A value as YAML knows it: enumerations by their value, other objects by their fields."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    return str(value) if isinstance(value, Path) else value

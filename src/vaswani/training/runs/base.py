@@ -27,7 +27,8 @@ from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.errors import RunError, UserError, one_line
 from vaswani.hub.card import handwritten_card, write_card
 from vaswani.hub.push import push_folder
-from vaswani.hub.run_metadata import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE, read_run_metadata
+from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
+from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.insight.curves import save_curves
 from vaswani.training.config.arguments import BaseTrainingArguments, FamilyArguments
 from vaswani.training.trainer.base import BaseTrainer

@@ -19,9 +19,9 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, has_length
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import BaseTrainingArguments
+from vaswani.training.config.schedule import inverse_sqrt_schedule
 from vaswani.training.trainer.durable import DurableTrainer
 from vaswani.training.trainer.meter import Meter
-from vaswani.training.trainer.schedule import inverse_sqrt_schedule
 from vaswani.training.trainer.stopping import StopOnSignal
 
 

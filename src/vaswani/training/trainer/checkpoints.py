@@ -23,7 +23,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, sync
-from vaswani.hub.run_metadata import SETTINGS_FILE
+from vaswani.files.run_files import SETTINGS_FILE
 
 logger = logging.get_logger(__name__)
 

@@ -17,8 +17,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
 from vaswani.errors import RunError
+from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes
-from vaswani.hub.run_metadata import HISTORY
 from vaswani.training.trainer.checkpoints import (
     checkpoint_to_resume,
     discard_unfinished,

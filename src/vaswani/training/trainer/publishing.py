@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -15,17 +16,17 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
 from vaswani.errors import RunError, UserError
-from vaswani.files.atomic_files import discard_unfinished, unfinished_path
+from vaswani.files.atomic_files import discard_unfinished, unfinished_path, write_whole
 from vaswani.files.hub_client import use_patient_client
+from vaswani.files.run_files import HISTORY
 from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.hashes import HASHES
 from vaswani.hub.push import PUSHED, allowed_files, code_files, push_folder
 from vaswani.hub.run_metadata import RunMetadata, read_run_metadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
-from vaswani.training.config.config_file import training_settings
-from vaswani.training.trainer.checkpoints import MANIFEST
-from vaswani.training.trainer.resuming import hide_folders
+from vaswani.training.config.arguments import training_settings
+from vaswani.training.trainer.checkpoints import MANIFEST, read_manifest
 
 logger = logging.get_logger(__name__)
 
@@ -40,6 +41,11 @@ STATE = (
         "to_teacher_width.safetensors",
     ),
     *("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_*.pth"),
+)
+
+PLACES = (
+    *("output_dir", "dataset", "train_file", "validation_file", "test_file", "teacher_cache"),
+    *("model", "teacher", "student", "generation_config", "deepspeed", "accelerator_config"),
 )
 
 _API = HfApi()  # its background pushes are made one after the other
@@ -220,3 +226,20 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def hide_folders(checkpoint: Path) -> None:
+    """Leave names of files and folders in a checkpoint's manifest, without where they are on this machine."""
+    manifest = read_manifest(checkpoint)
+    for settings in (
+        manifest.get("settings", {}),
+        *(entry["changed"] for entry in manifest.get(HISTORY, ())),
+    ):
+        settings.update({name: _name_alone(settings[name]) for name in PLACES if name in settings})
+    write_whole(checkpoint / MANIFEST, json.dumps(manifest, indent=2).encode())
+
+
+def _name_alone(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_name_alone(each) for each in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

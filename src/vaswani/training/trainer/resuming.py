@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from accelerate import PartialState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -22,16 +22,14 @@ from transformers.trainer_utils import SchedulerType
 from transformers.utils import logging
 
 from vaswani.errors import UserError
-from vaswani.files.atomic_files import write_whole
-from vaswani.hub.run_metadata import HISTORY, SETTINGS_FILE, read_settings
-from vaswani.training.config.arguments import BaseTrainingArguments
-from vaswani.training.config.config_file import (
-    BaseConfig,
+from vaswani.files.run_files import HISTORY, SETTINGS_FILE
+from vaswani.training.config.arguments import (
+    BaseTrainingArguments,
     default_settings,
     library_defaults,
     training_settings,
 )
-from vaswani.training.trainer.checkpoints import MANIFEST, read_manifest
+from vaswani.training.trainer.checkpoints import read_manifest
 
 logger = logging.get_logger(__name__)
 
@@ -204,25 +202,39 @@ _DERIVED = ("do_eval", "gradient_checkpointing", "gradient_checkpointing_kwargs"
 _MOST_NAMED = 5
 
 
-def manifest_of(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
-    """Settings of a training as the manifest of a checkpoint stores them: plain JSON values."""
+class RunConfiguration(Protocol):
+    """What is asked of the configuration of a whole run."""
+
+    command: str
+    training: BaseTrainingArguments
+
+    def to_dict(self) -> Settings:
+        """All settings of the run, as plain values."""
+
+    def default_settings(self) -> Settings:
+        """The defaults of all settings, as plain values."""
+
+
+def manifest_of(config: RunConfiguration | BaseTrainingArguments) -> dict[str, Any]:
+    """Settings of a training as the manifest of a checkpoint stores them: plain JSON values.
+
+    Args:
+        config: of a run, or the arguments of a trainer that is used without one.
+    """
     training = _training(config)
     processes = training.world_size  # first, for it sets up the devices, and fields that depend on them
-    of_a_run = (
-        {"command": config.command, "settings": config.to_dict()} if isinstance(config, BaseConfig) else {}
-    )
+    is_alone = isinstance(config, BaseTrainingArguments)
     return _plain(
         {
-            "command": None,
-            "settings": training_settings(training),
+            "command": None if is_alone else config.command,
+            "settings": training_settings(config) if is_alone else config.to_dict(),
             "library_defaults": library_defaults(training),
             NUM_PROCESSES: processes,
-            **of_a_run,
         }
     )
 
 
-def check_resumable(checkpoint: Path, config: BaseConfig | BaseTrainingArguments) -> Resumption:
+def check_resumable(checkpoint: Path, config: RunConfiguration | BaseTrainingArguments) -> Resumption:
     """Compare the settings of a run with those of the checkpoint that it is to go on from; announce changes.
 
     Args:
@@ -261,7 +273,7 @@ def _refusal(resumption: Resumption, refused: dict[str, str]) -> str:
     )
 
 
-def _resumption(checkpoint: Path, config: BaseConfig | BaseTrainingArguments) -> Resumption:
+def _resumption(checkpoint: Path, config: RunConfiguration | BaseTrainingArguments) -> Resumption:
     manifest = read_manifest(checkpoint)
     state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     before, now = _compared(checkpoint, manifest, config)
@@ -276,7 +288,7 @@ def _resumption(checkpoint: Path, config: BaseConfig | BaseTrainingArguments) ->
 
 
 def _compared(
-    checkpoint: Path, manifest: dict[str, Any], config: BaseConfig | BaseTrainingArguments
+    checkpoint: Path, manifest: dict[str, Any], config: RunConfiguration | BaseTrainingArguments
 ) -> tuple[Settings, Settings]:
     """The settings before and now, as far as both are known."""
     current = manifest_of(config)
@@ -297,38 +309,16 @@ def _compared(
         )
     not_used = manifest["library_defaults"].keys() - now.keys()  # that transformers has no more
     before = {name: value for name, value in _all(manifest).items() if name not in not_used}
-    before = _plain(default_settings(config)) | before
+    is_alone = isinstance(config, BaseTrainingArguments)
+    before = _plain(default_settings(config) if is_alone else config.default_settings()) | before
     if None in commands:  # of a trainer that is used without a run, the arguments alone are known
         names = now.keys() & {NUM_PROCESSES, *(field.name for field in dataclasses.fields(_training(config)))}
         before, now = ({name: values[name] for name in names} for values in (before, now))
     return before, now
 
 
-PLACES = (
-    *("output_dir", "dataset", "train_file", "validation_file", "test_file", "teacher_cache"),
-    *("model", "teacher", "student", "generation_config", "deepspeed", "accelerator_config"),
-)
-
-
-def hide_folders(checkpoint: Path) -> None:
-    """Leave names of files and folders in a checkpoint's manifest, without where they are on this machine."""
-    manifest = read_manifest(checkpoint)
-    for settings in (
-        manifest.get("settings", {}),
-        *(entry["changed"] for entry in manifest.get(HISTORY, ())),
-    ):
-        settings.update({name: _name_alone(settings[name]) for name in PLACES if name in settings})
-    write_whole(checkpoint / MANIFEST, json.dumps(manifest, indent=2).encode())
-
-
-def _name_alone(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_name_alone(each) for each in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-
-
-def _training(config: BaseConfig | BaseTrainingArguments) -> BaseTrainingArguments:
-    return config.training if isinstance(config, BaseConfig) else config
+def _training(config: RunConfiguration | BaseTrainingArguments) -> BaseTrainingArguments:
+    return config if isinstance(config, BaseTrainingArguments) else config.training
 
 
 def _all(manifest: dict[str, Any]) -> Settings:
@@ -338,6 +328,8 @@ def _all(manifest: dict[str, Any]) -> Settings:
 
 def _recorded_beside(checkpoint: Path, manifest: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
     """What the run's configuration file tells, for checkpoints of versions that kept no settings."""
+    from vaswani.hub.run_metadata import read_settings  # here: no other checkpoint needs YAML
+
     settings = read_settings(checkpoint.parent)
     if not settings:
         return {}

@@ -1,0 +1,6 @@
+"""Names of the files that a run writes into its folder, beside the model."""
+
+SETTINGS_FILE = "training_config.yaml"
+HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
+CORPUS_FILE = "corpus.json"
+EVALUATION_FILE = "evaluation.json"
