@@ -8,9 +8,10 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration, VaswaniForMaskedLM
 from vaswani.distillation.arguments import DistillationConfig
-from vaswani.training.config.config_file import BaseConfig, RunConfig, load_config
+from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
+from vaswani.training.config.run_config import BaseConfig, RunConfig
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import model_config
 

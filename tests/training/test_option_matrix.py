@@ -27,7 +27,7 @@ from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import TrainingArguments
-from vaswani.training.config.config_file import BaseConfig, RunConfig, load_config, sections
+from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import INHERITED_BOUNDS
 from vaswani.training.config.pretraining_arguments import (
@@ -37,6 +37,7 @@ from vaswani.training.config.pretraining_arguments import (
     MaskedLMConfig,
     PretrainingConfig,
 )
+from vaswani.training.config.run_config import BaseConfig, RunConfig, sections
 from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun

@@ -15,7 +15,8 @@ from vaswani.errors import OutputError, RunError, UserError
 from vaswani.training.launch.sigterm import ends_on_sigterm
 
 if TYPE_CHECKING:
-    from vaswani.training.config.config_file import Config, RunConfig
+    from vaswani.training.config.config_file import Config
+    from vaswani.training.config.run_config import RunConfig
 
 MOST_PROCESSES = 1024
 
@@ -66,7 +67,7 @@ def _training_command(name: str, help: str, kind: str, run: str) -> None:
 _training_command(
     "train",
     "Train a model: --config FILE gives defaults, any field is a flag.",
-    "vaswani.training.config.config_file:RunConfig",
+    "vaswani.training.config.run_config:RunConfig",
     "vaswani.training.runs.translation:train",
 )
 _training_command(

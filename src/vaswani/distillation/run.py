@@ -47,7 +47,7 @@ from vaswani.hub.run_metadata import read_run_metadata, read_settings
 from vaswani.inference.translate.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.config.arguments import ModelArguments
-from vaswani.training.config.config_file import RunConfig
+from vaswani.training.config.run_config import RunConfig
 from vaswani.training.runs.translation import (
     Tokenizers,
     TrainingRun,

@@ -1,149 +1,29 @@
-"""From a YAML file and command-line flags to the arguments of one run, and back to YAML.
+"""From a YAML file and command-line flags to the arguments of a run.
 
-A configuration file is flat: each key is a field of `ModelArguments`, `DataArguments`, `CardArguments` or
-`TrainingArguments`, which has all of transformers'; a run of another kind has other sections. The file gives
-defaults and flags override them; both go through one `HfArgumentParser`, so they obey the same types.
+A configuration file is flat: each key is a field of one of the sections of a run (`run_config.BaseConfig`).
+The file gives defaults and flags override them; both take the types of the fields in the same way.
 """
 
 import dataclasses
 import difflib
-import itertools
-import re
 import textwrap
 import typing
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar, cast
+from typing import Any, TypeVar
 
 import yaml
-from transformers import HfArgumentParser
 
 from vaswani.data.sources.corpus import SPLITS
 from vaswani.errors import RunError, UserError, one_line
-from vaswani.evaluation.text_metrics import METRICS
 from vaswani.files.run_files import HISTORY
-from vaswani.files.yaml_files import load_yaml, shown
-from vaswani.training.config.arguments import (
-    BaseTrainingArguments,
-    CardArguments,
-    DataArguments,
-    ModelArguments,
-    TrainingArguments,
-    default_of,
-    default_settings,
-    is_inherited,
-    plain,
-    training_settings,
-)
-from vaswani.training.config.options import METADATA
-
-_BATCHES = "batches hold max_tokens_per_batch tokens, length-bucketed; set that instead"
-_OWN_PLAN = "models are sharded by their own plan; set fsdp_size"
-_WHOLE_EVALUATION = "evaluation gathers every row once and scores them together"
-FIELDS_WITHOUT_EFFECT = {
-    "per_device_train_batch_size": _BATCHES,
-    "per_device_eval_batch_size": _BATCHES,
-    "auto_find_batch_size": _BATCHES,
-    "train_sampling_strategy": _BATCHES,
-    "length_column_name": _BATCHES,
-    "sortish_sampler": _BATCHES,
-    "dataloader_drop_last": _BATCHES,
-    "fsdp": _OWN_PLAN,
-    "fsdp_config": _OWN_PLAN,
-    "batch_eval_metrics": _WHOLE_EVALUATION,
-    "eval_accumulation_steps": _WHOLE_EVALUATION,
-    "eval_do_concat_batches": _WHOLE_EVALUATION,
-    "eval_use_gather_object": _WHOLE_EVALUATION,
-    "include_for_metrics": _WHOLE_EVALUATION,
-    "bf16_full_eval": "evaluation runs as training does; set bf16",
-    "fp16_full_eval": "evaluation runs as training does; set fp16",
-    "do_train": "training always runs",
-    "do_predict": "the test split is evaluated at the end whenever there is one",
-}
-
-
-class BaseConfig:
-    """The resolved arguments of one run; each kind of run is a dataclass with a field for each section."""
-
-    model: Any
-    data: Any
-    training: BaseTrainingArguments
-    card: CardArguments
-
-    command: ClassVar[str]
-    purpose: ClassVar[str]
-    example: ClassVar[str]
-    scores: ClassVar[Sequence[str]]  # that `metric_for_best_model` may name
-    without_effect: ClassVar[dict[str, str]] = FIELDS_WITHOUT_EFFECT  # fields, and why
-
-    @classmethod
-    def variant(cls, given: Mapping[str, Any]) -> "type[BaseConfig]":
-        """The kind of run that is meant by what was given; this one, unless a field chooses among several."""
-        return cls
-
-    @property
-    def output_dir(self) -> Path:
-        """Where the run writes."""
-        return Path(self.training.output_dir or ".")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: every field of ours, and those of transformers that differ from their defaults."""
-        values: dict[str, Any] = {}
-        for name in (name for name in sections(type(self)) if name != "training"):
-            values |= dataclasses.asdict(getattr(self, name))
-        return values | training_settings(self.training)
-
-    def default_settings(self) -> dict[str, Any]:
-        """Plain values: the defaults of all fields."""
-        values: dict[str, Any] = {}
-        for section in (section for name, section in sections(type(self)).items() if name != "training"):
-            values |= {field.name: plain(default_of(field)) for field in dataclasses.fields(section)}
-        return values | default_settings(self.training)
-
-    def save(self, path: Path, history: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write a configuration file that repeats this run.
-
-        Args:
-            path: of the file.
-            history: the settings that changed when the run was resumed (see `resuming.Resumption.record`).
-        """
-        command = f"vaswani {self.command} --config {path.name} --output_dir ..."
-        header = f"# A resolved run; repeat it with: {command}\n"
-        values = self.to_dict()
-        if history:
-            header += (
-                f"# Its settings changed when it was resumed, as {HISTORY} tells at the end: [before, now].\n"
-            )
-            values[HISTORY] = list(history)
-        path.write_text(
-            header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
-
-
-@dataclass
-class RunConfig(BaseConfig):
-    """The resolved arguments of one training on pairs, a section each; a subclass may add one."""
-
-    model: ModelArguments
-    data: DataArguments
-    training: TrainingArguments
-    card: CardArguments
-
-    command: ClassVar[str] = "train"
-    purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
-    example: ClassVar[str] = "configs/dates.yaml"
-    scores: ClassVar[Sequence[str]] = ("loss", *METRICS)
-
-
-def sections(kind: type[BaseConfig]) -> dict[str, type]:
-    """The sections of a run of this kind: a dataclass of arguments for each."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cast(Any, kind))}
-
+from vaswani.files.yaml_files import load_yaml
+from vaswani.training.config.arguments import default_of, is_inherited, plain
+from vaswani.training.config.run_config import BaseConfig, RunConfig, sections
+from vaswani.training.config.typed_values import items_of, kinds_of, typed
 
 Config = TypeVar("Config", bound=BaseConfig)
+Flag = tuple[str, str, list[str]]  # as it was written, the name of its field, the texts that follow it
 
 
 @typing.overload
@@ -151,11 +31,13 @@ def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> 
 
 
 @typing.overload
-def load_config(yaml_path: str | Path | None, overrides: Sequence[str], kind: type[Config]) -> Config: ...
+def load_config(
+    yaml_path: str | Path | None, overrides: Sequence[str], config_class: type[Config]
+) -> Config: ...
 
 
 def load_config(
-    yaml_path: str | Path | None, overrides: Sequence[str] = (), kind: type[BaseConfig] = RunConfig
+    yaml_path: str | Path | None, overrides: Sequence[str] = (), config_class: type[BaseConfig] = RunConfig
 ) -> BaseConfig:
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
@@ -165,22 +47,29 @@ def load_config(
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
-    values = {} if yaml_path is None else _read_yaml(Path(yaml_path))
-    values.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
-    kind = kind.variant(values | _flag_values(overrides))
-    parser = _Parser(kind)
-    namespace = parser.parse_yaml(values, Path(yaml_path or ""))
-    parser.replace_corpus(overrides, namespace)
-    namespace = parser.parse_flags(overrides, namespace)
+    path = Path(yaml_path or "")
+    in_file = {} if yaml_path is None else _read_yaml(path)
+    in_file.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
+    flags = _split(overrides)
+    config_class = config_class.variant(in_file | _first_texts(flags))
+    fields = _Fields(config_class)
+    values = fields.of_yaml(in_file, path)
+    for name in _replaced_corpus({name for _, name, _ in flags}):
+        values.pop(name, None)
+    values |= fields.of_flags(flags)
     try:
-        arguments = parser.parse_dict(vars(namespace))
+        return config_class(
+            **{
+                title: section(**{name: values[name] for name in _settable(section) if name in values})
+                for title, section in sections(config_class).items()
+            }
+        )
     except (UserError, RunError):
         raise
     except (ValueError, NotImplementedError) as error:
         raise UserError(one_line(error)) from error
     except Exception as error:  # a file that is not there, a package that is missing
         raise UserError(f"an option does not work: {type(error).__name__}: {one_line(error)}") from error
-    return kind(*arguments)
 
 
 def describe_options(kind: type[BaseConfig] = RunConfig, flags: Sequence[str] = ()) -> str:
@@ -190,7 +79,7 @@ def describe_options(kind: type[BaseConfig] = RunConfig, flags: Sequence[str] = 
         kind: of the run.
         flags: that were given with it, for the field that chooses among several kinds.
     """
-    kind = kind.variant(_flag_values(flags))
+    kind = kind.variant(_first_texts(_split(flags)))
     lines = [f"Usage: vaswani {kind.command} --config FILE [--FIELD VALUE ...]", ""]
     lines += textwrap.wrap(
         f"{kind.purpose} FILE is flat YAML and gives defaults; flags override it. "
@@ -226,63 +115,54 @@ def _describe_option(field: dataclasses.Field) -> list[str]:
     return textwrap.wrap(text, 100, initial_indent=f"  --{field.name:<34} ", subsequent_indent=" " * 39)
 
 
-class _Parser(HfArgumentParser):
-    """`HfArgumentParser` that reads YAML as flags and reports every mistake as a `UserError`."""
+class _Fields:
+    """The fields of all sections of a configuration: their names and types."""
 
-    def __init__(self, kind: type[BaseConfig]):
-        classes: list[Any] = list(sections(kind).values())
-        super().__init__(classes, allow_abbrev=False, add_help=False)
-        self._hints = {
-            name: hint for section in classes for name, hint in typing.get_type_hints(section).items()
-        }
-        self._help = f"see vaswani {kind.command} --help"
-        self._without_effect = kind.without_effect
-        self._place = ""  # where the values being read come from, for messages
+    def __init__(self, config_class: type[BaseConfig]):
+        self._hints: dict[str, Any] = {}
+        for section in sections(config_class).values():
+            hints = typing.get_type_hints(section)
+            self._hints |= {name: hints[name] for name in _settable(section)}
+        self._without_effect = config_class.without_effect
+        self._help = f"see vaswani {config_class.command} --help"
 
-    def add_argument(self, *names: Any, **options: Any) -> Any:
-        """As in argparse, to which the library passes all metadata of a field."""
-        return super().add_argument(*names, **{k: v for k, v in options.items() if k not in METADATA})
-
-    def error(self, message: str) -> NoReturn:
-        """Called by argparse; its message reads `argument --name/--na-me: what is wrong`."""
-        raise UserError(re.sub(r"^argument --([^:/]+)[^:]*: ", rf"\1{self._place}: ", message))
-
-    def parse_yaml(self, values: dict[str, Any], path: Path) -> Namespace:
-        """Values of a flat YAML file, converted to the types of their fields."""
+    def of_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+        """The values of a configuration file as the types of their fields."""
         for name in values:
             self._check_name(str(name), f"unknown key {str(name)!r} in {path}")
-        self._place = f" in {path}"
-        namespace = Namespace(**{name: self._convert(name, value) for name, value in values.items()})
-        self._place = ""
-        return namespace
+        return {name: self._typed(name, value, f" in {path}") for name, value in values.items()}
 
-    def parse_flags(self, flags: Sequence[str], namespace: Namespace) -> Namespace:
-        """Flags override what stands in the namespace."""
-        given = set()
-        for flag in (flag.split("=")[0] for flag in flags if flag.startswith("--")):
-            name = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
+    def of_flags(self, flags: Sequence[Flag]) -> dict[str, Any]:
+        """The values of flags as the types of their fields."""
+        given: dict[str, list[str]] = {}
+        for flag, name, texts in flags:
+            if name not in self._hints and bool in kinds_of(self._hints.get(name.removeprefix("no_"))):
+                name, texts = name.removeprefix("no_"), ["false", *texts]
             self._check_name(name, f"unknown flag {flag!r}", "--")
             if name in given:
                 raise UserError(f"{flag} is given more than once; give it once (a list takes several values)")
-            given.add(name)
-        namespace, rest = self.parse_known_args(list(flags), namespace)
-        if rest:
-            raise UserError(f"unexpected argument {rest[0]!r}; flags are such as --learning_rate 1e-3")
-        return namespace
+            given[name] = texts
+        return {name: self._typed(name, self._value(name, texts)) for name, texts in given.items()}
 
-    @staticmethod
-    def replace_corpus(flags: Sequence[str], namespace: Namespace) -> None:
-        """The corpus is one choice: flags that name a data set, or files, replace what the file names."""
-        given = {flag.split("=")[0].removeprefix("--").replace("-", "_") for flag in flags}
-        files = [f"{split}_file" for split in SPLITS]
-        if "dataset" in given:
-            others = [name for name in files if name not in given]
-        else:
-            others = ["dataset", "dataset_config"] if given & set(files) else []
-        for name in others:
-            vars(namespace).pop(name, None)
+    def _value(self, name: str, texts: list[str]) -> Any:
+        """What the texts behind a flag give: a list, or one text, or true for a flag that stands alone."""
+        kinds = kinds_of(self._hints[name])
+        if not texts and bool in kinds:
+            return True
+        if not texts:
+            raise UserError(f"{name}: expected {'at least ' * bool(items_of(kinds))}one argument")
+        if len(texts) > 1 and not items_of(kinds):
+            raise UserError(_unexpected(texts[1]))
+        return texts if len(texts) > 1 else texts[0]
+
+    def _typed(self, name: str, value: Any, place: str = "") -> Any:
+        try:
+            return typed(self._hints[name], value)
+        except ValueError as error:
+            raise UserError(f"{name}{place}: {error}") from error
 
     def _check_name(self, name: str, problem: str, prefix: str = "") -> None:
+        """Raise `UserError` unless there is such a field and it has an effect."""
         if name in self._without_effect:
             raise UserError(f"{name} has no effect here: {self._without_effect[name]}")
         if name not in self._hints:
@@ -290,32 +170,42 @@ class _Parser(HfArgumentParser):
             hint = f"did you mean '{prefix}{nearest[0]}'?" if nearest else self._help
             raise UserError(f"{problem}; {hint}")
 
-    def _convert(self, name: str, value: Any) -> Any:
-        """One YAML value as the type of its field, by way of the flag that would set it."""
-        hint = str(self._hints[name])
-        if value is None and type(None) not in typing.get_args(self._hints[name]):
-            self.error(f"argument --{name}: null is not possible; leave the key out for the default")
-        if value is None or (isinstance(value, dict) and "dict" in hint) or (value == [] and "list" in hint):
-            return value
-        if isinstance(value, dict) or (isinstance(value, list) and "list" not in hint):
-            self.error(f"argument --{name}: expected one value, got {shown(value)}")
-        texts = value if isinstance(value, list) else [value]
-        if any(isinstance(text, dict | list) for text in texts):
-            self.error(f"argument --{name}: expected a list of values, got {shown(value)}")
-        if "bool" not in hint:
-            texts = ["no" if text is False else text for text in texts]  # YAML reads a bare `no` as false
-        namespace, rest = self.parse_known_args([f"--{name}", *map(str, texts)])
-        return value if rest else getattr(namespace, name)
+
+def _settable(section: type) -> list[str]:
+    """The names of the fields that a section is made from."""
+    return [field.name for field in dataclasses.fields(section) if field.init]
 
 
-def _flag_values(flags: Sequence[str]) -> dict[str, str]:
-    """The first value of each flag, as `--name value` or `--name=value`."""
-    given = {}
-    for flag, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
-        if flag.startswith("--"):
-            name, _, value = flag.removeprefix("--").partition("=")
-            given[name.replace("-", "_")] = value or following
-    return given
+def _split(arguments: Sequence[str]) -> list[Flag]:
+    """The flags of a command line, each as `--name`, `--name text ...` or `--name=text`."""
+    flags: list[Flag] = []
+    takes_more = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, *texts = argument.split("=", 1)
+            flags.append((flag, flag.removeprefix("--").replace("-", "_"), texts))
+            takes_more = not texts
+        elif takes_more:
+            flags[-1][2].append(argument)
+        else:
+            raise UserError(_unexpected(argument))
+    return flags
+
+
+def _unexpected(argument: str) -> str:
+    return f"unexpected argument {argument!r}; flags are such as --learning_rate 1e-3"
+
+
+def _first_texts(flags: Sequence[Flag]) -> dict[str, str]:
+    return {name: texts[0] for _, name, texts in flags if texts}
+
+
+def _replaced_corpus(flags: set[str]) -> list[str]:
+    """The corpus is one choice: flags that name a data set, or files, replace what the file names."""
+    files = [f"{split}_file" for split in SPLITS]
+    if "dataset" in flags:
+        return files
+    return ["dataset", "dataset_config"] if flags & set(files) else []
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from typing import Any
 from vaswani.bounds import LARGEST_SEED, Bounds
 from vaswani.errors import UserError
 
-METADATA = ("bounds", "may_be_blank")  # of a field, beside its help
-
 
 def option(default: Any, text: str, *, may_be_blank: bool = False, **bounds: Any) -> Any:
     """A dataclass field with its line of help and what it accepts.

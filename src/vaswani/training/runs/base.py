@@ -33,7 +33,7 @@ from vaswani.insight.curves import save_curves
 from vaswani.training.config.arguments import BaseTrainingArguments, FamilyArguments
 from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.checkpoints import check_same_data, check_writable, checkpoint_to_resume
-from vaswani.training.config.config_file import BaseConfig
+from vaswani.training.config.run_config import BaseConfig
 from vaswani.training.runs.failures import blame_options, blame_size, what_was_saved
 from vaswani.training.runs.folder_lock import only_run_in
 from vaswani.training.runs.pretrained import Pretrained, load_with_head

@@ -27,6 +27,7 @@ from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.decoding import position_limit
 from vaswani.training.config.arguments import ModelArguments
+from vaswani.training.config.run_config import RunConfig
 from vaswani.training.runs.base import (
     BaseRun,
     check_devices,
@@ -38,7 +39,6 @@ from vaswani.training.runs.base import (
     publish,
 )
 from vaswani.training.trainer.bpe_dropout import BpeDropoutCollator
-from vaswani.training.config.config_file import RunConfig
 from vaswani.evaluation.final import shortened
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK, TextMetrics, check_task
 from vaswani.training.config.rehearsal import check_kernel
