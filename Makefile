@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
-	$(BIN)/vaswani train --config configs/dates.yaml --output_dir $(RUN) \
+	$(BIN)/vaswani train --config dates --output_dir $(RUN) \
 	  $$(test -d $(RUN) && echo --resume_from_checkpoint true)
 	@echo "== Its quality on days that it has never seen =="
 	$(BIN)/vaswani evaluate --model $(RUN) --data dates

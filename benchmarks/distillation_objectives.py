@@ -1,8 +1,8 @@
 """Which of the objectives makes a student better: the same student, taught in different ways.
 
-Trains the student of configs/distill_multi30k_small.yaml once for each way, from the same random weights and
-for as many updates, and compares all on the test split: BLEU, and gains over the student that saw the labels
-alone, with 95 % intervals from the same resamples of the rows. There is no peer.
+Trains the student of the configuration distill_multi30k_small once for each way, from the same random weights
+and for as many updates, and compares all on the test split: BLEU, and gains over the student that saw the
+labels alone, with 95 % intervals from the same resamples of the rows. There is no peer.
 
     python benchmarks/distillation_objectives.py --data path/to/multi30k --teacher runs/multi30k_teacher
 
@@ -24,7 +24,7 @@ from vaswani.distillation.comparison import Comparison, compare, load_candidates
 from vaswani.distillation.run import BASELINE, BaselineRun, DistillationRun
 from vaswani.training.config.config_file import load_config
 
-CONFIG = Path(__file__).parents[1] / "configs" / "distill_multi30k_small.yaml"
+CONFIG = "distill_multi30k_small"
 NO_TEACHER: dict[str, Any] = {"label_weight": 1, "soft_target_weight": 0, "teacher_top_k": 16}
 SOFT_TARGETS: dict[str, Any] = {"label_weight": 0.5, "soft_target_weight": 1, "teacher_top_k": 16}
 WITH_STATES: dict[str, Any] = {**SOFT_TARGETS, "targets": "both", "teacher_top_k": None}

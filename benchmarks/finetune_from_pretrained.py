@@ -1,9 +1,9 @@
 """What pre-training is worth: one encoder fine-tuned from its checkpoint and from scratch, with some seeds.
 
-Trains the classifier of configs/finetune_reviews.yaml from the weights of a pre-trained folder, and one of
-the same shape, with the same tokenizer and options, from new weights; the two take turns, seed by seed. The
-accuracies are of the test split, or else of the validation split, by which nothing was chosen; those on the
-way, after each epoch, are of the validation split. There is no peer.
+Trains the classifier of the configuration finetune_reviews from the weights of a pre-trained folder, and one
+of the same shape, with the same tokenizer and options, from new weights; the two take turns, seed by seed.
+The accuracies are of the test split, or else of the validation split, by which nothing was chosen; those
+on the way, after each epoch, are of the validation split. There is no peer.
 
     python benchmarks/finetune_from_pretrained.py --model runs/mlm --data path/to/movie_reviews
 
@@ -28,7 +28,7 @@ from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import finetune
 
-CONFIG = Path(__file__).parents[1] / "configs" / "finetune_reviews.yaml"
+CONFIG = "finetune_reviews"
 BEGINNINGS = {"pre-trained": False, "from scratch": True}
 SECONDS_FILE = "seconds.json"
 

@@ -1,4 +1,4 @@
-"""Parameters of the systems in `configs/`, counted without making room for them, and the published numbers.
+"""Parameters of the systems that `vaswani configs` lists, counted without allocating them, and as published.
 
     python benchmarks/parameter_counts.py [--json]
 
@@ -9,7 +9,6 @@ models, without the heads of pre-training, as in the papers; weights that layers
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from transformers import (
@@ -28,8 +27,6 @@ from vaswani.training.config.config_file import load_config
 from vaswani.training.config.pretraining_arguments import MaskedLMConfig, PretrainingConfig
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import model_config
-
-CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 class System(NamedTuple):
@@ -78,12 +75,11 @@ SYSTEMS = {
 
 
 def config_of(name: str) -> PreTrainedConfig:
-    """The model's configuration that a file of `configs/` describes."""
-    path = CONFIGS / f"{name}.yaml"
+    """The model's configuration in the run's configuration of that name."""
     if not name.startswith("systems/"):
-        run = load_config(path)
+        run = load_config(name)
         return model_config(run.model, run.data.vocab_size, run.data.vocab_size, one_vocabulary=True)
-    pretraining = load_config(path, [], PretrainingConfig)
+    pretraining = load_config(name, [], PretrainingConfig)
     kind = MaskedLMRun if isinstance(pretraining, MaskedLMConfig) else CausalLMRun
     return kind(pretraining).model_config(pretraining.data.vocab_size)
 
@@ -103,10 +99,7 @@ def main() -> None:
         library = f"{count(system.library()):,}" if system.library else "–"
         published = f"{system.published:,.0f} M"
         difference = f"{counts[name] / 1e6 / system.published - 1:+.1%}"
-        config = f"configs/{name}.yaml"
-        rows.append(
-            [system.title, config, f"{counts[name]:,}", library, published, difference, system.source]
-        )
+        rows.append([system.title, name, f"{counts[name]:,}", library, published, difference, system.source])
     columns = [
         "system",
         "configuration",

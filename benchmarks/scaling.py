@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import side_by_side
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.files.named_configs import shipped_config
 from vaswani.hub.run_metadata import count_parameters
 from vaswani.insight.arithmetic import training_flops
 from vaswani.insight.scaling import BYTES_OF_A_NUMBER, Cost, Machine, cost_of_update
@@ -42,7 +43,6 @@ H200 = Machine(flops=989e12 / 3, memory=141e9, devices=8, within=450e9, between=
 PLANNED_DEVICES = (1, 2, 8, 16, 64, 256, 1024)
 PLANNED_TOKENS = 25_000  # of a device and update
 WAYS = ("ddp", "fsdp")
-CONFIGS = Path(__file__).parents[1] / "configs"
 Measured = dict[str, float]
 
 
@@ -161,7 +161,7 @@ def plan() -> None:
     """What the model says of base and big."""
     rows = []
     for name in ("base", "big"):
-        values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+        values = yaml.safe_load(shipped_config(name).read_text())
         fields = {field: value for field, value in values.items() if hasattr(VaswaniConfig(), field)}
         config = VaswaniConfig(**{**fields, "vocab_size": values["vocab_size"]})
         alone = cost_of_update(config, H200, "ddp", 1, PLANNED_TOKENS)

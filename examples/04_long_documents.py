@@ -2,8 +2,8 @@
 
     python examples/04_long_documents.py [OUTPUT_DIR]
 
-The weights are random here; `BertForMaskedLM.from_pretrained` will do as well. A model of this package needs
-no change: set `encoder_attention: sparse` in its configuration, as `configs/long_summarization.yaml` does.
+The weights are random here; `BertForMaskedLM.from_pretrained` will do as well. A model of this package
+needs no change: set `encoder_attention: sparse` in its configuration, as `long_summarization` does.
 """
 
 import sys

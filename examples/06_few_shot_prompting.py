@@ -4,7 +4,7 @@
 
 Every training text counts in one of five languages. Asked for "7:" alone, the model cannot know in which it
 is to answer; an example in the prompt tells it, and no weight changes. `vaswani prompt` does the same with a
-task file, such as configs/tasks/sentiment.yaml.
+task, such as tasks/sentiment.
 """
 
 import random

@@ -66,7 +66,7 @@ def test_debug_shows_the_traceback_first(command, capsys, arguments):
     ("arguments", "message"),
     [
         (["trian"], "vaswani: No such command 'trian'."),
-        (["train"], "vaswani: nothing to train: give --config FILE"),
+        (["train"], "vaswani: nothing to train: give --config NAME or FILE"),
         (["train", "--config", "nowhere.yaml"], "vaswani: configuration file nowhere.yaml does not exist"),
         (
             ["train", "--learing_rate", "1"],

@@ -15,6 +15,7 @@ import vaswani
 from rank_processes import CONTEXT, log_of
 from tiny_runs import as_flags, cache_of_its_own, dates, tiny_run
 from vaswani import bootstrap, startup
+from vaswani.files import named_configs
 
 __all__ = ["cache_of_its_own", "dates", "tiny_run"]
 
@@ -63,7 +64,7 @@ def test_nothing_is_imported_from_the_current_folder(hostile, script, way):
                 beside / "accelerate",
                 "launch",
                 "--config_file",
-                Path("configs/accelerate/ddp.yaml").absolute(),
+                named_configs.FOLDER / "accelerate" / "ddp.yaml",
             ),
             *("--num_processes", "1", "--cpu", "--no_python", script),
         ],

@@ -1,5 +1,6 @@
-"""The configurations that come with the project resolve, and describe what they say they do."""
+"""The configurations that ship with the package have names, resolve, and do what they say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 
 from vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration, VaswaniForMaskedLM
+from vaswani.cli import run
 from vaswani.distillation.arguments import DistillationConfig
+from vaswani.errors import UserError
+from vaswani.files.named_configs import FOLDER, command, config_names, find_config, summary
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
@@ -15,22 +19,21 @@ from vaswani.training.config.run_config import BaseConfig, RunConfig
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import model_config
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIG_CLASSES: dict[str, type[BaseConfig]] = {
+    "train": RunConfig,
+    "pretrain": PretrainingConfig,
+    "finetune": FinetuningConfig,
+    "distill": DistillationConfig,
+}
+NAMES = config_names()
 
 
-def kind_of(path: Path) -> type[BaseConfig]:
-    """The command that a configuration says it is of by its name."""
-    kinds = {"distill": DistillationConfig, "finetune": FinetuningConfig, "mlm": PretrainingConfig}
-    kinds["causal"] = PretrainingConfig
-    return kinds.get(path.stem.partition("_")[0], RunConfig)
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_configuration_resolves(path):
-    kind = kind_of(path)
-    corpus = ["--dataset", "texts"] if kind in (PretrainingConfig, FinetuningConfig) else []
-    config = load_config(path, corpus, kind)
-    assert config.output_dir == Path("runs") / path.stem
+@pytest.mark.parametrize("name", [name for name in NAMES if command(name) in CONFIG_CLASSES])
+def test_every_configuration_resolves(name):
+    config_class = CONFIG_CLASSES[command(name)]
+    corpus = ["--dataset", "texts"] if command(name) in ("pretrain", "finetune") else []
+    config = load_config(name, corpus, config_class)
+    assert config.output_dir == Path("runs") / name.rpartition("/")[2]
     if isinstance(config, RunConfig):
         model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)
 
@@ -40,19 +43,20 @@ def test_every_configuration_resolves(path):
     [("mlm", MaskedLMRun, VaswaniForMaskedLM), ("causal_lm", CausalLMRun, VaswaniForCausalLM)],
 )
 def test_language_models_have_the_size_that_is_said(name, run, model):
-    path = CONFIGS / f"{name}.yaml"
-    config = load_config(path, ["--dataset", "texts", "--use_cpu", "true"], PretrainingConfig)
+    config = load_config(name, ["--dataset", "texts", "--use_cpu", "true"], PretrainingConfig)
     run(config).check()
     with torch.device("meta"):
         parameters = model(run(config).model_config(config.data.vocab_size)).num_parameters()
-    assert f"{parameters / 1e6:.1f} M parameters" in path.read_text()
+    assert f"{parameters / 1e6:.1f} M parameters" in summary(name)
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
-def test_accelerate_reads_how_to_launch(path):
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("accelerate/")])
+def test_accelerate_reads_how_to_launch(name):
+    path = find_config(name)
     launch = load_config_from_file(str(path))
     assert launch.num_processes % launch.num_machines == 0
-    assert f"--config_file configs/accelerate/{path.name}" in path.read_text()
+    assert f"vaswani configs show {name} > {path.name}\n" in path.read_text()
+    assert f"accelerate launch --config_file {path.name}" in path.read_text()
     assert not launch.use_cpu  # with it accelerate starts one process
 
 
@@ -61,7 +65,7 @@ def test_accelerate_reads_how_to_launch(path):
 )
 def test_models_have_the_size_that_is_said(name, millions):
     """Table 3 of Vaswani et al. (65 and 213 million) counts to within 3 %."""
-    config = load_config(CONFIGS / f"{name}.yaml")
+    config = load_config(name)
     with torch.device("meta"):
         model = VaswaniForConditionalGeneration(
             model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)
@@ -71,7 +75,7 @@ def test_models_have_the_size_that_is_said(name, millions):
 
 def test_base_and_big_train_with_the_papers_settings():
     for name, steps, dropout in [("base", 100_000, 0.1), ("big", 300_000, 0.3)]:
-        config = load_config(CONFIGS / f"{name}.yaml")
+        config = load_config(name)
         args = config.training
         assert (args.max_steps, config.model.dropout, args.warmup_steps) == (steps, dropout, 4000)
         assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.98, 1e-9)
@@ -80,8 +84,61 @@ def test_base_and_big_train_with_the_papers_settings():
 
 
 def test_multi30k_is_the_small_student_without_its_teacher():
-    alone = load_config(CONFIGS / "multi30k.yaml")
-    taught = load_config(CONFIGS / "distill_multi30k_small.yaml", [], DistillationConfig)
+    alone = load_config("multi30k")
+    taught = load_config("distill_multi30k_small", [], DistillationConfig)
     assert alone.model == taught.model
     for name in ("max_steps", "learning_rate", "warmup_steps", "max_tokens_per_batch", "lr_scheduler_type"):
         assert getattr(alone.training, name) == getattr(taught.training, name)
+
+
+def test_the_list_has_a_line_for_each_configuration(capsys):
+    assert run(["configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line.startswith("  ")}
+    assert listed == {name: summary(name) for name in NAMES}
+    assert sorted(listed) == sorted(
+        str(path.relative_to(FOLDER)).removesuffix(".yaml") for path in FOLDER.rglob("*.*")
+    )
+    titles = [line for line in lines if not line.startswith("  ")]
+    assert titles[0] == "vaswani train --config NAME"
+    assert len(titles) == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration_begins_with_what_it_is_and_how_to_use_it(name):
+    first, second, *_ = find_config(name).read_text(encoding="utf-8").splitlines()
+    assert re.fullmatch(r"# [A-Z].{10,110}\.", first)
+    assert re.fullmatch(rf"# vaswani (\w+ .*--(config|task)|configs show) {name}( .*)?", second)
+
+
+def test_show_prints_a_configuration_as_it_is(capsys):
+    assert run(["configs", "show", "systems/gpt2"]) == 0
+    assert capsys.readouterr().out == (FOLDER / "systems" / "gpt2.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("given", ["dates", "dates.yaml", "configs/dates.yaml"])
+def test_a_name_is_found_from_any_folder_and_a_file_comes_first(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config(given) == FOLDER / "dates.yaml"
+    (tmp_path / "dates").mkdir()  # such as a data set
+    assert find_config(given) == FOLDER / "dates.yaml"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / given).rmdir() if given == "dates" else None
+    (tmp_path / given).write_text("d_model: 32\n")
+    assert find_config(given) == Path(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("date", "'dates'"),
+        ("configs/data.yaml", "'dates'"),
+        ("gpt2", "'systems/gpt2'"),
+        ("qqq", "configs lists"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_an_error_with_the_nearest(given, nearest, capsys):
+    with pytest.raises(UserError, match=f"configuration file {given} does not exist; .*{nearest}"):
+        find_config(given)
+    assert run(["configs", "show", given]) == 2
+    assert nearest in capsys.readouterr().err

@@ -55,7 +55,7 @@ OPTIONS = {
     "embed --model {encoder} --input {path}": READ_FILE,
     "embed --model {encoder} --input {data} --output {path}": WRITE_FILE,
     "embed --model {encoder} --words --backward_model {path} --input {data}": READ_FOLDER,
-    "prompt --model {path} --task configs/tasks/sentiment.yaml": READ_FOLDER,
+    "prompt --model {path} --task tasks/sentiment": READ_FOLDER,
     "prompt --model {model} --task {path}": READ_FILE,
     "compare {path} {model} --data {data}": READ_FOLDER,
     "compare {model} {path} --data {data}": READ_FOLDER,

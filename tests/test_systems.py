@@ -1,4 +1,4 @@
-"""The systems of `configs/` have the published number of parameters, and that of transformers' own models."""
+"""The configurations in `systems/` have the published number of parameters, and that of transformers."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from parameter_counts import SYSTEMS, config_of, count  # noqa: E402
+from vaswani.files import named_configs  # noqa: E402
 from vaswani.training.config.config_file import load_config  # noqa: E402
 from vaswani.training.config.pretraining_arguments import PretrainingConfig  # noqa: E402
 
@@ -26,7 +27,9 @@ def test_as_many_as_transformers_own(name: str) -> None:
     assert count(config_of(name)) == count(SYSTEMS[name].library()) - of_token_types
 
 
-@pytest.mark.parametrize("path", (ROOT / "configs" / "systems").glob("*.yaml"), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((named_configs.FOLDER / "systems").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_system_is_listed_and_resolves(path: Path) -> None:
     assert f"systems/{path.stem}" in SYSTEMS
     assert load_config(path, [], PretrainingConfig).output_dir == Path("runs") / path.stem

@@ -18,7 +18,7 @@ def test_the_card_of_the_dates_model_is_current(capsys) -> None:
 
 
 def test_it_is_of_the_configuration_that_quickstart_trains() -> None:
-    asked = load_config(ROOT / "configs" / "dates.yaml").to_dict()
+    asked = load_config("dates").to_dict()
     trained = yaml.safe_load((RUN / "training_config.yaml").read_text(encoding="utf-8"))
     assert {**trained, "output_dir": None} == {**asked, "output_dir": None}
     assert json.loads((RUN / "evaluation.json").read_text(encoding="utf-8"))["rows"] == 5000

@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from vaswani.errors import UserError
+from vaswani.files import named_configs
 from vaswani.inference.prompt.task import Task
 from vaswani.inference.prompt.task_file import load_task
 
-TASKS = Path(__file__).parents[2] / "configs" / "tasks"
+TASKS = named_configs.FOLDER / "tasks"
 ROWS = [{"text": "a — b", "label": "yes"}, {"text": "c", "label": "no"}]
 VALUES: dict[str, Any] = {
     "prompt": "Q: {text}",
@@ -38,7 +39,7 @@ def write_rows(path: Path, rows: list[Any]) -> None:
 def test_the_tasks_that_come_with_the_project(path: Path) -> None:
     task = load_task(path)
     task.check_shots(8)
-    assert f"--task configs/tasks/{path.name}" in path.read_text()
+    assert f"--task tasks/{path.stem}" in path.read_text()
     answers = [question.answer for question in task.questions]
     assert len(answers) >= 10
     assert len({question.prompt for question in (*task.questions, *task.shots)}) == len(answers) + 8

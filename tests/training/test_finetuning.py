@@ -14,13 +14,14 @@ from tiny_runs import as_flags
 from toy_labels import POSITIONS, TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from vaswani.cli import run as run_command
 from vaswani.errors import UserError
+from vaswani.files import named_configs
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import finetune
 
 QUICK = {"use_cpu": True, "disable_tqdm": True, "max_length": POSITIONS, "learning_rate": 5e-3}
 QUICK |= {"max_tokens_per_batch": 300, "logging_steps": 1}
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = named_configs.FOLDER
 LEARNED = {"classification": "accuracy", "multi_label": "micro_f1", "regression": "pearson", "tagging": "f1"}
 
 

@@ -17,11 +17,12 @@ from run_records import assert_same_weights
 from tiny_runs import as_flags
 from vaswani.cli import run
 from vaswani.errors import UserError
+from vaswani.files import named_configs
 from vaswani.training.launch.launcher import launch
 from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 
 ACCELERATE = ["-m", "accelerate.commands.launch"]
-CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
+CONFIGS = named_configs.FOLDER / "accelerate"
 
 
 def start(command: list[str], cache: Path) -> subprocess.Popen:

@@ -16,13 +16,14 @@ from vaswani import VaswaniConfig
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
+from vaswani.files import named_configs
 from vaswani.insight.curves import save_curves
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs import base as base_run
 from vaswani.training.runs import translation as training_run
 from vaswani.training.runs.translation import build_model, model_config, train
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = named_configs.FOLDER
 
 
 def run(options: dict, **more) -> dict[str, float]:

@@ -9,5 +9,6 @@ __all__ = ["app", "main", "run"]
 # In the order of the help.
 for _group in (
     *("training", "translation", "embedding", "prompting", "distillation", "conversion", "hub", "insight"),
+    "configs",
 ):
     import_module(f"vaswani.cli.{_group}")

@@ -23,7 +23,8 @@ def prompt(
         str, typer.Option("--model", help="Folder of a causal language model, or its name on the Hub.")
     ],
     task_file: Annotated[
-        Path, typer.Option("--task", metavar="FILE", help="YAML, such as configs/tasks/sentiment.yaml.")
+        Path,
+        typer.Option("--task", metavar="FILE|NAME", help="A YAML file, or a name such as tasks/sentiment."),
     ],
     shots: Annotated[
         str, typer.Option("--shots", metavar="K[,K...]", help="Examples in each prompt: 4, or 0,1,4.")

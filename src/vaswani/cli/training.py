@@ -66,7 +66,7 @@ def _training_command(name: str, help: str, kind: str, run: str) -> None:
 
 _training_command(
     "train",
-    "Train a model: --config FILE gives defaults, any field is a flag.",
+    "Train a model: --config NAME or FILE gives defaults, any field is a flag.",
     "vaswani.training.config.run_config:RunConfig",
     "vaswani.training.runs.translation:train",
 )
@@ -106,7 +106,7 @@ def _resolve(
         return None
     if config is None and not context.args:
         raise UserError(
-            f"nothing to {kind.command}: give --config FILE, such as {kind.example} "
+            f"nothing to {kind.command}: give --config NAME or FILE, such as {kind.example} "
             f"(see vaswani {kind.command} --help)"
         )
     return load_config(config, context.args, kind)

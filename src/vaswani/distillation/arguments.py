@@ -171,4 +171,4 @@ class DistillationConfig(RunConfig):
 
     command: ClassVar[str] = "distill"
     purpose: ClassVar[str] = "Train a small student to do what a large teacher does."
-    example: ClassVar[str] = "configs/distill_dates.yaml"
+    example: ClassVar[str] = "distill_dates"

@@ -129,7 +129,7 @@ class Prompter:
     """Puts tasks to a causal language model.
 
         prompter = Prompter.from_pretrained("runs/causal_lm")
-        result = prompter.answer(load_task("configs/tasks/sentiment.yaml"), shots=4)
+        result = prompter.answer(load_task("tasks/sentiment"), shots=4)
         print(result.accuracy, result.interval, result.answers[0].prompt)
 
     Args:

@@ -20,6 +20,7 @@ import yaml
 
 from vaswani.data.sources.reading import RepeatedKeyError, parse_json
 from vaswani.errors import UserError, one_line
+from vaswani.files.named_configs import find_config
 from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.inference.prompt.task import Row, Task
 
@@ -59,13 +60,13 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def load_task(path: str | Path) -> Task:
-    """Read a task file.
+    """Read a task file, given by its path or by a name that ships with the package.
 
     Raises:
         UserError: it or a file that it names cannot be read; an unknown key (naming the nearest), a value of
             the wrong type, rows given twice; or what `Task` raises.
     """
-    path = Path(path)
+    path = find_config(path, "task file")
     values = _read_yaml(path)
     try:
         for key, value in values.items():

@@ -16,6 +16,7 @@ import yaml
 
 from vaswani.data.sources.corpus import SPLITS
 from vaswani.errors import RunError, UserError, one_line
+from vaswani.files.named_configs import find_config
 from vaswani.files.run_files import HISTORY
 from vaswani.files.yaml_files import load_yaml
 from vaswani.training.config.arguments import default_of, is_inherited, plain
@@ -41,13 +42,14 @@ def load_config(
 ) -> BaseConfig:
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
+    The file is a path, or the name of a configuration that ships with the package (see `find_config`).
     The corpus is one choice: flags that name files replace the file's data set, and the other way round.
 
     Raises:
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
-    path = Path(yaml_path or "")
+    path = Path() if yaml_path is None else find_config(yaml_path)
     in_file = {} if yaml_path is None else _read_yaml(path)
     in_file.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
     flags = _split(overrides)

@@ -132,7 +132,7 @@ class FinetuningConfig(BaseConfig):
 
     command: ClassVar[str] = "finetune"
     purpose: ClassVar[str] = "Train a pre-trained encoder on labelled texts."
-    example: ClassVar[str] = "configs/finetune_reviews.yaml"
+    example: ClassVar[str] = "finetune_reviews"
     scores: ClassVar[Sequence[str]] = (
         "loss",
         *dict.fromkeys(name for task in TASKS.values() for name in task.metric.names),

@@ -156,7 +156,7 @@ class PretrainingConfig(BaseConfig):
     task: Any
 
     command: ClassVar[str] = "pretrain"
-    example: ClassVar[str] = "configs/mlm.yaml"
+    example: ClassVar[str] = "mlm"
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
         "label_smoothing_factor": "a language model is trained and measured by its likelihood",
@@ -202,7 +202,7 @@ class CausalLMConfig(PretrainingConfig):
         "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others."
         " With --model FOLDER, go on with a model on other texts or longer sequences."
     )
-    example: ClassVar[str] = "configs/causal_lm.yaml"
+    example: ClassVar[str] = "causal_lm"
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
 
@@ -226,7 +226,7 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
     purpose: ClassVar[str] = (
         "Go on training an encoder to find masked words, on other texts or longer sequences."
     )
-    example: ClassVar[str] = "configs/mlm_long.yaml"
+    example: ClassVar[str] = "mlm_long"
     scores: ClassVar[Sequence[str]] = MaskedLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,

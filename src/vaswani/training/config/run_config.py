@@ -116,7 +116,7 @@ class RunConfig(BaseConfig):
 
     command: ClassVar[str] = "train"
     purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
-    example: ClassVar[str] = "configs/dates.yaml"
+    example: ClassVar[str] = "dates"
     scores: ClassVar[Sequence[str]] = ("loss", *METRICS)
 
 

@@ -56,7 +56,7 @@ def check_processes() -> None:
     if was_launched and _started_processes() == 1:
         raise UserError(
             "accelerate was asked for several processes and started one, as it does for MULTI_CPU and --cpu; "
-            "use configs/accelerate/cpu_ddp.yaml, or vaswani train --num_processes N"
+            "use the configuration accelerate/cpu_ddp (vaswani configs), or vaswani train --num_processes N"
         )
     if _started_processes() != state.num_processes:
         raise UserError(

@@ -1,0 +1,79 @@
+"""The configurations that ship with the package, found by name: `dates`, `systems/gpt2`, `tasks/sentiment`.
+
+Each is a YAML file in `vaswani/configs`. Its first line says what it is, the next one how it is used.
+"""
+
+import difflib
+import os
+from pathlib import Path
+
+from vaswani.errors import UserError
+
+FOLDER = Path(__file__).parents[1] / "configs"
+
+
+def config_names() -> list[str]:
+    """The names of all configurations, those in folders last."""
+    names = (path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
+    return sorted(names, key=lambda name: (name.count("/"), name))
+
+
+def find_config(given: str | Path, what: str = "configuration file") -> Path:
+    """Return the file at a path or, where there is none, the configuration of that name.
+
+    `NAME.yaml` and `configs/NAME.yaml` are names as well.
+
+    Args:
+        given: a path or a name.
+        what: the file is called in the error.
+
+    Raises:
+        UserError: neither exists.
+    """
+    path = Path(os.path.expanduser(given))
+    if not os.path.isfile(path) and _name(given) in config_names():
+        return shipped_config(given)
+    if not os.path.lexists(path):
+        raise UserError(f"{what} {given} does not exist; {_hint(given)}")
+    return path
+
+
+def shipped_config(name: str | Path) -> Path:
+    """Return the file of a configuration that ships with the package.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if _name(name) not in config_names():
+        raise UserError(f"no configuration is called {str(name)!r}; {_hint(name)}")
+    return FOLDER / f"{_name(name)}.yaml"
+
+
+def _name(given: str | Path) -> str:
+    return str(given).removeprefix("configs/").removesuffix(".yaml")
+
+
+def summary(name: str) -> str:
+    """Return what a configuration is, in one line."""
+    return _header(name)[0]
+
+
+def command(name: str) -> str:
+    """Return the command that takes a configuration: `train` of vaswani, or `launch` of accelerate."""
+    return next(line.split()[1] for line in _header(name) if "--config" in line or "--task" in line)
+
+
+def _header(name: str) -> list[str]:
+    lines = shipped_config(name).read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("# ") for line in lines if line.startswith("# ")]
+
+
+def _hint(given: str | Path) -> str:
+    """Name the nearest configurations, comparing whole names and their last parts."""
+    name, names = _name(given), config_names()
+    ends = {known.rpartition("/")[2]: known for known in names}
+    near = [*difflib.get_close_matches(name, names), *map(ends.get, difflib.get_close_matches(name, ends))]
+    found = " or ".join(map(repr, dict.fromkeys(near)))
+    return (
+        f"did you mean {found}? (vaswani configs lists all)" if found else "vaswani configs lists the names"
+    )
