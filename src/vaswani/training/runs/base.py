@@ -25,24 +25,24 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.errors import RunError, UserError, one_line
+from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.card import handwritten_card, write_card
 from vaswani.hub.push import push_folder
-from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.insight.curves import save_curves
 from vaswani.training.config.arguments import BaseTrainingArguments, FamilyArguments
-from vaswani.training.trainer.base import BaseTrainer
-from vaswani.training.trainer.checkpoints import check_same_data, check_writable, checkpoint_to_resume
+from vaswani.training.config.rehearsal import rehearse
 from vaswani.training.config.run_config import BaseConfig
+from vaswani.training.launch.processes import check_processes
+from vaswani.training.launch.sigterm import ends_on_sigterm, sigterm_held_back
 from vaswani.training.runs.failures import blame_options, blame_size, what_was_saved
 from vaswani.training.runs.folder_lock import only_run_in
 from vaswani.training.runs.pretrained import Pretrained, load_with_head
-from vaswani.training.launch.processes import check_processes
+from vaswani.training.trainer.base import BaseTrainer
+from vaswani.training.trainer.checkpoints import check_same_data, check_writable, checkpoint_to_resume
 from vaswani.training.trainer.publishing import push_options
-from vaswani.training.config.rehearsal import rehearse
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
 from vaswani.training.trainer.sharding import check_sizes, held_parameters, is_sharded
-from vaswani.training.launch.sigterm import ends_on_sigterm, sigterm_held_back
 
 
 class BaseRun(ABC):

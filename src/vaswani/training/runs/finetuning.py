@@ -8,11 +8,14 @@ from pathlib import Path
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.sources.corpus import Corpus
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
+from vaswani.data.sources.corpus import Corpus
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
+from vaswani.evaluation.spans import mark_spans
+from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.rehearsal import check_kernel
 from vaswani.training.runs.base import (
     BaseRun,
     check_devices,
@@ -23,13 +26,10 @@ from vaswani.training.runs.base import (
     publish,
     seed_everything,
 )
-from vaswani.training.config.finetuning_arguments import FinetuningConfig
-from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.runs.label_evaluation import LabelScores, evaluate_labels
-from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 from vaswani.training.runs.pretrained import Pretrained, new_with_head, open_pretrained
-from vaswani.training.config.rehearsal import check_kernel
-from vaswani.evaluation.spans import mark_spans
+from vaswani.training.trainer.finetuning import FinetuningTrainer
+from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 
 
 def finetune(config: FinetuningConfig) -> dict[str, float]:

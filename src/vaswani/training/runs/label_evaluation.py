@@ -12,10 +12,10 @@ from transformers import EvalPrediction
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
-from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
-from vaswani.training.trainer.labels import LabelTask
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
+from vaswani.training.trainer.finetuning import FinetuningTrainer
+from vaswani.training.trainer.labels import LabelTask
 
 
 class LabelScores:

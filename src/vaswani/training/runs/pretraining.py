@@ -18,16 +18,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vaswani.data.sources.corpus import Corpus
 from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.masking import MaskingCollator
 from vaswani.data.text.packing import DocumentCollator, PackingCollator
 from vaswani.data.text.sequences import (
     DocumentParts,
     PackedBlocks,
-    SequenceBuilder,
     SegmentPairs,
     SentenceSequences,
+    SequenceBuilder,
     boundary_token_ids,
     make_sequences,
 )
@@ -42,6 +42,12 @@ from vaswani.data.tokenization import (
 )
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani.training.config.pretraining_arguments import (
+    ContinuedModelArguments,
+    MaskedObjective,
+    PretrainingConfig,
+)
+from vaswani.training.config.rehearsal import check_kernel
 from vaswani.training.runs.base import (
     BaseRun,
     check_devices,
@@ -54,14 +60,8 @@ from vaswani.training.runs.base import (
     publish,
 )
 from vaswani.training.runs.pretrained import DECODERS, Pretrained, open_pretrained
-from vaswani.training.config.pretraining_arguments import (
-    ContinuedModelArguments,
-    MaskedObjective,
-    PretrainingConfig,
-)
 from vaswani.training.runs.pretraining_evaluation import evaluate_language_model
 from vaswani.training.trainer.pretraining import PretrainingTrainer
-from vaswani.training.config.rehearsal import check_kernel
 
 
 def pretrain(config: PretrainingConfig) -> dict[str, float]:

@@ -19,14 +19,17 @@ from transformers import (
 )
 
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
-from vaswani.data.sources.corpus import Corpus
 from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import TextCodec, has_one_vocabulary
 from vaswani.data.tokenization import check_vocab_size, load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
+from vaswani.evaluation.final import shortened
+from vaswani.evaluation.text_metrics import METRICS_OF_TASK, TextMetrics, check_task
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.decoding import position_limit
 from vaswani.training.config.arguments import ModelArguments
+from vaswani.training.config.rehearsal import check_kernel
 from vaswani.training.config.run_config import RunConfig
 from vaswani.training.runs.base import (
     BaseRun,
@@ -38,12 +41,9 @@ from vaswani.training.runs.base import (
     owned_output,
     publish,
 )
-from vaswani.training.trainer.bpe_dropout import BpeDropoutCollator
-from vaswani.evaluation.final import shortened
-from vaswani.evaluation.text_metrics import METRICS_OF_TASK, TextMetrics, check_task
-from vaswani.training.config.rehearsal import check_kernel
-from vaswani.training.trainer.seq2seq import Trainer
 from vaswani.training.runs.translation_evaluation import evaluate_translator
+from vaswani.training.trainer.bpe_dropout import BpeDropoutCollator
+from vaswani.training.trainer.seq2seq import Trainer
 
 logger = logging.getLogger(__name__)
 
