@@ -3,6 +3,7 @@
 #   make test         run the tests
 #   make check        format, lint and type checks
 #   make bench        the speed comparisons of benchmarks/
+#   make dist         the wheel and the source distribution, in dist/
 #   make model-card   model_card.md, the card of what `make quickstart` trained
 # On a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
 
@@ -12,7 +13,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test check bench model-card clean
+.PHONY: quickstart test check bench dist model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -36,6 +37,9 @@ bench: .venv/installed-dev
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding_speed.py
 	$(BIN)/python benchmarks/sparse_attention.py
+
+dist: .venv/installed-dev
+	$(BIN)/python -m hatchling build -d dist -t sdist -t wheel
 
 model-card: quickstart
 	cp $(RUN)/config.json $(RUN)/training_config.yaml $(RUN)/corpus.json $(RUN)/evaluation.json docs/dates_run/
@@ -63,4 +67,4 @@ model-card: quickstart
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv dist runs
