@@ -95,7 +95,7 @@ def train(name: str, args: argparse.Namespace) -> None:
     for field, value in WAYS[name].items():
         setattr(config.distillation, field, value)
     if not (folder / SAFE_WEIGHTS_NAME).is_file():
-        DistillationRun(config).run()
+        DistillationRun(config).train_and_evaluate()
     if name == ALL_CACHED:
         BaselineRun(config).run_unless_done()
 

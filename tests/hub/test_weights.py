@@ -19,7 +19,7 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.hub.weights import WEIGHTS, WEIGHTS_INDEX, check_finite, check_finite_files
-from vaswani.training.runs.pretrained import load_with_head, open_pretrained
+from vaswani.training.runs.models import load_with_head, open_pretrained
 
 Tensors = dict[str, torch.Tensor]
 NAME = "model.decoder.layers.0.fc1.bias"

@@ -63,7 +63,7 @@ def test_an_earlier_evaluation_does_not_outlive_a_training_that_goes_on(tiny_run
     before = (folder / "evaluation.json").read_text(encoding="utf-8")
     config = load_config(None, as_flags({**tiny_run, "max_steps": 9, "resume_from_checkpoint": "true"}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vaswani.training.runs.translation.evaluate_translator", lambda *arguments: {})
+        patch.setattr("vaswani.training.runs.translation.TrainingRun.evaluate", lambda *arguments: {})
         train(config)
     assert before
     assert not (folder / "evaluation.json").exists()

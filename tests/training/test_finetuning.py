@@ -404,7 +404,7 @@ def test_a_model_that_pools_in_its_own_way_is_told_of(toys, options, capsys):
     options["model"] = toys / "library"
     assert run_command(["finetune", *as_flags({**options, "classifier_pooling": "mean"})]) == 2
     told = capsys.readouterr().err
-    assert "classifier_pooling=mean cannot be had from a model of type 'bert'" in told
+    assert "classifier_pooling=mean is not supported by a model of type 'bert'" in told
 
 
 def test_the_help_tells_of_the_fields_and_the_scores(capsys):

@@ -11,7 +11,7 @@ from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
 from vaswani.data.sources.corpus import RowReport
 from vaswani.errors import UserError
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
-from vaswani.training.runs.label_evaluation import LabelScores
+from vaswani.training.runs.finetuning import LabelScores
 from vaswani.training.trainer import labels
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import LabelTask

@@ -21,7 +21,8 @@ from vaswani.insight.curves import save_curves
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs import base as base_run
 from vaswani.training.runs import translation as training_run
-from vaswani.training.runs.translation import build_model, model_config, train
+from vaswani.training.runs.models import new_model
+from vaswani.training.runs.translation import TrainingRun, model_config, train
 
 CONFIGS = named_configs.FOLDER
 
@@ -194,7 +195,8 @@ def test_every_model_field_reaches_the_model(tiny_run):
     other |= {"embedding_norm": True, "layer_norm_eps": 1e-3, "norm_bias": False, "lm_head_bias": True}
     other |= {"initializer_range": 0.1}
     config = load_config(None, as_flags({**tiny_run, **other, "attn_implementation": "eager"}))
-    model = build_model(config, model_config(config.model, 50, 60, one_vocabulary=False))
+    shape = model_config(config.model, 50, 60, one_vocabulary=False)
+    model = new_model(config, AutoModelForSeq2SeqLM, shape)
     assert {name: getattr(model.config, name) for name in other} == other
     assert (model.config.vocab_size, model.config.decoder_vocab_size) == (50, 60)
     assert model.config._attn_implementation == "eager"
@@ -386,7 +388,7 @@ def test_a_limit_that_leaves_only_special_tokens_is_refused_before_the_corpus_is
 
 
 def test_targets_that_do_not_come_back_from_their_tokens_are_shown(tiny_run, caplog):
-    def lossy(corpus, config):
+    def lossy(run, corpus):
         tokenizer = train_tokenizer(corpus.split("train")["target"][:], 280)
         tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
             [normalizers.Prepend(" "), normalizers.Replace("-", "")]
@@ -394,7 +396,7 @@ def test_targets_that_do_not_come_back_from_their_tokens_are_shown(tiny_run, cap
         return tokenizer, tokenizer
 
     with pytest.MonkeyPatch.context() as other_tokenizers:
-        other_tokenizers.setattr(training_run, "build_tokenizers", lossy)
+        other_tokenizers.setattr(TrainingRun, "build_tokenizers", lossy)
         run(tiny_run, max_steps=1)
     (warning,) = (record.message for record in caplog.records if "come back" in record.message)
     assert re.fullmatch(

@@ -24,12 +24,12 @@ NOTHING = "before training began; no checkpoint "
 MOMENTS = {
     "vaswani.training.runs.base:load_corpus": NOTHING,
     "vaswani.training.runs.translation:train_tokenizer": NOTHING,
-    "vaswani.training.runs.translation:build_trainer": NOTHING,
+    "vaswani.training.runs.translation:TrainingRun.build_trainer": NOTHING,
     "transformers:Trainer._inner_training_loop": "after update 1; it is saved in {folder}: continue with",
     "transformers:Trainer._finish_current_push": EVALUATES,  # after the last update
     "vaswani.training.trainer.seq2seq:Trainer.save_model": EVALUATES,  # the final model is written whole
-    "vaswani.training.runs.translation:evaluate_translator": EVALUATES,
-    "vaswani.training.runs.translation:publish": "(the last complete checkpoint is {folder}/checkpoint-6",
+    "vaswani.training.runs.translation:TrainingRun.evaluate": EVALUATES,
+    "vaswani.training.runs.base:publish": "(the last complete checkpoint is {folder}/checkpoint-6",
 }
 
 
@@ -91,7 +91,7 @@ def test_each_moment(tiny_run, moment):
 
 def test_without_a_last_checkpoint_the_command_for_the_scores_is_named(tiny_run):
     status, log = outcome(
-        tiny_run | {"save_strategy": "no"}, "vaswani.training.runs.translation:evaluate_translator"
+        tiny_run | {"save_strategy": "no"}, "vaswani.training.runs.translation:TrainingRun.evaluate"
     )
     assert status == 128 + signal.SIGTERM
     folder = tiny_run["output_dir"]

@@ -13,7 +13,13 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
@@ -48,17 +54,9 @@ from vaswani.inference.translate.translation import Translator
 from vaswani.model.decoding import position_limit
 from vaswani.training.config.arguments import ModelArguments
 from vaswani.training.config.run_config import RunConfig
-from vaswani.training.runs.translation import (
-    Tokenizers,
-    TrainingRun,
-    build_model,
-    build_trainer,
-    check_config,
-    check_sharing,
-    model_config,
-    owned_output,
-    publish,
-)
+from vaswani.training.runs.base import Tokenizers, owned_output
+from vaswani.training.runs.models import new_model
+from vaswani.training.runs.translation import TrainingRun, model_config
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
 
@@ -79,31 +77,26 @@ def distill(config: DistillationConfig) -> Comparison | None:
     Raises:
         UserError: for a configuration, a teacher or a corpus that cannot work.
     """
-    with owned_output(config):
-        run = DistillationRun(config)
-        run.run()
-        if config.distillation.baseline:
-            BaselineRun(config).run_unless_done()
-        comparison = _report(config, run) if PartialState().is_main_process else None
-        publish(config)
-    return comparison
+    run = DistillationRun(config)
+    run.run()
+    return run.comparison
 
 
 class DistillationRun(TrainingRun):
-    """A training run whose targets, loss and first weights may come from a teacher."""
+    """A training whose targets, loss and first weights may come from a teacher."""
 
     config: DistillationConfig
+    trainer_class = DistillationTrainer
 
     def __init__(self, config: DistillationConfig):
         super().__init__(config)
         self.options = config.distillation
         self.test_rows: Dataset | None = None  # of the corpus, for the report
+        self.comparison: Comparison | None = None
 
     def check(self) -> None:
-        """Find what would fail only later."""
-        check_config(self.config)
-        if self.options.vocabulary == "own":
-            check_sharing(self.config.model, self.config.data.shared_vocab)
+        """Raise `UserError` for what would fail only later."""
+        super().check()
         retention_metric(self.config)
         check_teachers(self.config)
         if self.options.teacher_cache is not None:
@@ -114,6 +107,11 @@ class DistillationRun(TrainingRun):
             raise UserError(
                 "bpe_dropout splits words anew in every epoch, which teacher_top_k cannot keep; drop one"
             )
+
+    @property
+    def expects_one_vocabulary(self) -> bool:
+        """The teacher's vocabularies are not known yet."""
+        return self.options.vocabulary != "own" or super().expects_one_vocabulary
 
     @cached_property
     def teacher(self) -> Teacher:
@@ -194,11 +192,11 @@ class DistillationRun(TrainingRun):
         return taught.rows
 
     def build_trainer(
-        self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
+        self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel, **parts: Any
     ) -> Trainer:
-        """A trainer with the objectives, and with the teacher itself or with what it said before."""
+        """A trainer with the objectives, and with the teacher itself or with its stored outputs."""
         options = self.options
-        parts: dict[str, Any] = {"objectives": options}
+        parts["objectives"] = options
         asks_teacher = options.uses_distributions or options.uses_states
         readers = {"student": model, **({"teacher": self.teacher.model} if asks_teacher else {})}
         _check_positions(splits["train"], readers)
@@ -210,7 +208,7 @@ class DistillationRun(TrainingRun):
             splits = {**splits, "train": numbered}
         elif asks_teacher:
             parts["teacher"] = self.teacher.model
-        return build_trainer(self.config, splits, tokenizers, model, DistillationTrainer, **parts)
+        return super().build_trainer(splits, tokenizers, model, **parts)
 
     def _teach_logits(self, rows: Dataset, collator: Seq2SeqCollator, top_k: int) -> TeacherLogits:
         """The teacher's distributions for the training rows, from the cache or computed into it."""
@@ -243,6 +241,43 @@ class DistillationRun(TrainingRun):
             self.teacher.model, *self.teacher.tokenizers, num_beams=num_beams, **_search(self.config)
         )
 
+    # ------------------------------------------------------------------------------------------ the report
+
+    def report(self) -> None:
+        """Train the baseline; compare teacher, student and baseline on the test rows; print the report."""
+        config = self.config
+        if self.options.baseline:
+            BaselineRun(config).run_unless_done()
+        if self.test_rows is None or not PartialState().is_main_process:
+            return
+        num_beams = config.training.generation_num_beams or 1
+        is_one = len(self.options.teacher) == 1
+        saved_in = Path(str(self.teacher.model.name_or_path)) if is_one else None
+        teacher = Candidate("teacher", self.teachers_translator(num_beams), saved_in)
+        folders = {"student": config.output_dir}
+        if self.options.baseline:
+            folders[BASELINE] = config.output_dir / BASELINE
+        search = {"num_beams": num_beams, **_search(config)}
+        others = {
+            name: Candidate(
+                name, Translator.from_pretrained(folder, device=config.training.device, **search), folder
+            )
+            for name, folder in folders.items()
+        }
+        total = sentences_to_decode(1 + len(others), len(self.test_rows))
+        with _Progress(total, "Comparing", " rows") as progress:
+            self.comparison = compare(
+                teacher,
+                [others["student"]],
+                self.test_rows,
+                data=name_of_data(read_run_metadata(config.output_dir)),
+                baseline=others.get(BASELINE),
+                metric=retention_metric(config),
+                progress=progress.update,
+            )
+        write_report(self.comparison, config.output_dir)
+        print(as_markdown(self.comparison), flush=True)
+
 
 class BaselineRun(TrainingRun):
     """The same student, trained on the references alone from random weights, for as many updates."""
@@ -265,11 +300,12 @@ class BaselineRun(TrainingRun):
         has_begun = (folder / SETTINGS_FILE).is_file()
         self.config.training.resume_from_checkpoint = "true" if has_begun else None
         with owned_output(self.config):
-            self.run()
+            self.train_and_evaluate()
 
-    def check(self) -> None:
-        """Find what would fail only later; the student's vocabularies decide what its embeddings share."""
-        check_config(self.config)
+    @property
+    def expects_one_vocabulary(self) -> bool:
+        """The student's vocabularies decide what the embeddings share."""
+        return True
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """Those of the student."""
@@ -277,11 +313,11 @@ class BaselineRun(TrainingRun):
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A model of the student's shape with random weights."""
-        return build_model(self.config, AutoConfig.from_pretrained(self.student))
+        return new_model(self.config, AutoModelForSeq2SeqLM, AutoConfig.from_pretrained(self.student))
 
 
 def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:
-    """A model with learned positions cannot take more tokens than it has of these."""
+    """Raise `UserError` for a row with more tokens than a model has learned positions."""
     longest = max(lengths.max() for lengths in token_lengths(rows))
     for name, model in models.items():
         limit = position_limit(model)
@@ -293,7 +329,7 @@ def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:
 
 
 def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> None:
-    """A student of the teacher's layers has all else from it too: a field that was set must be the same."""
+    """Raise `UserError` for a field that is set and is not the teacher's: its layers come with all others."""
     for field in fields(ModelArguments):
         value, of_teacher = getattr(model, field.name), getattr(teacher, field.name, None)
         default = field.default_factory() if callable(field.default_factory) else field.default
@@ -315,7 +351,7 @@ def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
 
 
 def retention_metric(config: DistillationConfig) -> str:
-    """What the report compares models by.
+    """Return the metric by which the report compares models.
 
     Raises:
         UserError: it is none of the task's.
@@ -325,40 +361,6 @@ def retention_metric(config: DistillationConfig) -> str:
     if metric not in (None, *known):
         raise UserError(f"retention_metric={metric} is none of task={task}; choose one of {', '.join(known)}")
     return metric or known[0]
-
-
-def _report(config: DistillationConfig, run: DistillationRun) -> Comparison | None:
-    """Compare teacher, student and baseline on the test rows, write the report and print it."""
-    if run.test_rows is None:
-        return None
-    num_beams = config.training.generation_num_beams or 1
-    folders = {"student": config.output_dir}
-    if config.distillation.baseline:
-        folders[BASELINE] = config.output_dir / BASELINE
-    is_one = len(config.distillation.teacher) == 1
-    saved_in = Path(str(run.teacher.model.name_or_path)) if is_one else None
-    teacher = Candidate("teacher", run.teachers_translator(num_beams), saved_in)
-    others = {}
-    for name, folder in folders.items():
-        translator = Translator.from_pretrained(
-            folder, device=config.training.device, num_beams=num_beams, **_search(config)
-        )
-        others[name] = Candidate(name, translator, folder)
-    with _Progress(
-        sentences_to_decode(1 + len(others), len(run.test_rows)), "Comparing", " rows"
-    ) as progress:
-        comparison = compare(
-            teacher,
-            [others["student"]],
-            run.test_rows,
-            data=name_of_data(read_run_metadata(config.output_dir)),
-            baseline=others.get(BASELINE),
-            metric=retention_metric(config),
-            progress=progress.update,
-        )
-    write_report(comparison, config.output_dir)
-    print(as_markdown(comparison), flush=True)
-    return comparison
 
 
 def _search(config: DistillationConfig) -> dict[str, Any]:

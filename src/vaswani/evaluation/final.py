@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, Trainer
 
 from vaswani.evaluation.confidence import RESAMPLES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.files.run_files import EVALUATION_FILE
-from vaswani.training.trainer.base import BaseTrainer
 
 NUM_EXAMPLES = 8
 VERSIONS_OF = ("vaswani", "transformers", "torch", "tokenizers")
 
 
 def evaluate_finished(
-    trainer: BaseTrainer,
+    trainer: Trainer,
     splits: dict[str, Any],
     tell: Callable[[str, Dataset, dict[str, float]], dict[str, Any] | None],
 ) -> dict[str, float]:

@@ -3,13 +3,13 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import datasets
 
-from vaswani.errors import RunError, UserError, causes, is_full_disk, one_line
+from vaswani.errors import UserError, causes, is_full_disk, one_line
 from vaswani.training.trainer.checkpoints import last_complete_checkpoint
 
 FULL = 64 * 2**20  # bytes that are free on a disk on which a file has not found room
@@ -23,11 +23,6 @@ _LOST_PEER = (
 )
 # How PyTorch tells that memory is full, on GPUs and CPUs.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
-# What the libraries raise for options that they cannot use.
-_OF_OPTIONS: tuple[type[Exception], ...] = (
-    *(ValueError, TypeError, LookupError, AttributeError, AssertionError),
-    *(ImportError, NotImplementedError),
-)
 
 
 def describe_failure(error: BaseException, output_dir: Path) -> str:
@@ -99,27 +94,6 @@ def _full_disk(error: BaseException, output_dir: Path) -> str:
 def _free_bytes(folder: Path) -> int:
     """Of the disk on which a folder is, or will be."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-
-
-@contextmanager
-def blame_options(*more: type[Exception], unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Raise what the libraries raise about options that they cannot use as a `UserError`.
-
-    Args:
-        more: kinds of errors that have no other cause here.
-        unless: tells that the options have proved to work, and that an error has another cause.
-    """
-    blamed = (*_OF_OPTIONS, *more)
-    try:
-        yield
-    except (UserError, RunError):
-        raise
-    except blamed as error:
-        if unless() or is_out_of_memory(error) or is_full_disk(error) or _is_lost_peer(error):
-            raise
-        raise UserError(
-            f"the training cannot begin with these options: {type(error).__name__}: {one_line(error)}"
-        ) from error
 
 
 @contextmanager

@@ -1,54 +1,46 @@
-"""A whole fine-tuning: from a pre-trained encoder and labelled texts to a model of a task and its scores."""
+"""A fine-tuning: from a pre-trained encoder and labelled texts to a model of a task and its scores."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EvalPrediction, PreTrainedModel
 
+from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
 from vaswani.data.sources.corpus import Corpus
-from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
-from vaswani.evaluation.spans import mark_spans
+from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
+from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
+from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
-from vaswani.training.config.rehearsal import check_kernel
-from vaswani.training.runs.base import (
-    BaseRun,
-    check_devices,
-    check_metric,
+from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.checks import check_attention_kernel, check_metric
+from vaswani.training.runs.models import (
+    Pretrained,
     kernel_options,
-    owned_output,
+    new_with_head,
+    open_pretrained,
     pretrained_model,
-    publish,
     seed_everything,
 )
-from vaswani.training.runs.label_evaluation import LabelScores, evaluate_labels
-from vaswani.training.runs.pretrained import Pretrained, new_with_head, open_pretrained
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 
 
 def finetune(config: FinetuningConfig) -> dict[str, float]:
-    """Train a pre-trained encoder on labelled texts, save it in `output_dir`, evaluate it and write its card.
-
-    Returns:
-        The scores on the test split, or else on the validation split; empty without either.
-
-    Raises:
-        UserError: for a configuration, a model or a corpus that cannot work.
-    """
-    with owned_output(config):
-        scores = FinetuningRun(config).run()
-        publish(config)
-    return scores
+    """Train a pre-trained encoder on labelled texts (see `BaseRun.run`)."""
+    return FinetuningRun(config).run()
 
 
 class FinetuningRun(BaseRun):
-    """A training run that begins with a pre-trained encoder, and gives it a head for its task."""
+    """A training of a pre-trained encoder with a head for its task."""
 
     config: FinetuningConfig
     task: LabelTask  # known once the labels have been read
@@ -63,20 +55,26 @@ class FinetuningRun(BaseRun):
         """What the run begins with."""
         return open_pretrained(str(self.config.model.model), TASKS[self.config.data.task].auto_class)
 
+    # ----------------------------------------------------------------------------------- before the corpus
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Those of the task."""
+        return list(TASKS[self.config.data.task].metric.names)
+
     def check(self) -> None:
-        """Find what would fail only after the rows were read, or at the first evaluation."""
+        """Raise `UserError` for what would fail only after the rows were read, or at the first evaluation."""
         args, data = self.config.training, self.config.data
         task = TASKS[data.task]
-        check_devices(args)
-        check_metric(args.metric_for_best_model, ["loss", *task.metric.names])
         if args.label_smoothing_factor and not task.smooths:
             raise UserError(f"label_smoothing_factor has no meaning for task={data.task}; leave it out")
         self.pretrained.check_length(data.max_length)
         check_room(self.pretrained.tokenizer, data.max_length, pairs=data.text_pair_field is not None)
-        check_kernel(task.auto_class, self.pretrained.config, self.config.model.attn_implementation)
+        check_attention_kernel(task.auto_class, self.pretrained.config, self.config.model.attn_implementation)
         self._check_pooling()
 
     def _check_pooling(self) -> None:
+        """Raise `UserError` where `classifier_pooling` has no effect."""
         pooling, config = self.config.model.classifier_pooling, self.pretrained.config
         if pooling is None:
             return
@@ -84,7 +82,7 @@ class FinetuningRun(BaseRun):
             raise UserError("classifier_pooling has no meaning for task=tagging; leave it out")
         if not hasattr(config, "classifier_pooling"):
             raise UserError(
-                f"classifier_pooling={pooling} cannot be had from a model of type {config.model_type!r}, "
+                f"classifier_pooling={pooling} is not supported by a model of type {config.model_type!r}, "
                 "whose classifier has a pooling of its own; leave it out"
             )
 
@@ -94,9 +92,9 @@ class FinetuningRun(BaseRun):
         """The labelled texts, of which the labels of training are those of the task."""
         corpus = load_labelled(self.config.data.corpus)
         self.check_splits(corpus)
-        kind = TASKS[self.config.data.task]
+        task_class = TASKS[self.config.data.task]
         labels = corpus.split("train")["label"][:]
-        self.task = kind(self._in_the_models_order(kind.names_in(labels)))
+        self.task = task_class(self._in_the_models_order(task_class.names_in(labels)))
         for split, rows in corpus.splits.items():
             self.task.check_known(rows["label"][:], split)
         if isinstance(self.task, Tagging) and not mark_spans(self.task.names):  # then none are scored
@@ -108,7 +106,7 @@ class FinetuningRun(BaseRun):
         known = list((self.pretrained.config.id2label or {}).values())
         return known if sorted(known) == sorted(names) else names
 
-    def tokenize(self, corpus: Corpus, tokenizers: PreTrainedTokenizerBase) -> dict[str, Dataset]:
+    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
         """Rows as token ids; of tagging, whose scores are of every word, only those of training are cut."""
         splits = {}
         for split, rows in corpus.splits.items():
@@ -116,12 +114,13 @@ class FinetuningRun(BaseRun):
             limit = self.config.data.max_length if cuts else self.pretrained.longest
             report = corpus.reports[split]
             splits[split] = tokenize_labelled(
-                rows, tokenizers, self.task.target, limit, report, truncate=cuts
+                rows, tokenizers[0], self.task.target, limit, report, truncate=cuts
             )
             self._check_budget(splits[split], split)
         return splits
 
     def _check_budget(self, rows: Dataset, split: str) -> None:
+        """Raise `UserError` for a row that fits no batch."""
         longest, budget = max(rows["length"][:]), self.config.training.max_tokens_per_batch
         if longest > budget:
             raise UserError(
@@ -131,19 +130,11 @@ class FinetuningRun(BaseRun):
 
     # ---------------------------------------------------------------------------------------------- the model
 
-    def load_tokenizers(self, checkpoint: Path) -> PreTrainedTokenizerBase:
-        """The tokenizer of a checkpoint."""
-        return load_tokenizers(checkpoint)[0]
-
-    def build_tokenizers(self, corpus: Corpus) -> PreTrainedTokenizerBase:
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """The tokenizer of the pre-trained model."""
-        return self.pretrained.tokenizer
+        return self.pretrained.tokenizer, self.pretrained.tokenizer
 
-    def save_tokenizers(self, tokenizers: PreTrainedTokenizerBase, folder: Path) -> None:
-        """Write it into a folder."""
-        save_tokenizers(tokenizers, tokenizers, folder)
-
-    def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The pre-trained model with a head for the task, or one of its shape with new weights."""
         fields = self.task.config_fields()
         if pooling := self.config.model.classifier_pooling:
@@ -154,26 +145,112 @@ class FinetuningRun(BaseRun):
         seed_everything(self.config)
         return new_with_head(*parts, **kernel_options(self.config))
 
+    # ------------------------------------------------------------------------------- trainer and evaluation
+
     def build_trainer(
-        self, splits: dict[str, Dataset], tokenizers: PreTrainedTokenizerBase, model: PreTrainedModel
+        self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
     ) -> FinetuningTrainer:
         """A trainer for the tokenized rows."""
-        args = self.config.training
-        patience = args.early_stopping_patience
+        tokenizer = tokenizers[0]
         return FinetuningTrainer(
             task=self.task,
-            model=model,
-            args=args,
-            train_dataset=splits["train"],
-            eval_dataset=splits.get("validation"),
-            data_collator=LabelCollator(int(tokenizers.pad_token_id)),
-            processing_class=tokenizers,
+            data_collator=LabelCollator(int(tokenizer.pad_token_id)),
+            processing_class=tokenizer,
             compute_metrics=self.scores,
-            callbacks=[] if patience is None else [EarlyStoppingCallback(patience)],
+            **self.trainer_options(splits, model),
         )
 
     def evaluate(
-        self, trainer: FinetuningTrainer, splits: dict[str, Dataset], tokenizers: PreTrainedTokenizerBase
+        self, trainer: FinetuningTrainer, splits: dict[str, Any], tokenizers: Tokenizers
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-        return evaluate_labels(trainer, self.scores, splits)
+
+        def tell(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+            return _tell(self.scores, split, rows, scores)
+
+        return evaluate_finished(trainer, splits, tell)
+
+
+# ---------------------------------------------------------------------------------- what the evaluation tells
+
+
+class LabelScores:
+    """The `compute_metrics` of a fine-tuning; holds the latest scores with what they were computed from."""
+
+    def __init__(self, task: LabelTask):
+        self.task = task
+        self.metric = task.metric(keep_in_memory=True)
+        self.scores: dict[str, float] = {}
+        self.predictions: list[Any] = []
+        self.references: list[Any] = []
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Score the outputs of all rows against their targets (see `LabelTask`)."""
+        outputs, labels = (np.asarray(part) for part in (prediction.predictions, prediction.label_ids))
+        self.predictions = self.task.predictions(outputs, labels)
+        self.references = self.task.references(labels)
+        table = self.metric.table(self.predictions, self.references)
+        self.scores = self.metric.scores(table, np.ones(len(table)))
+        return self.scores
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Each score with its 95 % confidence interval, from bootstrap resamples of the rows."""
+        table = self.metric.table(self.predictions, self.references)
+        resampled = self.metric.resampled_scores(table)
+        return {name: Estimate.from_resamples(score, resampled[name]) for name, score in self.scores.items()}
+
+
+def _tell(label_scores: LabelScores, split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+    names = label_scores.metric.names
+    metrics = {
+        metric: {"name": names[metric], **vars(estimate), "signature": None}
+        for metric, estimate in label_scores.estimates().items()
+    }
+    more: dict[str, Any] = {"examples": _examples(label_scores, rows)}
+    if isinstance(label_scores.metric, TaggingMetric) and mark_spans(label_scores.task.names):
+        more["types"] = scores_by_type(label_scores.predictions, label_scores.references)
+    told = record(split, rows, metrics, **more)
+    _show(told, scores[f"{split}_loss"])
+    return told
+
+
+def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
+    """Some rows, evenly spread: their texts, predictions and references."""
+    chosen = evenly_spread(len(rows), NUM_EXAMPLES)
+    texts = rows.select_columns([name for name in ("text", "text_pair") if name in rows.column_names])
+    return [
+        {**texts[row], "prediction": scores.predictions[row], "reference": scores.references[row]}
+        for row in chosen
+    ]
+
+
+def _show(told: dict[str, Any], loss: float) -> None:
+    print(f"\n{told['split']} ({told['rows']:,} rows): loss {loss:.3f}")
+    for score in told["metrics"].values():
+        interval = f"(95 % interval {score['low']:.2f} to {score['high']:.2f})"
+        print(f"{score['name']} {score['value']:.2f} {interval}")
+    for kind, of_type in told.get("types", {}).items():
+        precision, recall, f1 = (f"{of_type[name]:.2f}" for name in ("precision", "recall", "f1"))
+        print(f"{kind}: precision {precision}, recall {recall}, F1 {f1} ({of_type['spans']:,} spans)")
+    print()
+    for example in told["examples"]:
+        _show_example(**example)
+
+
+def _show_example(text: Any, prediction: Any, reference: Any, text_pair: str | None = None) -> None:
+    """A text and its label, or tagged words; and what is right, if that is something else."""
+    wrong = "" if prediction == reference else f"  (reference: {_shown(text, reference)})"
+    if isinstance(text, list):
+        print(f"{_shown(text, prediction)}{wrong}")
+    else:
+        texts = "  |  ".join(shortened(part) for part in (text, text_pair) if part is not None)
+        print(f"{' '.join(texts.split())}  →  {_shown(text, prediction)}{wrong}")
+
+
+def _shown(text: Any, label: Any) -> str:
+    if isinstance(text, list):
+        words = (word if tag == OUTSIDE else f"{word}/{tag}" for word, tag in zip(text, label, strict=True))
+        return shortened(" ".join(words))
+    if isinstance(label, list):
+        return ", ".join(label) or "none"
+    return f"{label:.3g}" if isinstance(label, float) else label

@@ -1,18 +1,18 @@
-"""A whole pre-training: from texts to a masked or causal language model and its scores."""
+"""A pre-training: from texts to a masked or causal language model and its scores."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
-from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
-    EarlyStoppingCallback,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -36,48 +36,42 @@ from vaswani.data.tokenization import (
     byte_tokenizer,
     check_vocab_size,
     is_byte_level,
-    load_tokenizers,
-    save_tokenizers,
     train_tokenizer,
 )
 from vaswani.errors import UserError
+from vaswani.evaluation.confidence import RESAMPLES, Estimate
+from vaswani.evaluation.final import evaluate_finished, record
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.training.config.pretraining_arguments import (
     ContinuedModelArguments,
     MaskedObjective,
     PretrainingConfig,
 )
-from vaswani.training.config.rehearsal import check_kernel
-from vaswani.training.runs.base import (
-    BaseRun,
-    check_devices,
-    check_metric,
-    check_stream,
+from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.checks import check_attention_kernel
+from vaswani.training.runs.models import (
+    DECODERS,
+    Pretrained,
     config_from,
     new_model,
-    owned_output,
+    open_pretrained,
     pretrained_model,
-    publish,
 )
-from vaswani.training.runs.pretrained import DECODERS, Pretrained, open_pretrained
-from vaswani.training.runs.pretraining_evaluation import evaluate_language_model
 from vaswani.training.trainer.pretraining import PretrainingTrainer
+
+SCORE_NAMES = {
+    "loss": "Loss (nats)",
+    "perplexity": "Perplexity",
+    "accuracy": "Accuracy (%)",
+    "bits_per_byte": "Bits per byte",
+    "next_sentence_accuracy": "Next-sentence accuracy (%)",
+}
 
 
 def pretrain(config: PretrainingConfig) -> dict[str, float]:
-    """Train a language model on texts, new or given, save it in `output_dir`, evaluate it and write its card.
-
-    Returns:
-        The scores on the test split, or else on the validation split; empty without either.
-
-    Raises:
-        UserError: for a configuration, a model or a corpus that cannot work.
-    """
-    kind = MaskedLMRun if isinstance(config.task, MaskedObjective) else CausalLMRun
-    with owned_output(config):
-        scores = kind(config).run()
-        publish(config)
-    return scores
+    """Train a language model on texts, new or given (see `BaseRun.run`)."""
+    run_class = MaskedLMRun if isinstance(config.task, MaskedObjective) else CausalLMRun
+    return run_class(config).run()
 
 
 class PretrainingRun(BaseRun):
@@ -94,29 +88,27 @@ class PretrainingRun(BaseRun):
             return None
         return open_pretrained(str(arguments.model), self.auto_class)
 
+    # ----------------------------------------------------------------------------------- before the corpus
+
     def check(self) -> None:
-        """Find what would fail only after the corpus was read, or at the first evaluation."""
-        args, data = self.config.training, self.config.data
-        check_devices(args)
-        check_stream(self.config)
+        """Raise `UserError` for what would fail only after the corpus was read, or at the first evaluation."""
+        budget, max_length = self.config.training.max_tokens_per_batch, self.config.data.max_length
         if self.pretrained is None:
             self._check_new()
         else:
             self._check_pretrained(self.pretrained)
-        if data.max_length > args.max_tokens_per_batch:
+        if max_length > budget:
             raise UserError(
-                f"max_tokens_per_batch={args.max_tokens_per_batch} is too small for a sequence of "
-                f"max_length={data.max_length}; raise it"
+                f"max_tokens_per_batch={budget} is too small for a sequence of max_length={max_length}; raise it"
             )
-        check_metric(args.metric_for_best_model, self.scores)
 
     def _check_new(self) -> None:
-        """Whether the shape that is given can be one, and has positions for the sequences."""
+        """Raise `UserError` unless the shape makes a model that has positions for the sequences."""
         data, model = self.config.data, self.config.model
         if data.tokenizer == "bpe":
             check_vocab_size(data.vocab_size, self.purpose)
         shape = self.model_config(data.vocab_size)
-        check_kernel(self.auto_class, shape, model.attn_implementation)
+        check_attention_kernel(self.auto_class, shape, model.attn_implementation)
         self.config.training.resolve_learning_rate(shape.hidden_size)
         if model.position_embedding == "learned" and data.max_length > model.max_position_embeddings:
             raise UserError(
@@ -125,17 +117,17 @@ class PretrainingRun(BaseRun):
             )
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
-        """Whether the model has what the objective needs, and positions for the sequences."""
-        check_kernel(self.auto_class, pretrained.config, self.config.model.attn_implementation)
+        """Raise `UserError` unless the model has what the objective needs, and positions for the sequences."""
+        check_attention_kernel(self.auto_class, pretrained.config, self.config.model.attn_implementation)
         self.config.training.resolve_learning_rate(pretrained.config.hidden_size)
         pretrained.check_length(self.config.data.max_length)
 
     # ----------------------------------------------------------------------------- what the objective decides
 
     @property
-    def scores(self) -> list[str]:
-        """What an evaluation computes by which models can be ranked."""
-        return ["loss", "accuracy"]
+    def metrics(self) -> Sequence[str]:
+        """What an evaluation computes, beside the loss, by which models can be ranked."""
+        return ["accuracy"]
 
     @property
     def auto_class(self) -> Any:
@@ -147,7 +139,7 @@ class PretrainingRun(BaseRun):
         raise NotImplementedError
 
     @property
-    def recipe(self) -> SequenceBuilder:
+    def sequence_builder(self) -> SequenceBuilder:
         """How sequences are made of documents."""
         raise NotImplementedError
 
@@ -155,21 +147,19 @@ class PretrainingRun(BaseRun):
         """How batches are made of sequences, by the names of the trainer's arguments."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------------------------------------ the tokenizer
+    # ---------------------------------------------------------------------------- tokenizer, rows and model
 
-    def load_tokenizers(self, checkpoint: Path) -> PreTrainedTokenizerBase:
-        """The tokenizer of a checkpoint."""
-        return load_tokenizers(checkpoint)[0]
-
-    def build_tokenizers(self, corpus: Corpus) -> PreTrainedTokenizerBase:
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """A vocabulary learned from the texts of training, or that of all bytes; or that of the model."""
-        if self.pretrained is not None:
-            return self.pretrained.tokenizer
+        tokenizer = self._new_tokenizer(corpus) if self.pretrained is None else self.pretrained.tokenizer
+        return tokenizer, tokenizer
+
+    def _new_tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerBase:
         data, model = self.config.data, self.config.model
         learned = model.position_embedding == "learned"
         options: dict[str, Any] = {
             "purpose": self.purpose,
-            "token_types": isinstance(self.recipe, SegmentPairs),
+            "token_types": isinstance(self.sequence_builder, SegmentPairs),
             "model_max_length": model.max_position_embeddings if learned else None,
         }
         if data.tokenizer == "bytes":
@@ -180,65 +170,46 @@ class PretrainingRun(BaseRun):
         texts = (batch["text"] for batch in rows.iter(batch_size=1000))
         return train_tokenizer(texts, data.vocab_size, **options)
 
-    def save_tokenizers(self, tokenizers: PreTrainedTokenizerBase, folder: Path) -> None:
-        """Write it into a folder."""
-        save_tokenizers(tokenizers, tokenizers, folder)
-
-    # ---------------------------------------------------------------------------------------------- the model
-
-    def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A new model with the heads that are trained, or the one that the run goes on with."""
         if self.pretrained is None:
-            return new_model(self.config, self.auto_class, self.model_config(len(tokenizers)))
+            return new_model(self.config, self.auto_class, self.model_config(len(tokenizers[0])))
         return pretrained_model(self.config, self.pretrained, self.auto_class, {})
 
-    # --------------------------------------------------------------------------------------- rows and trainer
-
-    def tokenize(self, corpus: Corpus, tokenizers: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """The sequences of each split."""
         most = self.config.data.max_validation_rows
         splits: dict[str, Any] = {}
         for name, texts in corpus.splits.items():
             if name != "train" and isinstance(texts, IterableDataset):
                 texts = Dataset.from_list(list(texts))
-            rows = make_sequences(texts, tokenizers, self.recipe)
+            rows = make_sequences(texts, tokenizers[0], self.sequence_builder)
             if name == "validation" and most is not None:
                 rows = rows.select(evenly_spread(len(rows), most))
             splits[name] = rows
         return splits
 
-    def row_counts(self, corpus: Corpus, splits: dict[str, Any]) -> dict[str, str]:
-        """What became of the documents of each split, in words."""
-        counts = {}
-        for name, rows in splits.items():
-            if isinstance(rows, IterableDataset):
-                counts[name] = "streamed"
-            else:
-                tokens = sum(rows["length"][:])
-                counts[name] = f"{corpus.reports[name]}: {len(rows):,} sequences of {tokens:,} tokens"
-        return counts
+    def what_is_used(self, rows: Dataset, kept: int) -> str:
+        """The sequences that the documents make, in words."""
+        return f": {len(rows):,} sequences of {sum(rows['length'][:]):,} tokens"
+
+    # ------------------------------------------------------------------------------- trainer and evaluation
 
     def build_trainer(
-        self, splits: dict[str, Any], tokenizers: PreTrainedTokenizerBase, model: PreTrainedModel
+        self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
     ) -> PretrainingTrainer:
         """A trainer for the sequences."""
-        args = self.config.training
-        patience = args.early_stopping_patience
         return PretrainingTrainer(
-            model=model,
-            args=args,
-            train_dataset=splits["train"],
-            eval_dataset=splits.get("validation"),
-            processing_class=tokenizers,
-            callbacks=[] if patience is None else [EarlyStoppingCallback(patience)],
-            **self.collators(tokenizers),
+            processing_class=tokenizers[0],
+            **self.trainer_options(splits, model),
+            **self.collators(tokenizers[0]),
         )
 
     def evaluate(
-        self, trainer: PretrainingTrainer, splits: dict[str, Any], tokenizers: PreTrainedTokenizerBase
+        self, trainer: PretrainingTrainer, splits: dict[str, Any], tokenizers: Tokenizers
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-        return evaluate_language_model(trainer, splits)
+        return evaluate_finished(trainer, splits, lambda split, rows, _: _tell(trainer, split, rows))
 
 
 class MaskedLMRun(PretrainingRun):
@@ -261,9 +232,9 @@ class MaskedLMRun(PretrainingRun):
             )
 
     @property
-    def scores(self) -> list[str]:
-        """What an evaluation computes by which models can be ranked."""
-        return [*super().scores, *(["next_sentence_accuracy"] if self.config.task.next_sentence else [])]
+    def metrics(self) -> Sequence[str]:
+        """With the accuracy on next sentences where they are told."""
+        return [*super().metrics, *(["next_sentence_accuracy"] if self.config.task.next_sentence else [])]
 
     @property
     def auto_class(self) -> Any:
@@ -281,7 +252,7 @@ class MaskedLMRun(PretrainingRun):
         )
 
     @property
-    def recipe(self) -> SequenceBuilder:
+    def sequence_builder(self) -> SequenceBuilder:
         """Pairs of segments, or sentences."""
         length = self.config.data.max_length
         if self.config.task.next_sentence:
@@ -345,14 +316,14 @@ class CausalLMRun(PretrainingRun):
         """A new model's configuration."""
         return config_from(VaswaniDecoderConfig, self.config.model, vocab_size=vocab_size)
 
-    def build_model(self, tokenizers: PreTrainedTokenizerBase) -> PreTrainedModel:
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A decoder, whose plain calls of `generate` do not stop after the library's 20 tokens."""
         model = super().build_model(tokenizers)
         model.generation_config.max_length = self.config.data.max_length
         return model
 
     @property
-    def recipe(self) -> SequenceBuilder:
+    def sequence_builder(self) -> SequenceBuilder:
         """Packed blocks, or parts of documents."""
         length = self.config.data.max_length
         return PackedBlocks(length) if self.config.task.pack else DocumentParts(length)
@@ -362,3 +333,29 @@ class CausalLMRun(PretrainingRun):
         padding, begin = int(tokenizer.pad_token_id), int(tokenizer.bos_token_id)
         pack = self.config.task.pack
         return {"data_collator": PackingCollator(padding, begin) if pack else DocumentCollator(padding)}
+
+
+# ---------------------------------------------------------------------------------- what the evaluation tells
+
+
+def _tell(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
+    """Print the scores; return what `evaluation.json` holds of them."""
+    metrics = {
+        name: {"name": SCORE_NAMES[name], **vars(estimate), "signature": None}
+        for name, estimate in estimates(trainer).items()
+    }
+    print(f"\n{split} ({len(rows):,} sequences), with 95 % intervals:")
+    for score in metrics.values():
+        print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")
+    return record(split, rows, metrics, of="sequences")
+
+
+def estimates(trainer: PretrainingTrainer) -> dict[str, Estimate]:
+    """The scores of the latest evaluation with their 95 % intervals, from bootstrap resamples of its rows."""
+    generator, sums = np.random.default_rng(0), trainer.sums
+    draws = (generator.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
+    resampled = [trainer.scores_of(sums[rows].sum(0)) for rows in draws]
+    return {
+        name: Estimate.from_resamples(value, np.array([scores[name] for scores in resampled]))
+        for name, value in trainer.scores_of(sums.sum(0)).items()
+    }

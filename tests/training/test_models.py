@@ -1,4 +1,4 @@
-"""What a fine-tuning begins with: opened, given a head, and what stands in the way."""
+"""What a fine-tuning begins with: opened, given a head; and what stands in the way."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from transformers import (
 from toy_labels import POSITIONS, save_toy_encoder, toy_tokenizer
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.errors import UserError
-from vaswani.training.runs.pretrained import load_with_head, new_with_head, open_pretrained
+from vaswani.training.runs.models import load_with_head, new_with_head, open_pretrained
 
 CLASSIFIER = AutoModelForSequenceClassification
 FIELDS = {"num_labels": 3, "problem_type": "single_label_classification"}

@@ -1,10 +1,10 @@
-"""What a training uses late, tried before its corpus is read: with a tiny model, and nothing kept."""
+"""What would fail late in a training, checked before its corpus is read."""
 
 from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,48 @@ import transformers
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
 from vaswani.errors import UserError, one_line
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
 from vaswani.training.config.arguments import BaseTrainingArguments
+from vaswani.training.config.run_config import BaseConfig
 
 STEPS = 100
+OF_THE_LIBRARY = ("every_n_layers", "offload")  # options of checkpointing that are not torch's
 TINY = VaswaniEncoderConfig(
     vocab_size=4, d_model=2, encoder_layers=1, encoder_attention_heads=1, encoder_ffn_dim=1
 )
 
 
+def check_stream(config: BaseConfig) -> None:
+    """Raise `UserError` when streaming without `max_steps`."""
+    if getattr(config.data, "streaming", False) and config.training.max_steps <= 0:
+        raise UserError("streaming=true needs max_steps: the length of a stream is not known")
+
+
+def check_metric(name: str | None, known: Sequence[str]) -> None:
+    """Raise `UserError` unless an evaluation computes this `metric_for_best_model`."""
+    if name is not None and name.removeprefix("eval_") not in known:
+        raise UserError(
+            f"metric_for_best_model={name.removeprefix('eval_')} is not computed; "
+            f"choose one of {', '.join(known)}"
+        )
+
+
+def check_attention_kernel(auto_class: Any, shape: PreTrainedConfig, kernel: str | None) -> None:
+    """Raise `UserError` unless a model of this shape can have this attention kernel."""
+    if kernel is not None:
+        with torch.device("meta"), _blamed_on(f"attn_implementation={kernel}"):
+            auto_class.from_config(copy.deepcopy(shape), attn_implementation=kernel, trust_remote_code=False)
+
+
 def rehearse(args: BaseTrainingArguments) -> None:
-    """Make a trainer, an optimizer and a schedule from the arguments, and throw them away.
+    """Train a tiny model for no time: make its trainer, optimizer and schedule, and throw them away.
 
     Raises:
-        UserError: what would have failed once the corpus had been read, or at the end.
+        UserError: an option does not work; the message names it.
     """
     _check_hub(args)
     _check_compile_mode(args)
@@ -39,35 +64,33 @@ def rehearse(args: BaseTrainingArguments) -> None:
         tried.output_dir, tried.push_to_hub = folder, False
         rows: Any = [0]
         compiled = f" (torch_compile_backend={args.torch_compile_backend})" if args.torch_compile else ""
-        with _told_of(f"the training arguments{compiled}"):
+        with _blamed_on(f"the training arguments{compiled}"):
             model = transformers.AutoModel.from_config(TINY)
             trainer = transformers.Trainer(model, tried, train_dataset=rows, eval_dataset=rows)
-        with _told_of(f"optim={_value(args.optim)} with optim_args={args.optim_args}"):
+        with _blamed_on(f"optim={_value(args.optim)} with optim_args={args.optim_args}"):
             trainer.create_optimizer()
         given = f"lr_scheduler_type={_value(args.lr_scheduler_type)}"
-        with _told_of(f"{given} with lr_scheduler_kwargs={args.lr_scheduler_kwargs}"):
+        with _blamed_on(f"{given} with lr_scheduler_kwargs={args.lr_scheduler_kwargs}"):
             trainer.create_scheduler(STEPS, trainer.optimizer)
+    if args.gradient_checkpointing:  # which all versions of transformers keep equal to its newer name
+        options: Any = args.gradient_checkpointing_kwargs or {}
+        with _blamed_on(f"activation_checkpointing_kwargs={options}"):
+            of_torch = {name: value for name, value in options.items() if name not in OF_THE_LIBRARY}
+            checkpoint(torch.sin, torch.ones(1), **{"use_reentrant": False, **of_torch})
     if isinstance(args, Seq2SeqTrainingArguments) and args.generation_config is not None:
-        with _told_of(f"generation_config={args.generation_config}"):
+        with _blamed_on(f"generation_config={args.generation_config}"):
             transformers.Seq2SeqTrainer.load_generation_config(args.generation_config)  # type: ignore[arg-type]
 
 
-def check_kernel(auto_class: Any, shape: PreTrainedConfig, kernel: str | None) -> None:
-    """Raise `UserError` unless a model of this shape can have this attention kernel."""
-    if kernel is not None:
-        with torch.device("meta"), _told_of(f"attn_implementation={kernel}"):
-            auto_class.from_config(copy.deepcopy(shape), attn_implementation=kernel, trust_remote_code=False)
-
-
 @contextmanager
-def _told_of(what: str) -> Iterator[None]:
-    """Whatever fails is due to what was given."""
+def _blamed_on(options: str) -> Iterator[None]:
+    """Raise any failure as a `UserError` about these options."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{what} cannot work: {one_line(error) or type(error).__name__}") from error
+        raise UserError(f"{options} cannot work: {one_line(error) or type(error).__name__}") from error
 
 
 def _value(choice: Any) -> Any:
@@ -87,7 +110,7 @@ def _check_compile_mode(args: BaseTrainingArguments) -> None:
 
 
 def _check_hub(args: BaseTrainingArguments) -> None:
-    """Raise `UserError` where a model could not be pushed, as far as that is known without the Hub."""
+    """Raise `UserError` where a push would fail, as far as that is known without the Hub."""
     if not args.push_to_hub:
         return
     name = args.hub_model_id or Path(args.output_dir or ".").absolute().name

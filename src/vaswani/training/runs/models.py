@@ -1,18 +1,22 @@
-"""The pre-trained model that a training begins with: opened, and given a head for its task."""
+"""The model that a training begins with: a new one, or a pre-trained one with a head for its task."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate import PartialState
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    enable_full_determinism,
+    set_seed,
 )
 
 from vaswani.data.tokenization import load_tokenizers
@@ -22,14 +26,91 @@ from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights, without_remarks
 from vaswani.model.decoding import position_limit
+from vaswani.training.config.arguments import FamilyArguments
+from vaswani.training.config.run_config import BaseConfig
 
 ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
 DECODERS = "a decoder such as 'vaswani_decoder'"
 
+Shape = TypeVar("Shape", bound=PreTrainedConfig)
+
+
+def config_from(config_class: type[Shape], arguments: FamilyArguments, **others: Any) -> Shape:
+    """Return a model's configuration from the arguments of a run.
+
+    Args:
+        config_class: of the model.
+        arguments: its fields as a run was given them.
+        others: fields that the data decide, such as the size of the vocabulary.
+
+    Raises:
+        UserError: for values that make no model, such as heads that do not divide the width.
+    """
+    values = asdict(arguments)
+    values.pop("attn_implementation")
+    for name in ("encoder_attention", "decoder_attention"):
+        if len(values.get(name, ())) == 1:  # one word for all layers
+            values[name] = values[name][0]
+    try:
+        return config_class(**values, **others)
+    except (ValueError, StrictDataclassError) as error:
+        raise UserError(one_line(error.__cause__ or error)) from error
+
+
+def new_model(config: BaseConfig, auto_class: Any, shape: PreTrainedConfig) -> PreTrainedModel:
+    """Return a model with new weights, drawn from the run's seed.
+
+    Args:
+        config: of the run.
+        auto_class: the Auto class whose model it is.
+        shape: its configuration.
+
+    Raises:
+        UserError: there is no such attention kernel.
+    """
+    seed_everything(config)
+    return _from_config(auto_class, shape, **kernel_options(config))
+
+
+def pretrained_model(
+    config: BaseConfig, pretrained: Pretrained, auto_class: Any, fields: dict[str, Any]
+) -> PreTrainedModel:
+    """Load a pre-trained model with the heads that a run trains; print which of its weights are new.
+
+    Args:
+        config: of the run, whose seed draws the new weights.
+        pretrained: the model.
+        auto_class: with those heads.
+        fields: of its configuration, for the task.
+
+    Raises:
+        UserError: the weights are missing, damaged or another model's, or there is no such attention kernel.
+    """
+    seed_everything(config)
+    model, new = load_with_head(pretrained, auto_class, fields, **kernel_options(config))
+    if new:
+        PartialState().print(f"new weights: {', '.join(new)}", flush=True)
+    return model
+
+
+def seed_everything(config: BaseConfig) -> None:
+    """Draw first weights, and what follows, from the run's seed."""
+    args = config.training
+    enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
+
+
+def kernel_options(config: BaseConfig) -> dict[str, Any]:
+    """Return the attention kernel of a run as the Auto classes take it; nothing for their own choice."""
+    kernel = config.model.attn_implementation
+    return {"attn_implementation": kernel} if kernel else {}
+
+
+# -------------------------------------------------------------------------------------- pre-trained models
+
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What a training can begin with.
+    """A pre-trained model whose weights are not loaded yet.
 
     Args:
         folder: of the model.
@@ -44,11 +125,7 @@ class Pretrained:
     longest: int | None
 
     def check_length(self, max_length: int) -> None:
-        """Find sequences that are longer than the model's positions.
-
-        Raises:
-            UserError: they are.
-        """
+        """Raise `UserError` for sequences that are longer than the model's positions."""
         if self.longest is not None and max_length > self.longest:
             raise UserError(
                 f"max_length={max_length}, but {self.folder} has positions for {self.longest} tokens; set "
@@ -96,15 +173,15 @@ def load_with_head(
     Args:
         pretrained: the model.
         auto_class: of the task.
-        fields: of the configuration, that tell of the task's labels.
+        fields: of the configuration, for the task's labels.
         options: of `from_pretrained`.
 
     Returns:
-        The model, and the names of the weights that are new: those of a head that it had not, or of other
-        size. They are drawn as torch's generator stands.
+        The model, and the names of the weights that are new: those of a head that the model had not, or of
+        another size. They are drawn from torch's generator.
 
     Raises:
-        UserError: its weights are missing, damaged, or not those of this model.
+        UserError: the weights are missing, damaged or another model's.
     """
     folder = pretrained.folder
     check_weights(folder, pretrained.config)
@@ -125,18 +202,22 @@ def load_with_head(
 def new_with_head(
     pretrained: Pretrained, auto_class: Any, fields: dict[str, Any], **options: Any
 ) -> PreTrainedModel:
-    """A model of the same shape with new weights, drawn as torch's generator stands, in float32.
+    """Return a model of the same shape with new weights, drawn from torch's generator, in float32.
 
     Raises:
-        UserError: an option that cannot be.
+        UserError: an option that does not work, or a tokenizer that does not fit.
     """
     config = _config_with(pretrained.folder, fields)
-    try:
-        model = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False, **options)
-    except (ValueError, ImportError) as error:
-        raise UserError(one_line(error)) from error
+    model = _from_config(auto_class, config, dtype=torch.float32, trust_remote_code=False, **options)
     check_vocabulary(pretrained.folder, model, pretrained.tokenizer)
     return model
+
+
+def _from_config(auto_class: Any, shape: PreTrainedConfig, **options: Any) -> PreTrainedModel:
+    try:
+        return auto_class.from_config(shape, **options)
+    except (ValueError, ImportError) as error:
+        raise UserError(one_line(error)) from error
 
 
 def _config_with(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:

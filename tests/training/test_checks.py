@@ -15,11 +15,11 @@ from tiny_runs import TINY_RUN, as_flags
 from vaswani import VaswaniConfig
 from vaswani.cli import run as run_command
 from vaswani.errors import RunError, UserError
-from vaswani.training.config import rehearsal
 from vaswani.training.config.arguments import TrainingArguments
 from vaswani.training.config.config_file import load_config
-from vaswani.training.config.rehearsal import check_kernel, rehearse
 from vaswani.training.runs import base as base_run
+from vaswani.training.runs import checks
+from vaswani.training.runs.checks import check_attention_kernel, rehearse
 from vaswani.training.runs.translation import TrainingRun
 
 QUIET = {"use_cpu": True, "learning_rate": 1e-3}
@@ -44,7 +44,7 @@ QUIET = {"use_cpu": True, "learning_rate": 1e-3}
 )
 def test_what_would_fail_late_fails_early(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rehearsal, "get_token", lambda: None)
+    monkeypatch.setattr(checks, "get_token", lambda: None)
     args = TrainingArguments(**{**QUIET, "output_dir": "run", **options})
     with pytest.raises(UserError, match=message) as refused:
         rehearse(args)
@@ -63,9 +63,9 @@ def test_arguments_that_work_stay_as_they_are(tmp_path, monkeypatch):
 
 def test_a_kernel_that_does_not_exist_is_named():
     shape = VaswaniConfig(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1)
-    check_kernel(AutoModelForSeq2SeqLM, shape, "eager")
+    check_attention_kernel(AutoModelForSeq2SeqLM, shape, "eager")
     with pytest.raises(UserError, match="attn_implementation=fast cannot work"):
-        check_kernel(AutoModelForSeq2SeqLM, shape, "fast")
+        check_attention_kernel(AutoModelForSeq2SeqLM, shape, "fast")
 
 
 def test_every_run_is_rehearsed_before_its_corpus_is_read(tiny_run, capsys, monkeypatch):
