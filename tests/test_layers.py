@@ -14,7 +14,6 @@ LAYERS = (  # from top to bottom
     *("cli", "distillation", "training", "insight", "evaluation", "inference", "interop"),
     *("hub", "data", "kernels", "model"),
 )
-KNOWN = {("evaluation.final", "training.trainer.base")}  # violations that are still to be mended
 
 
 def module_name(path: Path) -> str:
@@ -81,7 +80,7 @@ def test_no_module_imports_from_above(layer: str) -> None:
     above = {"", *LAYERS[: LAYERS.index(layer)]}
     names = [name for name in PATHS if layer_of(name) == layer]
     found = {(name, used) for name in names for used in IMPORTS[name] if layer_of(used) in above}
-    assert found - KNOWN == set()
+    assert found == set()
 
 
 def test_modules_for_all_layers_import_none_of_them() -> None:

@@ -1,4 +1,4 @@
-"""The steps of every training run, from a resolved configuration to a saved model, its scores and its card."""
+"""The steps of every training, from a resolved configuration to a saved model, its scores and its card."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class BaseRun(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise `UserError` for what would fail only after the corpus was read, or at the first evaluation."""
+        """Raise `UserError` for what would fail only after the corpus is read, or in an evaluation."""
 
     @property
     @abstractmethod
@@ -176,8 +176,8 @@ class BaseRun(ABC):
     def evaluate(self, trainer: Any, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
         """Evaluate the final model on the test split, or else on the validation split; empty without both."""
 
-    def report(self) -> None:
-        """What else is told of a finished run, before its card is written; nothing for most."""
+    def report(self) -> None:  # noqa: B027 - most kinds of runs have nothing to add
+        """Add to what is told of a finished run, before its card is written."""
 
     # -------------------------------------------------------------------------------- what several kinds use
 

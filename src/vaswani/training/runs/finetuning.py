@@ -63,7 +63,7 @@ class FinetuningRun(BaseRun):
         return list(TASKS[self.config.data.task].metric.names)
 
     def check(self) -> None:
-        """Raise `UserError` for what would fail only after the rows were read, or at the first evaluation."""
+        """Raise `UserError` for what would fail only after the rows are read, or in an evaluation."""
         args, data = self.config.training, self.config.data
         task = TASKS[data.task]
         if args.label_smoothing_factor and not task.smooths:

@@ -91,7 +91,7 @@ class PretrainingRun(BaseRun):
     # ----------------------------------------------------------------------------------- before the corpus
 
     def check(self) -> None:
-        """Raise `UserError` for what would fail only after the corpus was read, or at the first evaluation."""
+        """Raise `UserError` for what would fail only after the corpus is read, or in an evaluation."""
         budget, max_length = self.config.training.max_tokens_per_batch, self.config.data.max_length
         if self.pretrained is None:
             self._check_new()
@@ -99,7 +99,8 @@ class PretrainingRun(BaseRun):
             self._check_pretrained(self.pretrained)
         if max_length > budget:
             raise UserError(
-                f"max_tokens_per_batch={budget} is too small for a sequence of max_length={max_length}; raise it"
+                f"max_tokens_per_batch={budget} is too small for a sequence of max_length={max_length}; "
+                "raise it"
             )
 
     def _check_new(self) -> None:
@@ -117,7 +118,7 @@ class PretrainingRun(BaseRun):
             )
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
-        """Raise `UserError` unless the model has what the objective needs, and positions for the sequences."""
+        """Raise `UserError` unless the model suits the objective and has positions for the sequences."""
         check_attention_kernel(self.auto_class, pretrained.config, self.config.model.attn_implementation)
         self.config.training.resolve_learning_rate(pretrained.config.hidden_size)
         pretrained.check_length(self.config.data.max_length)

@@ -57,7 +57,7 @@ class TrainingRun(BaseRun):
     # ----------------------------------------------------------------------------------- before the corpus
 
     def check(self) -> None:
-        """Raise `UserError` for what would fail only after the corpus was read, or at the first evaluation."""
+        """Raise `UserError` for what would fail only after the corpus is read, or in an evaluation."""
         args, data, model = self.config.training, self.config.data, self.config.model
         check_vocab_size(data.vocab_size, "translation")
         shape = model_config(
@@ -85,20 +85,20 @@ class TrainingRun(BaseRun):
         )
 
     def _check_lengths(self) -> None:
-        """Raise `UserError` where the longest rows of training fit no batch, or have more tokens than positions."""
+        """Raise `UserError` where the longest rows of training fit no batch or have too few positions."""
         data, model, budget = self.config.data, self.config.model, self.config.training.max_tokens_per_batch
         for name in ("max_source_length", "max_target_length"):
             length = getattr(data, name)
             if model.position_embedding == "learned" and length > model.max_position_embeddings:
                 raise UserError(
-                    f"{name}={length} is longer than max_position_embeddings={model.max_position_embeddings}; "
-                    "lower the one or raise the other"
+                    f"{name}={length} is longer than max_position_embeddings="
+                    f"{model.max_position_embeddings}; lower the one or raise the other"
                 )
         if data.streaming and data.max_source_length + data.max_target_length > budget:
             raise UserError(
                 f"max_tokens_per_batch={budget} is too small for a row of max_source_length="
-                f"{data.max_source_length} and max_target_length={data.max_target_length} tokens; raise it, or "
-                "lower these"
+                f"{data.max_source_length} and max_target_length={data.max_target_length} tokens; raise it, "
+                "or lower these"
             )
 
     # ---------------------------------------------------------------------------- tokenizers, rows and model
