@@ -23,8 +23,12 @@ from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.errors import UserError
 from vaswani.training.config.options import Section, check_values, option
 from vaswani.training.config.schedule import paper_peak_learning_rate
-from vaswani.training.launch.process_group import join_processes
-from vaswani.training.launch.processes import choose_device, requested_fsdp_size, trains_on_cpu
+from vaswani.training.launch.processes import (
+    choose_device,
+    join_processes,
+    requested_fsdp_size,
+    trains_on_cpu,
+)
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
 REPORTING_PACKAGES = ("tensorboard", "trackio")

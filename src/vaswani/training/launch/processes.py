@@ -1,38 +1,43 @@
-"""Whether a training runs on as many processes, and in the way, as was asked for."""
+"""Processes that train together: they find each other, and are as many as were asked for."""
 
 from __future__ import annotations
 
 import os
+import socket
+import time
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError
+
+POLL_SECONDS = 0.1
 
 
 def choose_device() -> None:
-    """Let several processes train on CPUs where there is nothing else, as one process does.
+    """Let several processes train together on CPUs where there is no other device.
 
-    transformers and accelerate would otherwise train as many times alone.
+    Without this, transformers and accelerate let each of them train alone.
     """
     if _started_processes() > 1 and not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
 def trains_on_cpu(use_cpu: bool) -> bool:
-    """Whether the processes train on CPUs, by the option or because there is nothing else."""
+    """Whether the processes train on CPUs: by the option, or because there is no other device."""
     return use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
 
 
 def requested_fsdp_size() -> int | None:
-    """How many processes accelerate's launcher wants to share out the model, if it was told so.
+    """Return how many processes share the model's parameters, if accelerate's launcher was told to shard it.
 
-    We then do it by the model's own plan, on every device; accelerate would copy the model on CPUs without a
-    word.
+    The model is then sharded by its own plan, on every device; accelerate copies it on CPUs without a word.
 
     Raises:
-        UserError: for what that plan does not do.
+        UserError: for an option that this plan does not have.
     """
     if not _asked_for("FSDP"):
         return None
@@ -40,16 +45,12 @@ def requested_fsdp_size() -> int | None:
         raise UserError("fsdp_version 1 is not supported; set fsdp_version: 2 in accelerate's configuration")
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true":
         raise UserError("fsdp_offload_params is not supported; set it to false in accelerate's configuration")
-    os.environ["ACCELERATE_USE_FSDP"] = "false"  # done here
+    os.environ["ACCELERATE_USE_FSDP"] = "false"  # it is done here
     return _started_processes()
 
 
 def check_processes() -> None:
-    """Find what launchers do without a word: train in one process where several were asked for.
-
-    Raises:
-        UserError: there is one process, or each trains for itself.
-    """
+    """Raise `UserError` where several processes were asked for, and there is one, or each trains alone."""
     state = PartialState()
     # accelerate's launcher tells of several processes by MASTER_ADDR; those that it starts know WORLD_SIZE.
     was_launched = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
@@ -73,3 +74,81 @@ def _started_processes() -> int:
 
 def _asked_for(plugin: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true"
+
+
+# ------------------------------------------------------------------------------------------- the meeting
+
+
+def join_processes(timeout: int, use_cpu: bool) -> dist.Store | None:
+    """Wait for all processes of a training; on CPUs, start their group, to which accelerate gives no limit.
+
+    Args:
+        timeout: seconds to wait at the start, and later for each answer.
+        use_cpu: whether they train on CPUs.
+
+    Returns:
+        The store at which the processes have met; keep it until the process group has started. None for one
+        process, or where a launcher has waited for them.
+
+    Raises:
+        RunError: a process is missing.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    by_environment = all(name in os.environ for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    if world_size == 1 or not by_environment or dist.is_initialized():
+        return None
+    is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = None if is_launchers else _roll_call(int(os.environ["RANK"]), world_size, timeout)
+    if use_cpu:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    return store
+
+
+def _roll_call(rank: int, world_size: int, timeout: int) -> dist.Store:
+    """Wait at a store of the first process until all others have come."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    deadline = time.monotonic() + timeout
+    if rank > 0:
+        _wait_for_first(address, port, world_size, timeout)
+    store = dist.TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,  # it would count them, without telling which are missing
+        multi_tenant=True,  # the process group then uses the same
+    )
+    names = [f"vaswani/process {number}" for number in range(world_size)]
+    missing: list[int] = []
+    try:
+        store.set(names[rank], "")
+        while not store.check(names):
+            missing = [number for number, name in enumerate(names) if not store.check([name])]
+            if time.monotonic() > deadline:
+                raise _missing(missing, world_size, timeout)
+            time.sleep(POLL_SECONDS)
+    except dist.DistError as error:  # the first has stopped waiting
+        raise _missing(missing or [0], world_size, timeout) from error
+    return store
+
+
+def _wait_for_first(address: str, port: int, world_size: int, timeout: int) -> None:
+    """Wait until the store can be reached. A store of torch that cannot connect prints a screen of text."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(1, timeout)).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise _missing([0], world_size, timeout, f" at {address}:{port}") from error
+        time.sleep(POLL_SECONDS)
+
+
+def _missing(ranks: list[int], world_size: int, timeout: int, where: str = "") -> RunError:
+    which = f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {world_size}"
+    return RunError(
+        f"{which} did not start{where} within ddp_timeout={timeout} seconds (they count from 0); see what "
+        "went wrong there, or raise ddp_timeout"
+    )
