@@ -1,14 +1,28 @@
-"""The command `vaswani`: parse, call, print. A file for each group of commands."""
+"""The command `vaswani`: parse, call, print.
 
-from importlib import import_module
+- `startup.py` prepares the process: streams, Ctrl-C, the launcher.
+- `command_line.py` runs a command and reports how it ended.
+- `app.py` is what commands register with; each group of commands has a file, which `commands.py` imports.
 
-from vaswani.cli.app import app, main, run
+Commands import what they need inside their functions, so that `--help` and usage errors need no torch.
+"""
 
-__all__ = ["app", "main", "run"]
+from collections.abc import Sequence
+from typing import NoReturn
 
-# In the order of the help.
-for _group in (
-    *("training", "translation", "embedding", "prompting", "distillation", "conversion", "hub", "insight"),
-    "configs",
-):
-    import_module(f"vaswani.cli.{_group}")
+
+def main() -> NoReturn:
+    """Entry point of the command."""
+    from vaswani.cli.startup import prepare_process
+
+    prepare_process()
+    from vaswani.cli.command_line import run_and_exit
+
+    run_and_exit()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command in this process and return its exit status."""
+    from vaswani.cli.command_line import run
+
+    return run(arguments)

@@ -1,4 +1,4 @@
-"""`python -m vaswani.cli` is the command `vaswani`; launchers start it so."""
+"""`python -m vaswani.cli` runs the command `vaswani`."""
 
 from vaswani.cli import main
 

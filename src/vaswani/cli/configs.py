@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from vaswani.cli.app import app
-from vaswani.cli.application import Application
+from vaswani.cli.app import Application, app
 from vaswani.cli.screen import say
 from vaswani.files import named_configs
 

@@ -1,7 +1,7 @@
-"""What commands show: results on standard output, progress and remarks on standard error.
+"""What commands print: results on standard output, progress and messages on standard error.
 
-A standard error that is closed, full or read by nobody costs the messages and nothing else. The same of
-standard output is an error, after results that go into files are safe in them.
+If standard error is closed, full or read by nobody, messages are lost and nothing else happens. For standard
+output the same is an error, raised after results that go into files are safely written.
 """
 
 import sys
@@ -10,6 +10,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from vaswani.cli.startup import restore_ctrl_c
 from vaswani.errors import PipeClosedError, RunError
 from vaswani.files.line_files import STANDARD_STREAM, LineWriter, give_up, reason
 
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
 FIRST_DELAY, LONGEST_DELAY = 5.0, 60.0  # seconds between two lines of progress; they double
 
 
+def begin_work() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt and hide the library's progress bars; call it after the imports.
+
+    The hidden bars are those of loading and saving weights. Those of training, and ours, stay.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    restore_ctrl_c()
+
+
 def check_standard_output() -> None:
-    """Raise a RunError now, and not after the work, where standard output is closed or its disk is full."""
+    """Raise a RunError before the work begins if standard output is closed or its disk is full."""
     LineWriter(STANDARD_STREAM)
 
 
@@ -30,11 +42,11 @@ def say(text: str) -> None:
 
 
 def flush_standard_output() -> None:
-    """Write what `print` has left in memory.
+    """Write what `print` has buffered.
 
     Raises:
         PipeClosedError: standard output is a pipe that nobody reads any more.
-        RunError: it cannot be written otherwise.
+        RunError: it cannot be written for another reason.
     """
     try:
         sys.stdout.flush()
@@ -47,7 +59,7 @@ def flush_standard_output() -> None:
 
 
 def tell(message: str) -> None:
-    """Write a line on standard error, if that is possible."""
+    """Write a line on standard error, if possible."""
     try:
         print(f"vaswani: {message}", file=sys.stderr, flush=True)
     except OSError:
@@ -55,30 +67,23 @@ def tell(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Write a line on standard error, above the bar if there is one."""
+    """Write a line on standard error, above a progress bar if there is one."""
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):
         tell(message)
 
 
-def hide_library_progress() -> None:
-    """Bars of the loading and writing of weights; those of trainings and of ours stay."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-
-
 def progress_bar(
     total: int | None, unit: str, hidden: bool = False, typed: bool = False
 ) -> "tqdm | ProgressLines":
-    """Return a bar on the terminal, or a line now and then where there is none or it shows the results.
+    """Return a bar on the terminal, or occasional lines where there is no terminal or it shows the results.
 
     Args:
-        total: of the work; None if it is not known.
-        unit: of the work, such as " lines".
+        total: amount of work; None if unknown.
+        unit: unit of the work, such as " lines".
         hidden: whether the terminal shows the results.
-        typed: whether somebody types the input, who sees the progress anyway; nothing is shown.
+        typed: whether the input is typed in; then nothing is shown.
     """
     from tqdm import tqdm
 
@@ -88,7 +93,7 @@ def progress_bar(
 
 
 class ProgressLines:
-    """Tells on standard error how far the work is: after 5 seconds, 10 more, and so on up to a minute.
+    """Reports progress on standard error after 5 seconds, after 10 more, and so on up to every minute.
 
     Without a known total the input may be a pipe: a line appears only after new work is done.
     """
@@ -99,10 +104,10 @@ class ProgressLines:
         self.done = 0
         self._start = time.monotonic()
         self._ended = Event()
-        self._thread = Thread(target=self._tell_now_and_then, daemon=True)
+        self._thread = Thread(target=self._report, daemon=True)
 
     def update(self, count: int = 1) -> None:
-        """Count so much more as done."""
+        """Add to the work that is done."""
         self.done += count
 
     def __str__(self) -> str:
@@ -119,7 +124,7 @@ class ProgressLines:
         self._ended.set()
         self._thread.join()
 
-    def _tell_now_and_then(self) -> None:
+    def _report(self) -> None:
         told, delay = None, FIRST_DELAY
         while not self._ended.wait(delay):
             if self.total is not None or self.done != told:

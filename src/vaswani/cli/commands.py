@@ -1,0 +1,22 @@
+"""The application with all of its commands, in the order of the help."""
+
+from importlib import import_module
+
+from vaswani.cli.app import app
+
+__all__ = ["app"]
+
+GROUPS = (
+    "training",
+    "translation",
+    "embedding",
+    "prompting",
+    "distillation",
+    "conversion",
+    "hub",
+    "insight",
+    "configs",
+)
+
+for _group in GROUPS:
+    import_module(f"vaswani.cli.{_group}")

@@ -1,0 +1,131 @@
+"""The Auto classes know the models from `import vaswani` on, which imports neither torch nor transformers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import vaswani
+from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM, VaswaniModel, registration
+from vaswani.interop.sparsify import FAMILIES
+from vaswani.registration import CONFIGURATIONS, ClassStandIn
+
+SOURCE = str(Path(vaswani.__file__).parents[1])
+TINY = (
+    "d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1, decoder_attention_heads=1, "
+    "encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=9"
+)
+MAKE_ONE = f"""
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+config = AutoConfig.for_model("vaswani", {TINY})
+assert AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__ == "VaswaniForConditionalGeneration"
+model = AutoModelForSeq2SeqLM.from_config(config)
+assert isinstance(model, vaswani.VaswaniForConditionalGeneration), type(model)
+"""
+BEGINNINGS = (  # of programs, in each of which transformers imports its modules in another order
+    "import vaswani",
+    "import vaswani; from transformers import GenerationMixin",
+    "import vaswani; from transformers.modeling_utils import PreTrainedModel",
+    "import vaswani; from transformers import pipeline",
+    "import vaswani; from transformers import Trainer",
+    "from transformers import AutoTokenizer; import vaswani",
+    "from transformers import AutoModel; import vaswani",
+    "from vaswani.model.modeling_vaswani import VaswaniModel; import vaswani",
+    "import vaswani.interop.sparsify",
+)
+
+
+def run_python(code: str) -> str:
+    variables = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_the_import_loads_no_large_library():
+    code = "import sys, vaswani; print(sorted({'torch', 'transformers', 'numpy', 'yaml'} & set(sys.modules)))"
+    assert run_python(code) == "[]\n"
+
+
+@pytest.mark.slow
+def test_the_models_are_registered_whatever_is_imported_first():
+    # Each beginning runs in a copy of one process, which has imported nothing.
+    code = "import os, sys\n" + "".join(
+        f"child = os.fork()\n"
+        f"if not child:\n"
+        f"    exec({beginning + MAKE_ONE!r})\n"
+        f"    os._exit(0)\n"
+        f"if os.waitpid(child, 0)[1]: sys.exit({beginning!r})\n"
+        for beginning in BEGINNINGS
+    )
+    run_python(code)
+
+
+@pytest.mark.parametrize("model_type", CONFIGURATIONS)
+def test_every_configuration_is_registered(model_type):
+    config_class = CONFIG_MAPPING[model_type]
+    assert config_class.model_type == model_type
+    assert config_class.__name__ == CONFIGURATIONS[model_type][1]
+
+
+def test_every_sparse_family_is_registered():
+    sparse = [model_type for model_type in CONFIGURATIONS if model_type.startswith("vaswani_sparse_")]
+    assert sparse == [f"vaswani_sparse_{family}" for family in FAMILIES]
+
+
+@pytest.mark.parametrize("name", ["VaswaniConfig", "VaswaniEncoderConfig", "VaswaniDecoderConfig"])
+def test_every_auto_class_has_the_class_itself(name):
+    config_class = getattr(vaswani, name)
+    for auto_class, place in config_class.auto_classes.items():
+        if auto_class != "AutoConfig":
+            expected = getattr(vaswani, place.rpartition(".")[2])
+            assert getattr(transformers, auto_class)._model_mapping[config_class] is expected
+
+
+def test_names_of_the_package():
+    for name in vaswani.__all__:
+        assert getattr(vaswani, name).__name__ == name
+        assert name in dir(vaswani)
+    with pytest.raises(AttributeError, match="no attribute 'Vaswani'"):
+        _ = vaswani.Vaswani
+
+
+def test_a_stand_in_behaves_as_the_class():
+    stand_in = ClassStandIn("vaswani.model.modeling_vaswani_decoder", "VaswaniForCausalLM", {})
+    config = VaswaniDecoderConfig(
+        vocab_size=9, d_model=8, decoder_layers=1, decoder_attention_heads=1, decoder_ffn_dim=8
+    )
+    model = stand_in(config)
+    assert type(model) is VaswaniForCausalLM
+    assert isinstance(model, stand_in)
+    assert issubclass(VaswaniForCausalLM, stand_in)
+    assert not issubclass(VaswaniModel, stand_in)
+    assert stand_in.__name__ == "VaswaniForCausalLM"
+    assert stand_in.__module__ == VaswaniForCausalLM.__module__
+    assert stand_in.config_class is VaswaniDecoderConfig
+    assert repr(stand_in) == repr(VaswaniForCausalLM)
+
+
+def test_what_a_user_registered_stays():
+    class Mine(VaswaniForCausalLM):
+        pass
+
+    AutoModelForCausalLM.register(VaswaniDecoderConfig, Mine, exist_ok=True)
+    try:
+        registration.register_auto_classes()
+        assert AutoModelForCausalLM._model_mapping[VaswaniDecoderConfig] is Mine
+    finally:
+        AutoModelForCausalLM.register(VaswaniDecoderConfig, VaswaniForCausalLM, exist_ok=True)
+
+
+def test_an_unknown_type_is_unknown_as_before():
+    with pytest.raises(ValueError, match="Unrecognized model identifier"):
+        AutoConfig.for_model("vaswani_other")
+    assert vaswani.VaswaniConfig in AutoModel._model_mapping
