@@ -8,7 +8,8 @@ import pytest
 from typer import Exit
 
 import vaswani.training.runs.translation
-from vaswani.cli import app, run
+from vaswani.cli import run
+from vaswani.cli.commands import app
 from vaswani.errors import RunError, UserError
 from vaswani.insight.plots import density, save_sparse_pattern
 from vaswani.model.sparse_pattern import SparsePattern
@@ -43,7 +44,7 @@ def command():
         (
             ZeroDivisionError("division\nby zero"),
             1,
-            "vaswani: ZeroDivisionError: division by zero (--debug shows where)\n",
+            "vaswani: ZeroDivisionError: division by zero (--debug prints the traceback)\n",
         ),
         (Exit(5), 5, ""),
     ],
@@ -123,7 +124,7 @@ def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, s
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "no space left on the disk of /x/y: free"),
         (RuntimeError("No space left on device (os error 28)"), "no space left on the disk: free some"),
         (MemoryError(), "out of memory: "),
-        (KeyError("a bug"), "KeyError: 'a bug' (--debug shows where)"),
+        (KeyError("a bug"), "KeyError: 'a bug' (--debug prints the traceback)"),
     ],
 )
 def test_what_the_system_refuses_is_told_plainly(monkeypatch, capsys, error, message):

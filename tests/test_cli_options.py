@@ -3,7 +3,6 @@
 The cases are made from the commands themselves.
 """
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,9 @@ import pytest
 import typer
 
 from vaswani.bounds import LARGEST_ALPHA
-from vaswani.cli import app, run
-from vaswani.cli.application import Command
+from vaswani.cli import command_line, run
+from vaswani.cli.app import Command
+from vaswani.cli.commands import app
 from vaswani.model import decoding
 
 AWKWARD = ("nan", "inf", "-inf", "-1", "0", "1e30", str(10**12))
@@ -64,7 +64,7 @@ def required(words: tuple[str, ...], without: Any) -> list[str]:
 def call(monkeypatch, capfd):
     """The exit status of a command and what it says; `TAKEN` once it would begin to work."""
     monkeypatch.setattr(Command, "invoke", lambda self, context: TAKEN)
-    monkeypatch.setattr(sys.modules["vaswani.cli.app"], "app", BUILT)
+    monkeypatch.setattr(command_line, "app", BUILT)
 
     def command(*arguments: str) -> tuple[int, str]:
         status = run(arguments)

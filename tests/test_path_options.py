@@ -15,7 +15,8 @@ from tiny_runs import write_dates
 from toy_labels import save_toy_encoder
 from toy_translation import save_toy_checkpoint
 from unprivileged import file_modes_hold
-from vaswani.cli import app, run
+from vaswani.cli import run
+from vaswani.cli.commands import app
 from vaswani.inference.translate.translation import Translator
 from vaswani.training.trainer.base import BaseTrainer
 

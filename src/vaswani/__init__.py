@@ -4,6 +4,9 @@ Importing the package registers its models with transformers' Auto classes. It i
 transformers: the names below are imported when they are first used.
 """
 
+from vaswani import bootstrap  # noqa: F401  # first: it takes the current folder off the path
+
+# isort: split
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

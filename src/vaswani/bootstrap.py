@@ -1,7 +1,7 @@
 """Where the command imports from: never from the current folder. `vaswani` imports this file first.
 
-`python -m vaswani.cli` puts the current folder first on `sys.path`, where a `yaml.py` beside the data would be
-imported; this file takes it away again. It imports only what Python has loaded before.
+`python -m vaswani.cli` puts the current folder first on `sys.path`, and a `yaml.py` beside the data would be
+imported. This file takes the folder off the path. It imports only modules that Python has loaded already.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 LAUNCHER_VARIABLE = "VASWANI_LAUNCHER"  # the launcher's process id, in the environment of its processes
 
-# `python -c` puts the current folder first, too. `vaswani` is the launcher's copy, wherever Python would find it.
+# `python -c` puts the current folder first, too. The package is that of the launcher, wherever it lies.
 _CODE = """# vaswani
 import sys
 if sys.path[:1] == [""]:

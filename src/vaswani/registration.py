@@ -9,7 +9,6 @@ class replaces its stand-in.
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -110,7 +109,7 @@ def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _Watcher(name, action))
 
 
-class _Watcher(MetaPathFinder):
+class _Watcher:
     """Finds one module by way of the other finders, and calls an action after it has been executed."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]):
@@ -121,8 +120,8 @@ class _Watcher(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != self._name:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             self._act_after(spec.loader)

@@ -6,18 +6,20 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import seed_of
-from vaswani.cli.screen import hide_library_progress, say
+from vaswani.cli.options import OutputFolder, check_models, model_option, seed_of
+from vaswani.cli.screen import begin_work, say
 
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder, or name on the Hub.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="Its folder; empty, or a new one.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Folder or Hub name of a model.", callback=check_models)
+    ],
+    output: Annotated[Path, OutputFolder],
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="FORMAT", help="Of a model of ours: marian, bert, gpt2 ... that it becomes."
+            "--to", metavar="FORMAT", help="Format to convert a vaswani model to: marian, bert, gpt2 ..."
         ),
     ] = None,
     architecture: Annotated[
@@ -25,21 +27,21 @@ def convert(
         typer.Option(
             "--architecture",
             metavar="CLASS",
-            help="Read it as this class, such as BertForPreTraining. Default: what its config.json names.",
+            help="Class to load SOURCE with, such as BertForPreTraining. Default: as its config.json says.",
         ),
     ] = None,
 ) -> None:
-    """Make a model of ours of one of another kind, or one of theirs of ours.
+    """Convert a checkpoint to or from vaswani.
 
-    Takes MarianMT (OPUS-MT), FSMT, BERT, DistilBERT, BigBird, OpenAI GPT
-    and GPT-2, with their tokenizers. Both compute the same, which is
-    checked before anything is written.
+    Supports MarianMT (OPUS-MT), FSMT, BERT, DistilBERT, BigBird, OpenAI
+    GPT and GPT-2, with their tokenizers. Before it saves anything, it
+    checks that both models compute the same outputs.
     """
     from vaswani.interop.folders import convert_folder
 
-    hide_library_progress()
+    begin_work()
     made = convert_folder(source, output, to, architecture)
-    tokenizer = "with its tokenizer" if made.has_tokenizer else "without a tokenizer, for there was none"
+    tokenizer = "with its tokenizer" if made.has_tokenizer else "without a tokenizer: the source has none"
     say(
         f"saved {output}: {made.before} → {made.after}, {made.num_parameters:,} parameters, {tokenizer}; "
         f"outputs differ by at most {made.difference:.1g}"
@@ -48,25 +50,26 @@ def convert(
 
 @app.command()
 def combine(
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The model's folder; empty, or a new one.")],
+    output: Annotated[Path, OutputFolder],
     encoder: Annotated[
-        str | None, typer.Option("--encoder", help="Folder of a vaswani_encoder model, or its name.")
+        str | None, model_option("--encoder", help="Folder or Hub name of a vaswani_encoder model.")
     ] = None,
     decoder: Annotated[
-        str | None, typer.Option("--decoder", help="Likewise of a vaswani_decoder model.")
+        str | None, model_option("--decoder", help="Folder or Hub name of a vaswani_decoder model.")
     ] = None,
-    seed: Annotated[int, seed_of("the weights that are new")] = 0,
+    seed: Annotated[int, seed_of("the new weights")] = 0,
 ) -> None:
-    """Make an encoder-decoder of halves that were trained apart, to be trained on.
+    """Combine a pretrained encoder and decoder into an encoder-decoder.
 
-    Attention between them is new, and so is a half that is not given. The
-    source keeps the encoder's tokenizer, the target the decoder's.
+    The cross-attention is new, and so is a half that is not given: train
+    the result. The source keeps the encoder's tokenizer, the target the
+    decoder's.
     """
     from transformers import set_seed
 
     from vaswani.interop.folders import combine_folders
 
-    hide_library_progress()
+    begin_work()
     set_seed(seed)
     model = combine_folders(encoder, decoder, output)
     say(f"saved {output}: {model.num_parameters():,} parameters")

@@ -16,45 +16,52 @@ from vaswani.cli.options import (
     MaxSourceLength,
     MaxTokensPerBatch,
     NumBeams,
+    OutputFolder,
     SourceField,
     Split,
     TargetField,
     TooLong,
+    check_models,
+    model_option,
 )
-from vaswani.cli.screen import hide_library_progress, progress_bar, say, warn
+from vaswani.cli.screen import begin_work, progress_bar, say, warn
 from vaswani.cli.splits import load_split
 from vaswani.errors import UserError
 
 
 @app.command()
 def student(
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The student's folder; empty, or a new one.")],
+    output: Annotated[Path, OutputFolder],
     teacher: Annotated[
         str,
-        typer.Option("--teacher", help="Folder of a trained model, or an encoder-decoder's name on the Hub."),
+        model_option("--teacher", help="Folder of a trained model, or the Hub name of an encoder-decoder."),
     ],
     encoder_layers: Annotated[
         str | None,
         typer.Option(
             "--encoder_layers",
             "--encoder-layers",
-            help='So many ("6"), evenly spaced, or these ("0,2,5"; one: "5,"). Default: all.',
+            help='Layers to keep: a number, evenly spaced ("6"), or a list ("0,2,5"; one layer: "5,"). '
+            "Default: all.",
         ),
     ] = None,
     decoder_layers: Annotated[
-        str | None, typer.Option("--decoder_layers", "--decoder-layers", help="Likewise.")
+        str | None,
+        typer.Option(
+            "--decoder_layers", "--decoder-layers", help="Layers to keep, written as for the encoder."
+        ),
     ] = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
-    """Make a student of some of a teacher's layers, to be trained on.
+    """Make a smaller student from some of a teacher's layers.
 
-    For translation keep a deep encoder and a shallow decoder, such as
-    6 layers and 1: the decoder runs once for each generated token, the
-    encoder once for a sentence.
+    Train it afterwards, for example with vaswani distill. For translation,
+    keep a deep encoder and a shallow decoder, such as 6 layers and 1: the
+    decoder runs once per generated token, the encoder once per sentence.
     """
     from vaswani.distillation.student import parse_layers, save_student
 
-    hide_library_progress()
+    begin_work()
     before, after = save_student(
         teacher,
         output,
@@ -68,16 +75,17 @@ def student(
 
 @app.command()
 def compare(
-    teacher: Annotated[str, typer.Argument(help="Folder of the model to measure against, or its name.")],
+    teacher: Annotated[str, typer.Argument(help="Folder or Hub name of the teacher.", callback=check_models)],
     students: Annotated[
-        list[str], typer.Argument(metavar="STUDENT...", help="Likewise, of those distilled from it.")
+        list[str],
+        typer.Argument(metavar="STUDENT...", help="Folders or Hub names of students.", callback=check_models),
     ],
     data: Annotated[
         str,
         typer.Option(
             metavar="dates|FILE|FOLDER|NAME",
-            help="The built-in dates; a JSONL, JSON, CSV, TSV or Parquet file; a data set's folder or its "
-            "name on the Hub.",
+            help="Test data: dates (built in); a JSONL, JSON, CSV, TSV or Parquet file; the folder or Hub "
+            "name of a data set.",
         ),
     ],
     split: Split = "test",
@@ -85,16 +93,19 @@ def compare(
     source_field: SourceField = "source",
     target_field: TargetField = "target",
     baseline: Annotated[
-        str | None, typer.Option(help="The same student, trained without distillation.")
+        str | None, model_option("--baseline", help="The same student, trained without distillation.")
     ] = None,
     metric: Annotated[
-        str, typer.Option(help="Of retention: bleu, chrf, exact_match; of summaries rouge1, rouge2, rougeL.")
+        str,
+        typer.Option(
+            help="Metric of retention: bleu, chrf or exact_match; for summaries rouge1, rouge2 or rougeL."
+        ),
     ] = "bleu",
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Of report.md, report.json and quality_speed.png. Default: the first student's.",
+            help="Folder for report.md, report.json and quality_speed.png. Default: the first student's.",
         ),
     ] = None,
     num_beams: NumBeams = 4,
@@ -107,14 +118,14 @@ def compare(
     dtype: DType = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
-    """Measure students against their teacher: size, quality, retention and decoding speed."""
+    """Compare students with their teacher: size, quality, retention and decoding speed."""
     from vaswani.distillation.comparison import compare as compare_models
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, prepare_folder, write_report
     from vaswani.evaluation.text_metrics import check_task, task_of_metric
 
     check_task(task_of_metric(metric))
-    hide_library_progress()
+    begin_work()
     candidates = load_candidates(
         [teacher, *students, *([baseline] if baseline else [])],
         device=device,
@@ -128,7 +139,9 @@ def compare(
         max_tokens_per_batch=max_tokens_per_batch,
     )
     if output is None and not Path(students[0]).is_dir():
-        raise UserError(f"{students[0]} is not a folder here to write the report into; give --output FOLDER")
+        raise UserError(
+            f"{students[0]} is not a local folder that the report can go into; give --output FOLDER"
+        )
     folder = output or Path(students[0])
     prepare_folder(folder)
     split, rows = load_split(
@@ -150,5 +163,5 @@ def compare(
 
 
 def _without_folders(data: str) -> str:
-    """For a report that others read: what is called `owner/name` and is no path here is a name on the Hub."""
+    """Return a local path without its folders, for a report that others read; keep a name on the Hub."""
     return Path(data).name if Path(data).exists() else data

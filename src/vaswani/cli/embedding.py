@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import AllowMismatch, Device, DType, Revision, number
-from vaswani.cli.screen import hide_library_progress, progress_bar, warn
+from vaswani.cli.options import AllowMismatch, Device, DType, Revision, model_option, number
+from vaswani.cli.screen import begin_work, progress_bar, warn
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,65 +19,69 @@ if TYPE_CHECKING:
 
 @app.command()
 def embed(
-    model: Annotated[
-        str, typer.Option("--model", help="Folder of a trained model, or a model's name on the Hub.")
-    ],
+    model: Annotated[str, model_option("--model", help="Folder or Hub name of a trained model.")],
     input_name: Annotated[
-        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, a line each.")
+        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, one per line.")
     ] = "-",
     output_name: Annotated[
         str,
         typer.Option(
             "--output",
             metavar="FILE|-",
-            help="JSON Lines; or, by its ending, .npy or .safetensors, which is held in memory till the end.",
+            help="JSON Lines; or a .npy or .safetensors file, which needs memory for all vectors.",
         ),
     ] = "-",
-    words: Annotated[bool, typer.Option("--words", help="A vector for each word.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="A vector for each token.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Compute one vector per word.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Compute one vector per token.")] = False,
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="Of a text's tokens: mean (default), cls, max or last.")
+        str | None,
+        typer.Option("--pooling", help="How to pool a text's tokens: mean (default), cls, max or last."),
     ] = None,
     subtoken_pooling: Annotated[
         str | None,
         typer.Option(
-            "--subtoken_pooling", help="Of a word's tokens: first (default), last, first_last or mean."
+            "--subtoken_pooling",
+            help="How to pool a word's tokens: first (default), last, first_last or mean.",
         ),
     ] = None,
     layers: Annotated[
-        str, typer.Option("--layers", help="last, all, or numbers such as -1,-2; 0 is the embeddings.")
+        str,
+        typer.Option("--layers", help="Layers to use: last, all, or numbers such as -1,-2; 0 is embeddings."),
     ] = "last",
     combine: Annotated[
-        str, typer.Option("--combine", help="Layers: concat, mean, or a ScalarMix's .safetensors file.")
+        str,
+        typer.Option(
+            "--combine", help="How to combine layers: concat, mean, or the .safetensors file of a ScalarMix."
+        ),
     ] = "concat",
-    normalize: Annotated[bool, typer.Option("--normalize", help="Make each vector's length 1.")] = False,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale each vector to length 1.")] = False,
     max_length: Annotated[
         int | None,
         number(
             "--max_length",
-            help="Most tokens of a line. Default: what the model takes; where that is any number, 4096.",
+            help="Maximum number of tokens per line. Default: the model's maximum, or 4096 if it has none.",
             at_least=1,
         ),
     ] = None,
     truncation: Annotated[
-        bool, typer.Option("--truncation", help="Cut off, and count, lines that are longer.")
+        bool, typer.Option("--truncation", help="Truncate longer lines, and report how many.")
     ] = False,
     backward_model: Annotated[
         str | None,
-        typer.Option(
+        model_option(
             "--backward_model",
-            help="With --words: a model of reversed lines, whose vectors follow those of --model (FLAIR).",
+            help="With --words: a model trained on reversed text; its vectors are appended (FLAIR).",
         ),
     ] = None,
     max_tokens_per_batch: Annotated[
-        int, number("--max_tokens_per_batch", help="Tokens of a batch, padding included.", at_least=1)
+        int, number("--max_tokens_per_batch", help="Tokens per batch, including padding.", at_least=1)
     ] = 8192,
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
-    """Turn text, line by line, into vectors: of the lines, of their words or of their tokens."""
+    """Embed text line by line: a vector for each line, word or token."""
     from vaswani.files.line_files import STANDARD_STREAM, check_not_input, count_lines, open_lines
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.embed.embedding import Embedder
@@ -101,7 +105,7 @@ def embed(
         "dtype": dtype,
         "allow_mismatch": allow_mismatch,
     }
-    hide_library_progress()
+    begin_work()
     with open_lines(input_name) as lines:
         embedder = Embedder.from_pretrained(model, revision=revision, **options)
         report = LineReport()
@@ -122,16 +126,16 @@ def embed(
 
 def _unit(words: bool, tokens: bool) -> "Unit":
     if words and tokens:
-        raise UserError("--words and --tokens exclude each other: give one of them")
+        raise UserError("--words and --tokens exclude each other; give one of them")
     return "word" if words else "token" if tokens else "text"
 
 
 def _check_use(
     unit: "Unit", pooling: str | None, subtoken_pooling: str | None, backward_model: str | None
 ) -> None:
-    """Refuse what would have no effect."""
+    """Raise `UserError` for an option that would have no effect."""
     if pooling and unit != "text":
-        raise UserError(f"--pooling makes vectors of texts, not of {unit}s; leave it out")
+        raise UserError(f"--pooling is for vectors of texts, not of {unit}s; leave it out")
     for name, value in {"subtoken_pooling": subtoken_pooling, "backward_model": backward_model}.items():
         if value and unit != "word":
             raise UserError(f"--{name} is for vectors of words; add --words, or leave it out")
@@ -155,7 +159,7 @@ def _combination(text: str) -> Any:
 def _stacked(
     embedders: "Sequence[Embedder]", texts: Iterator[str], buffer_size: int, done: Callable[[int], object]
 ) -> "Iterator[WordVectors]":
-    """Words with the vectors that each of several models has for them, side by side."""
+    """Yield words with their vectors from several models, concatenated."""
     from vaswani.inference.embed.word_vectors import stack_word_vectors
 
     first, *others = tee(texts, len(embedders))

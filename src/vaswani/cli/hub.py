@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.screen import hide_library_progress, say
+from vaswani.cli.screen import begin_work, say
 
 if TYPE_CHECKING:
     from vaswani.hub.run_metadata import RunMetadata
 
 
 ModelFolder = Annotated[Path, typer.Option("--model", help="Folder of a trained model.")]
-Languages = Annotated[list[str] | None, typer.Option("--language", help="Code of a language; repeatable.")]
+Languages = Annotated[list[str] | None, typer.Option("--language", help="Language code; repeatable.")]
 License = Annotated[
-    str | None, typer.Option("--license", help="Of the model, as the Hub calls it: apache-2.0, mit ...")
+    str | None, typer.Option("--license", help="Licence of the model, as the Hub writes it: apache-2.0 ...")
 ]
-DataName = Annotated[str | None, typer.Option("--data_name", help="How the data are called.")]
-DataUrl = Annotated[str | None, typer.Option("--data_url", help="Where they come from.")]
-DataLicense = Annotated[str | None, typer.Option("--data_license", help="Under which licence.")]
+DataName = Annotated[str | None, typer.Option("--data_name", help="Name of the training data.")]
+DataUrl = Annotated[str | None, typer.Option("--data_url", help="Source of the training data.")]
+DataLicense = Annotated[str | None, typer.Option("--data_license", help="Licence of the training data.")]
 
 
 @app.command()
 def card(
     model: ModelFolder,
     repo: Annotated[
-        str | None, typer.Option("--repo", metavar="NAME", help="That it will have on the Hub.")
+        str | None, typer.Option("--repo", metavar="NAME", help="Name of the model on the Hub.")
     ] = None,
     language: Languages = None,
     license_name: License = None,
@@ -34,10 +34,10 @@ def card(
     data_url: DataUrl = None,
     data_license: DataLicense = None,
 ) -> None:
-    """Print the card of a model, from what its folder tells of the run.
+    """Print the model card, made from the files in the model's folder.
 
-    The options after --repo add to that, or replace it. A training takes
-    them too, as fields of its configuration.
+    The options after --repo add facts to the card or replace them. They
+    are also fields of a training's configuration.
     """
     from vaswani.hub.card import model_card
 
@@ -49,9 +49,15 @@ def card(
 @app.command()
 def push(
     model: ModelFolder,
-    repo: Annotated[str, typer.Option("--repo", metavar="NAME", help="owner/name, or a name of your own.")],
-    private: Annotated[bool, typer.Option("--private", help="If the repository is made.")] = False,
-    revision: Annotated[str | None, typer.Option(help="Branch, made if need be. Default: main.")] = None,
+    repo: Annotated[
+        str, typer.Option("--repo", metavar="NAME", help="owner/name, or a name in your own account.")
+    ],
+    private: Annotated[
+        bool, typer.Option("--private", help="If the repository is new, make it private.")
+    ] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch to push to; it is created if needed. Default: main.")
+    ] = None,
     language: Languages = None,
     license_name: License = None,
     data_name: DataName = None,
@@ -61,11 +67,11 @@ def push(
     """Push a model to the Hub with its code, tokenizers and card.
 
     The options after --revision are for the card (see vaswani card). The
-    token is that of `hf auth login` or HF_TOKEN.
+    token comes from `hf auth login` or HF_TOKEN.
     """
     from vaswani.hub.push import check_folder, push_folder
 
-    hide_library_progress()
+    begin_work()
     check_folder(model)
     facts = _facts(model, language, license_name, data_name, data_url, data_license)
     say(f"published {push_folder(model, repo, facts, private=private or None, revision=revision)}")
@@ -79,7 +85,7 @@ def _facts(
     data_url: str | None,
     data_license: str | None,
 ) -> "RunMetadata":
-    """What a model's folder tells, and what was stated besides or instead."""
+    """Return what a model's folder says about it, updated by the options."""
     from vaswani.hub.card import check_stated
     from vaswani.hub.run_metadata import read_run_metadata
 

@@ -5,21 +5,20 @@ from typing import Annotated
 
 import typer
 
-from vaswani.cli.app import app
-from vaswani.cli.application import Application
+from vaswani.cli.app import Application, app
 from vaswani.cli.options import number, seed_of
 from vaswani.cli.screen import say
 from vaswani.errors import UserError
 
-plot = Application(help="Draw pictures of how a model works.", no_args_is_help=True)
+plot = Application(help="Plot how a model works.", no_args_is_help=True)
 app.add_typer(plot, name="plot")
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training, finished or going on.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run, finished or not.")],
 ) -> None:
-    """Draw the curves of a training into its folder, and print what it has come to."""
+    """Plot the curves of a training run into its folder, and print a summary."""
     from vaswani.insight.curves import read_history, save_curves, summary
 
     say(summary(read_history(run)))
@@ -31,23 +30,29 @@ def plot_sparse_pattern(
     output: Annotated[
         Path, typer.Option("--output", metavar="FILE", help="A .png, .pdf or .svg file.")
     ] = Path("sparse_pattern.png"),
-    length: Annotated[int, number("--length", help="Tokens of the sequence.", at_least=1)] = 4096,
-    block_size: Annotated[int, number("--block_size", help="Tokens of a block.", at_least=1)] = 64,
+    length: Annotated[int, number("--length", help="Tokens in the sequence.", at_least=1)] = 4096,
+    block_size: Annotated[int, number("--block_size", help="Tokens in a block.", at_least=1)] = 64,
     window: Annotated[
-        int, number("--window", help="Blocks of the window, the own one included.", at_least=1)
+        int, number("--window", help="Blocks in the window, including the query's own.", at_least=1)
     ] = 3,
-    global_blocks: Annotated[int, number("--global", help="Global blocks, from the start.", at_least=0)] = 2,
+    global_blocks: Annotated[
+        int, number("--global", help="Global blocks at the start of the sequence.", at_least=0)
+    ] = 2,
     random_blocks: Annotated[
-        int, number("--random", help="Random blocks of each query block.", at_least=0)
+        int, number("--random", help="Random blocks for each query block.", at_least=0)
     ] = 3,
     seed: Annotated[int, seed_of("the random blocks")] = 0,
-    layer: Annotated[int, number("--layer", help="Each draws other random blocks.", at_least=0)] = 0,
+    layer: Annotated[
+        int, number("--layer", help="Layer to plot; random blocks differ between layers.", at_least=0)
+    ] = 0,
     heads: Annotated[
-        int, number("--heads", help="A panel each; each draws other random blocks.", at_least=1)
+        int, number("--heads", help="Heads to plot, one panel each; their random blocks differ.", at_least=1)
     ] = 2,
-    causal: Annotated[bool, typer.Option("--causal", help="A decoder's: nothing sees what follows.")] = False,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Plot a decoder's pattern: no block sees later ones.")
+    ] = False,
 ) -> None:
-    """Draw which block of a sequence attends to which, and why."""
+    """Plot which blocks of a sequence attend to which, and why."""
     from vaswani.insight.plots import density, save_sparse_pattern
     from vaswani.model.sparse_pattern import SparsePattern
 

@@ -1,18 +1,19 @@
-"""Options that several commands take, and how those that are numbers declare their bounds."""
+"""Options that several commands take, and how numeric options declare their bounds."""
 
 from typing import Annotated, Any
 
 import typer
 
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS, Bounds
+from vaswani.hub.names import check_model_name
 
 
 def number(*names: str, help: str, **bounds: Any) -> Any:
-    """An option that is a number within bounds.
+    """Declare a numeric option.
 
     Args:
-        names: of the option.
-        help: its text.
+        names: names of the option.
+        help: its help text.
         bounds: as for `Bounds`.
     """
     limits = Bounds(**bounds)
@@ -26,28 +27,46 @@ def number(*names: str, help: str, **bounds: Any) -> Any:
 
 
 def seed_of(what: str) -> Any:
-    """The option `--seed`."""
-    return number("--seed", help=f"Of {what}.", at_least=0, at_most=LARGEST_SEED)
+    """Declare the option `--seed`."""
+    return number("--seed", help=f"Seed of {what}.", at_least=0, at_most=LARGEST_SEED)
+
+
+def model_option(*names: str, help: str) -> Any:
+    """Declare an option for a model: a folder, or a name on the Hub."""
+    return typer.Option(*names, help=help, callback=check_models)
+
+
+def check_models(value: str | list[str] | None) -> str | list[str] | None:
+    """Raise `UserError` before slow imports if a model is a path that does not exist."""
+    for name in [value] if isinstance(value, str) else value or ():
+        check_model_name(name)
+    return value
 
 
 ModelName = Annotated[
-    str, typer.Option("--model", help="Folder of a trained model, or an encoder-decoder's name on the Hub.")
+    str, model_option("--model", help="Folder of a trained model, or the Hub name of an encoder-decoder.")
 ]
-Split = Annotated[str, typer.Option(help="Split of a data set: train, validation or test.")]
+Split = Annotated[str, typer.Option(help="Split of the data set: train, validation or test.")]
 DatasetConfig = Annotated[
     str | None,
-    typer.Option("--dataset_config", help="Its configuration; of the dates, their locales: de,fr or all."),
+    typer.Option(
+        "--dataset_config", help="Configuration of the data set; for dates, its locales: de,fr or all."
+    ),
 ]
-SourceField = Annotated[str, typer.Option("--source_field", help="A dot reaches into columns.")]
-TargetField = Annotated[str, typer.Option("--target_field", help="Likewise.")]
+SourceField = Annotated[
+    str, typer.Option("--source_field", help="Source column; a dot selects a nested column.")
+]
+TargetField = Annotated[
+    str, typer.Option("--target_field", help="Target column; a dot selects a nested column.")
+]
 NumBeams = Annotated[
-    int, number("--num_beams", help="Hypotheses kept in the search.", at_least=1, at_most=MOST_BEAMS)
+    int, number("--num_beams", help="Beam size of the search.", at_least=1, at_most=MOST_BEAMS)
 ]
 LengthPenalty = Annotated[
     float,
     number(
         "--length_penalty",
-        help="GNMT's α: ((5 + length) / 6)^α.",
+        help="α of GNMT's length penalty, ((5 + length) / 6)^α.",
         at_least=-LARGEST_ALPHA,
         at_most=LARGEST_ALPHA,
     ),
@@ -56,7 +75,7 @@ MaxSourceLength = Annotated[
     int | None,
     number(
         "--max_source_length",
-        help="Most tokens of a source. Default: 1024, or what the model was trained on if that is more.",
+        help="Maximum number of source tokens. Default: 1024, or the training limit if that is larger.",
         at_least=1,
     ),
 ]
@@ -65,32 +84,37 @@ TooLong = Annotated[
     typer.Option(
         "--too_long",
         metavar="cut|skip",
-        help="Longer sources: translate their beginning, or leave them empty. Default: skip, or cut if "
-        "--max_source_length is given.",
+        help="For longer sources: cut translates the beginning, skip writes an empty line. Default: skip, or "
+        "cut if --max_source_length is given.",
     ),
 ]
 MaxLength = Annotated[
     int,
     number(
-        "--max_length", help="Most tokens of a translation; the source's + 50 if that is less.", at_least=1
+        "--max_length",
+        help="Maximum number of tokens of a translation; never more than the source's + 50.",
+        at_least=1,
     ),
 ]
 MaxTokensPerBatch = Annotated[
     int,
-    number(
-        "--max_tokens_per_batch", help="Tokens of a batch: of sources and what they may become.", at_least=1
-    ),
+    number("--max_tokens_per_batch", help="Tokens per batch, of sources and expected outputs.", at_least=1),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="Default: a CUDA device if there is one.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Device. Default: a CUDA device if there is one, else cpu.")
+]
 Revision = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit of a model on the Hub.")
 ]
 AllowMismatch = Annotated[
     bool,
     typer.Option(
-        "--allow_mismatch", help="Take tokenizers or weights that seem to be another model's, with a warning."
+        "--allow_mismatch",
+        help="Warn, instead of failing, if tokenizers or weights seem to belong to another model.",
     ),
 ]
 DType = Annotated[
-    str | None, typer.Option("--dtype", help="float32, bfloat16 or float16. Default: as saved.")
+    str | None,
+    typer.Option("--dtype", help="Type of the weights: float32, bfloat16 or float16. Default: as saved."),
 ]
+OutputFolder = typer.Argument(metavar="OUT", help="Folder to create; it must be empty or not exist.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import AllowMismatch, Device, DType, Revision, number, seed_of
-from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
+from vaswani.cli.options import AllowMismatch, Device, DType, Revision, model_option, number, seed_of
+from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
@@ -19,31 +19,36 @@ if TYPE_CHECKING:
 
 @app.command()
 def prompt(
-    model: Annotated[
-        str, typer.Option("--model", help="Folder of a causal language model, or its name on the Hub.")
-    ],
+    model: Annotated[str, model_option("--model", help="Folder or Hub name of a causal language model.")],
     task_file: Annotated[
         Path,
-        typer.Option("--task", metavar="FILE|NAME", help="A YAML file, or a name such as tasks/sentiment."),
+        typer.Option(
+            "--task", metavar="FILE|NAME", help="Task: a YAML file, or a name such as tasks/sentiment."
+        ),
     ],
     shots: Annotated[
-        str, typer.Option("--shots", metavar="K[,K...]", help="Examples in each prompt: 4, or 0,1,4.")
+        str,
+        typer.Option(
+            "--shots", metavar="K[,K...]", help="Examples in each prompt: 4, or several numbers: 0,1,4."
+        ),
     ] = "0",
-    seed: Annotated[int, seed_of("the draws of examples for each question")] = 0,
+    seed: Annotated[int, seed_of("the choice of examples for each question")] = 0,
     output_name: Annotated[
         str | None,
-        typer.Option("--output", metavar="FILE", help="Keep prompts, answers and scores as JSONL."),
+        typer.Option("--output", metavar="FILE", help="Write prompts, answers and scores as JSONL."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
+    ] = False,
     max_tokens_per_batch: Annotated[
-        int, number("--max_tokens_per_batch", help="Of prompts with their answers.", at_least=1)
+        int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and answers.", at_least=1)
     ] = 8192,
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
-    """Do a task by zero-, one- or few-shot prompting, and report the accuracy."""
+    """Run a task by zero-, one- or few-shot prompting and report the accuracy."""
     from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.inference.prompt.prompting import Prompter, count_answers
     from vaswani.inference.prompt.task_file import load_task
@@ -52,7 +57,7 @@ def prompt(
     task, counts = load_task(task_file), _numbers_of_shots(shots)
     for count in counts:
         task.check_shots(count)
-    hide_library_progress()
+    begin_work()
     results: list[PromptingResult] = []
     check_not_input(output_name or os.devnull, task_file)
     with LineWriter(output_name or os.devnull) as writer:
@@ -74,10 +79,10 @@ def prompt(
                 record = {"asked_shots": count, **asdict(answer)}
                 writer.write(finite_json(record, ensure_ascii=False))
             results.append(result)
-    say(str(results[-1]))  # once the answers are in their file
+    say(str(results[-1]))  # after the answers are safe in their file
     if as_json:
-        way = {"generate": True} if task.generate else {"normalize": task.normalize}
-        record = {"model": model, "task": str(task_file), **way, "seed": seed}
+        scoring = {"generate": True} if task.generate else {"normalize": task.normalize}
+        record = {"model": model, "task": str(task_file), **scoring, "seed": seed}
         record["results"] = [result.to_dict() for result in results]
         say(finite_json(record))
 
@@ -92,6 +97,6 @@ def _numbers_of_shots(text: str) -> list[int]:
 def _warn_of_fewer_shots(result: "PromptingResult", positions: int | None) -> None:
     if fewer := result.with_fewer_shots:
         warn(
-            f"shots={result.shots}: {len(fewer):,} of {len(result.answers):,} rows had fewer, as the model "
-            f"has positions for {positions} tokens; row {fewer[0].row} had {fewer[0].shots}"
+            f"shots={result.shots}: {len(fewer):,} of {len(result.answers):,} rows had fewer, because the "
+            f"model has positions for {positions} tokens; row {fewer[0].row} had {fewer[0].shots}"
         )

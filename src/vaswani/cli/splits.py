@@ -1,4 +1,4 @@
-"""The rows that a command works on."""
+"""Loads the rows that a command works on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def load_split(files: list[str], split: str, **fields: Any) -> tuple[str, "Dataset"]:
-    """The rows of a data set's split, or of one or two files, whose split is called test; its name first."""
+    """Return the name and the rows of a data set's split; one or two files are the split "test"."""
     from vaswani.data.sources.corpus import CorpusSpec, load_corpus
     from vaswani.data.sources.reading import table_format
 

@@ -2,11 +2,11 @@
 
 `prepare_process` runs first in `main`, in this order:
 
-1. Ctrl-C ends the process with one line. The imports of torch and transformers take seconds, and libraries turn
-   an exception in the middle of an import into errors of their own. A command calls `begin_work` (`screen.py`)
-   after its imports; from there on Ctrl-C raises `KeyboardInterrupt`, so that work can be saved.
-2. Closed standard streams are opened on the null device. Otherwise the next file that is opened would take their
-   descriptor, and messages would be written into it.
+1. Ctrl-C ends the process with one line. The imports of torch and transformers take seconds, and libraries
+   turn an exception in the middle of an import into errors of their own. After its imports a command calls
+   `begin_work` (`screen.py`); from there on Ctrl-C raises `KeyboardInterrupt`, so that work can be saved.
+2. Closed standard streams are opened on the null device. Otherwise the next file that is opened would take
+   their descriptor, and messages would be written into it.
 3. Python processes that the command starts do not import from the current folder (from Python 3.11).
 4. A deleted current folder ends the command; libraries fail there with tracebacks.
 5. A process that a launcher started ends with its launcher.
@@ -101,7 +101,9 @@ class _Output(io.TextIOWrapper):
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        if error.errno == errno.EBADF:  # closed from the start; `LineWriter` reports it where results are lost
+        if (
+            error.errno == errno.EBADF
+        ):  # closed from the start; `LineWriter` reports it where results are lost
             return
         give_up(self)
         if error.errno == errno.EPIPE:

@@ -10,7 +10,7 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import number
-from vaswani.cli.screen import hide_library_progress
+from vaswani.cli.screen import begin_work
 from vaswani.errors import OutputError, RunError, UserError
 from vaswani.training.launch.sigterm import ends_on_sigterm
 
@@ -124,7 +124,7 @@ def _launch(context: typer.Context, config: Path | None, num_processes: int, res
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
     from vaswani.training.runs.failures import describe_failure, what_was_saved
 
-    hide_library_progress()
+    begin_work()
     try:
         with ends_on_sigterm(lambda: f"({what_was_saved(config.output_dir)})"):
             run(config)

@@ -3,7 +3,7 @@
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,33 +27,31 @@ from vaswani.cli.options import (
     TooLong,
     number,
 )
-from vaswani.cli.screen import check_standard_output, hide_library_progress, progress_bar, say, warn
+from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.cli.splits import load_split
 from vaswani.files.json_files import finite_json
-
-if TYPE_CHECKING:
-    from vaswani.inference.translate.translation import Translator
 
 
 @app.command()
 def translate(
     model: ModelName,
     input_name: Annotated[
-        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, a line each.")
+        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, one sentence or paragraph per line.")
     ] = "-",
     output_name: Annotated[
-        str, typer.Option("--output", metavar="FILE|-", help="Written to FILE.partial until it is complete.")
+        str,
+        typer.Option("--output", metavar="FILE|-", help="Lines go to FILE.partial until all are translated."),
     ] = "-",
     n_best: Annotated[
         int | None,
         number(
             "--n_best",
-            help="Write so many hypotheses of each line, with scores, as JSONL.",
+            help="Number of hypotheses per line; written with their scores as JSONL.",
             at_least=1,
             at_most=MOST_BEAMS,
         ),
     ] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="The same as --n_best 1.")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")] = False,
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
     max_source_length: MaxSourceLength = None,
@@ -62,47 +60,49 @@ def translate(
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     buffer_size: Annotated[
         int | None,
-        number("--buffer_size", help="Lines read ahead; default 4096, and 1 from a terminal.", at_least=1),
+        number("--buffer_size", help="Lines to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
     ] = None,
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
-    """Translate text, line by line: standard input to standard output, or files."""
+    """Translate text line by line: standard input to standard output, or files."""
     from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input, count_lines, open_lines
-    from vaswani.inference.batches import BUFFERED_TEXTS
-    from vaswani.inference.translate.files import translate_lines
 
     check_not_input(output_name, input_name)
-    with open_lines(input_name) as lines, LineWriter(output_name) as writer:
-        translator = _load_translator(
-            model,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            allow_mismatch=allow_mismatch,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            max_source_length=max_source_length,
-            too_long=too_long,
-            max_length=max_length,
-            max_tokens_per_batch=max_tokens_per_batch,
-        )
-        if buffer_size is None:
-            buffer_size = 1 if lines.isatty() else BUFFERED_TEXTS
-        shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
-        total, typed = count_lines(input_name), lines.isatty()
-        with progress_bar(total, " lines", hidden=shares_terminal, typed=typed) as bar:
-            report = translate_lines(
-                translator,
-                lines,
-                writer.write,
-                n_best=1 if scores and n_best is None else n_best,
-                buffer_size=buffer_size,
-                warn=warn,
-                progress=bar.update,
+    with open_lines(input_name) as lines:
+        from vaswani.inference.batches import BUFFERED_TEXTS
+        from vaswani.inference.translate.files import translate_lines
+        from vaswani.inference.translate.translation import Translator
+
+        begin_work()
+        with LineWriter(output_name) as writer:
+            translator = Translator.from_pretrained(
+                model,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                allow_mismatch=allow_mismatch,
+                num_beams=num_beams,
+                length_penalty=length_penalty,
+                max_source_length="auto" if max_source_length is None else max_source_length,
+                too_long=too_long,
+                max_length=max_length,
+                max_tokens_per_batch=max_tokens_per_batch,
             )
+            shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
+            typed = lines.isatty()
+            with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal, typed=typed) as bar:
+                report = translate_lines(
+                    translator,
+                    lines,
+                    writer.write,
+                    n_best=1 if scores and n_best is None else n_best,
+                    buffer_size=buffer_size or (1 if typed else BUFFERED_TEXTS),
+                    warn=warn,
+                    progress=bar.update,
+                )
     warn(f"translated {report}")
 
 
@@ -113,24 +113,24 @@ def evaluate(
         str,
         typer.Option(
             metavar="dates|FILE|FOLDER|NAME",
-            help="The built-in dates; a JSONL, JSON, CSV, TSV or Parquet file; a plain text file of sources, "
-            "with TARGET_FILE after it; a data set's folder or its name on the Hub.",
+            help="Test data: dates (built in); a JSONL, JSON, CSV, TSV or Parquet file; a text file of "
+            "sources, with TARGET_FILE after it; the folder or Hub name of a data set.",
         ),
     ],
-    target_file: Annotated[
-        str | None, typer.Argument(help="Targets of a plain text file, line by line.")
-    ] = None,
+    target_file: Annotated[str | None, typer.Argument(help="Text file of targets, line by line.")] = None,
     split: Split = "test",
     dataset_config: DatasetConfig = None,
     source_field: SourceField = "source",
     target_field: TargetField = "target",
     task: Annotated[
-        str, typer.Option(help="translation (BLEU, chrF and exact match) or summarization (ROUGE).")
+        str, typer.Option(help="translation (BLEU, chrF, exact match) or summarization (ROUGE).")
     ] = "translation",
     output_name: Annotated[
-        str | None, typer.Option("--output", metavar="FILE", help="Keep what is written, a line each.")
+        str | None, typer.Option("--output", metavar="FILE", help="Write the outputs, one per line.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
+    ] = False,
     num_beams: NumBeams = 4,
     length_penalty: LengthPenalty = 0.6,
     max_source_length: MaxSourceLength = None,
@@ -142,20 +142,22 @@ def evaluate(
     dtype: DType = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
-    """Translate a corpus, or summarize it, and score the result."""
+    """Translate or summarize a corpus, and score the outputs."""
     from vaswani.evaluation.text_metrics import check_task, score_texts
     from vaswani.evaluation.translator import evaluate as evaluate_translator
     from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.inference.translate.files import as_text
+    from vaswani.inference.translate.translation import Translator
 
     check_task(task)
     check_standard_output()
+    begin_work()
     files = [data] if target_file is None else [data, target_file]
     check_not_input(output_name or os.devnull, *files)
     fields = {"dataset_config": dataset_config, "source_field": source_field, "target_field": target_field}
     with LineWriter(output_name or os.devnull) as writer:
         split, rows = load_split(files, split, **fields)
-        translator = _load_translator(
+        translator = Translator.from_pretrained(
             model,
             revision=revision,
             device=device,
@@ -163,7 +165,7 @@ def evaluate(
             allow_mismatch=allow_mismatch,
             num_beams=num_beams,
             length_penalty=length_penalty,
-            max_source_length=max_source_length,
+            max_source_length="auto" if max_source_length is None else max_source_length,
             too_long=too_long,
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
@@ -182,11 +184,3 @@ def evaluate(
         }
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
         say(finite_json(record))
-
-
-def _load_translator(model: str, max_source_length: int | None, **options: Any) -> "Translator":
-    from vaswani.inference.translate.translation import Translator
-
-    hide_library_progress()
-    longest = "auto" if max_source_length is None else max_source_length
-    return Translator.from_pretrained(model, max_source_length=longest, **options)

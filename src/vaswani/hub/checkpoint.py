@@ -25,6 +25,7 @@ from vaswani.errors import UserError, one_line
 from vaswani.files.hub_client import last_problem, use_patient_client
 from vaswani.files.json_files import read_object
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
+from vaswani.hub.names import check_hub_name
 from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
@@ -146,8 +147,7 @@ def _is_folder(path: Path) -> bool:
 
 def _download(name: str, revision: str | None) -> Path:
     """Fetch a model from the Hub, or from its cache, and return the folder."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/"):
-        raise UserError(f"model folder {name} does not exist; give the folder that a training wrote")
+    check_hub_name(name)
     use_patient_client()
     try:
         directory = _fetch(name, revision)

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import torch
 
-from vaswani.bootstrap import command_code
+from vaswani.bootstrap import LAUNCHER_VARIABLE, command_code
 from vaswani.errors import RunError, StoppedError, UserError
-from vaswani.startup import LAUNCHER_VARIABLE
 from vaswani.training.runs.failures import what_was_saved
 
 SECONDS_TO_SAVE = 600  # between the signal to stop and the end of a process that does not heed it
