@@ -17,7 +17,7 @@ from tiny_runs import as_flags, leave_out_curves
 # New processes in which the imports are done: what dies costs no ten seconds each.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["vaswani.distillation.run", "vaswani.training.runs.translation", "vaswani.cli"]
+    ["vaswani.distillation.run", "vaswani.training.runs.translation", "vaswani.cli.command_line"]
 )
 
 

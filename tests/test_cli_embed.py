@@ -206,7 +206,7 @@ def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
     ("flags", "message"),
     [
         (["--words", "--tokens"], "--words and --tokens exclude each other"),
-        (["--words", "--pooling", "max"], "--pooling makes vectors of texts, not of words; leave it out"),
+        (["--words", "--pooling", "max"], "--pooling is for vectors of texts, not of words; leave it out"),
         (["--subtoken_pooling", "mean"], "--subtoken_pooling is for vectors of words; add --words"),
         (["--backward_model", "x"], "--backward_model is for vectors of words; add --words"),
         (["--pooling", "sum"], "pooling='sum' is unknown; expected one of 'mean', 'cls', 'max', 'last'"),

@@ -29,13 +29,9 @@ assert isinstance(model, vaswani.VaswaniForConditionalGeneration), type(model)
 """
 BEGINNINGS = (  # of programs, in each of which transformers imports its modules in another order
     "import vaswani",
-    "import vaswani; from transformers import GenerationMixin",
     "import vaswani; from transformers.modeling_utils import PreTrainedModel",
-    "import vaswani; from transformers import pipeline",
-    "import vaswani; from transformers import Trainer",
-    "from transformers import AutoTokenizer; import vaswani",
+    "import vaswani; from transformers import Trainer, pipeline",
     "from transformers import AutoModel; import vaswani",
-    "from vaswani.model.modeling_vaswani import VaswaniModel; import vaswani",
     "import vaswani.interop.sparsify",
 )
 
@@ -56,8 +52,8 @@ def test_the_import_loads_no_large_library():
 
 @pytest.mark.slow
 def test_the_models_are_registered_whatever_is_imported_first():
-    # Each beginning runs in a copy of one process, which has imported nothing.
-    code = "import os, sys\n" + "".join(
+    # Each beginning runs in a copy of one process, which has imported neither transformers nor vaswani.
+    code = "import os, sys, torch\n" + "".join(
         f"child = os.fork()\n"
         f"if not child:\n"
         f"    exec({beginning + MAKE_ONE!r})\n"
