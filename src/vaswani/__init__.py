@@ -111,10 +111,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _hook_in_kernels() -> None:
-    """Put the plugin's kernels into our models, when the first model is built."""
+def _prepare_models() -> None:
+    """Give our models the plugin's kernels and model cards, when the first model is built."""
     import_module("vaswani.kernels.registry").hook_in_kernels()
+    import_module("vaswani.hub.plain_card").hook_in()
 
 
-prepare_kernels.kernel = _hook_in_kernels
+prepare_kernels.kernel = _prepare_models
 register_auto_classes()

@@ -30,7 +30,7 @@ from vaswani.data.batching import Seq2SeqCollator
 from vaswani.distillation.losses import forward_kl, soft_target_loss
 from vaswani.errors import RunError, UserError
 from vaswani.model import projected_loss
-from vaswani.model.output_projection import token_loss_function
+from vaswani.model.losses import token_loss_function
 
 VOCABULARY = 29
 PAD, START, END = 0, 1, 2

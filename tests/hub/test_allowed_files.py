@@ -155,7 +155,7 @@ def test_a_model_that_is_saved_beside_other_files_pushes_its_own(
         )
 
     monkeypatch.setattr(PushToHubMixin, "_upload_modified_files", upload)
-    monkeypatch.setattr("vaswani.model.model_card.HfApi.file_exists", lambda *arguments, **options: True)
+    monkeypatch.setattr("vaswani.hub.plain_card.HfApi.file_exists", lambda *arguments, **options: True)
     model = toy_model()
     model.save_pretrained(tmp_path)
     add_hostile_files(tmp_path)

@@ -16,8 +16,8 @@ from vaswani import VaswaniConfig, VaswaniEncoderModel, VaswaniForMaskedLM
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.hub.card import model_card, name_of_data, write_card
+from vaswani.hub.plain_card import MARK, plain_model_card
 from vaswani.hub.run_metadata import RunMetadata, count_parameters, meta_model, read_run_metadata
-from vaswani.model.model_card import MARK, plain_model_card
 
 EXAMPLE = {"source": "ein Hund", "translation": "a dog", "reference": "a dog"}
 SCORE = {"name": "BLEU", "value": 36.1371, "low": 34.9, "high": 37.4, "signature": "nrefs:1|case:mixed"}

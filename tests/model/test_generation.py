@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marian import marian_like
-from tiny import batch, tiny_model, tokens
 from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteriaList
 
-from vaswani.model.beam_search_cache import BeamSearchCache
+from marian import marian_like
+from tiny import batch, tiny_model, tokens
+from vaswani.kernels.beam_search_cache import BeamSearchCache
 from vaswani.model.decoding import LengthLimits
 
 KERNELS = ["eager", "sdpa"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import TINY, batch, tiny_model, tokens
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.utils import ModelOutput
 
+from tiny import TINY, batch, tiny_model, tokens
 from vaswani import (
     VaswaniDecoderConfig,
     VaswaniDecoderModel,
@@ -25,7 +25,7 @@ from vaswani import (
     VaswaniForTokenClassification,
     VaswaniModel,
 )
-from vaswani.model.projected_loss import TokenLoss
+from vaswani.model.losses import TokenLoss
 
 VOCAB, WIDTH, LEARNED, TYPES, LABELS = TINY["vocab_size"], TINY["d_model"], 12, 2, 5
 ROWS, LENGTH = 3, 7

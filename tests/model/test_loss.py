@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tiny import batch, tiny_model
 from torch import nn
 
-from vaswani.model import linear_cross_entropy as module
-from vaswani.model.linear_cross_entropy import linear_cross_entropy
+from tiny import batch, tiny_model
+from vaswani.kernels import projected_loss as module
+from vaswani.kernels.projected_loss import linear_cross_entropy
 
 
 def test_labels_align_with_logits_and_padding_is_ignored() -> None:

@@ -1,17 +1,13 @@
 """PyTorch's products are lent to oneDNN only where they stay what they are, and only for a while."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 
 import pytest
 import torch
 
 from vaswani.model import onednn
-from vaswani.model.onednn import batched_products_by_onednn, batches_by_onednn, is_available
+from vaswani.model.onednn import batched_products_by_onednn, batches_by_onednn
 
 
 def precision() -> str:
@@ -69,28 +65,3 @@ def test_the_last_of_several_threads_gives_it_back(lends: None) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(hold, range(4))) <= {"bf16"}
     assert precision() == before
-
-
-VARIED_SHAPES = """
-import resource, sys, torch
-from vaswani.model import onednn
-from vaswani.model.linear import Linear
-
-onednn.MIN_MULTIPLICATIONS = 0
-layer, memory = Linear(64, 64), []
-for extra in torch.randperm(800).tolist():
-    layer(torch.randn(onednn.MIN_ROWS + extra, 64, requires_grad=True)).square().sum().backward()
-    memory.append(int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize())
-print(int(onednn.is_available()), max(memory[200:]) - memory[199])
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the memory of a process")
-def test_ever_new_shapes_take_no_more_memory() -> None:
-    """Of a new process, whose caches are empty."""
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
-    command = [sys.executable, "-c", VARIED_SHAPES]
-    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    has_onednn, growth = map(int, printed.split())
-    assert bool(has_onednn) == is_available()
-    assert growth < 60e6  # with as many shapes in the caches as there are by default it is over 300 MB

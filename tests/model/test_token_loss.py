@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani.model.output_projection import token_loss_function
+from vaswani.model.losses import token_loss_function
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback, GenerationConfig, Seq2SeqTrainer
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.errors import UserError
-from vaswani.model.output_projection import token_loss_function
+from vaswani.model.losses import token_loss_function
 from vaswani.training.trainer.checkpoints import fault_of
 
 VOCABULARY = 29

@@ -16,6 +16,7 @@ GROUPS = (
     "hub",
     "insight",
     "configs",
+    "env",
 )
 
 for _group in GROUPS:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from vaswani.model.output_projection import per_token
+from vaswani.model.losses import per_token
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

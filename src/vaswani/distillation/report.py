@@ -15,8 +15,8 @@ from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
+from vaswani.hub.plain_card import markdown_table
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
-from vaswani.model.model_card import markdown_table
 
 logger = logging.getLogger(__name__)
 

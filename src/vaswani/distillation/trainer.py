@@ -25,9 +25,8 @@ from vaswani.distillation.losses import (
 )
 from vaswani.distillation.recording import Recorder, stacks
 from vaswani.errors import UserError
+from vaswani.model.losses import TokenLoss, token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
-from vaswani.model.output_projection import token_loss_function
-from vaswani.model.projected_loss import TokenLoss
 from vaswani.training.trainer.seq2seq import Trainer
 
 TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student while it is trained, and a file of a checkpoint

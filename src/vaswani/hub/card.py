@@ -12,9 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.run_files import HISTORY
-from vaswani.hub.run_metadata import DISTILLATION_PLOT, RunMetadata
-from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
-from vaswani.model.model_card import (
+from vaswani.hub.plain_card import (
     CARD_FILE_NAME,
     architecture_table,
     card_of,
@@ -24,6 +22,8 @@ from vaswani.model.model_card import (
     model_tags,
     usage,
 )
+from vaswani.hub.run_metadata import DISTILLATION_PLOT, HISTORY, RunMetadata
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 # Fields of a training's configuration that the card lists, if they are known.
 LISTED_SETTINGS = (

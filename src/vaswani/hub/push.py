@@ -21,11 +21,11 @@ from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
+from vaswani.hub.plain_card import CARD_FILE_NAME, is_written_by_us
 from vaswani.hub.run_metadata import DISTILLATION_PLOT, DISTILLATION_REPORT, RunMetadata
 from vaswani.hub.weights import check_finite_files
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
-from vaswani.model.model_card import CARD_FILE_NAME, is_written_by_us
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import torch
 
+from vaswani.kernels.onednn import product
 from vaswani.model.configuration_vaswani import (
     VaswaniConfig,
     VaswaniDecoderConfig,
     VaswaniEncoderConfig,
     VaswaniFamilyConfig,
 )
-from vaswani.model.onednn import product
 
 Number = TypeVar("Number", int, torch.Tensor)
 
@@ -87,7 +87,7 @@ def _pairs(config: VaswaniFamilyConfig, kind: str, length: int) -> int:
 def matrix_peak(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
     """Floating-point operations per second of a large matrix product: the best of some, measured now.
 
-    On a CPU by the faster of its two libraries (see `vaswani.model.onednn`).
+    On a CPU by the faster of its two libraries (see `vaswani.kernels.onednn`).
     """
     size = 1024 if device.type == "cpu" else 8192
     left = torch.ones(size, size, device=device, dtype=dtype)

@@ -19,7 +19,7 @@ that calls the model's functions without a model calls `hook_in_kernels()` itsel
 from functools import cache
 from importlib import import_module
 
-KERNELS: tuple[str, ...] = ()
+KERNELS: tuple[str, ...] = ("onednn", "dropout", "short_attention", "projected_loss", "search")
 
 
 @cache

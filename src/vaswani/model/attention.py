@@ -11,22 +11,30 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, EncoderDecoderCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import AttentionInterface, Cache, EncoderDecoderCache
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from .configuration_vaswani import VaswaniFamilyConfig
-from .linear import Linear
-from .short_attention import additive_mask, gains_from_short_attention, short_attention_forward
+from .operators import Linear
 from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
 from .sparse_pattern import SparsePattern
+
+# The library's attention implementations. A kernel may replace one of them here, for our models alone.
+ATTENTION_FUNCTIONS = AttentionInterface()
 
 
 def wants_weights(config: VaswaniFamilyConfig, arguments: Mapping[str, Any]) -> bool:
     """Whether a forward pass with these arguments returns attention weights: only the reference has them."""
     asked = arguments.get("output_attentions")
     return bool(config.output_attentions if asked is None else asked)
+
+
+def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where a bool mask is True and −inf where it is False; a float mask as it is."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def eager_attention_forward(
@@ -145,21 +153,18 @@ class VaswaniAttention(nn.Module):
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
 
-        dropout = self.dropout if self.training else 0.0
-        attention: Callable
+        attention: Callable = sparse_attention_forward
         if self.pattern is None:
-            attention = eager_attention_forward
-            if not kwargs.get("output_attentions"):
-                attention = self._kernel(query, key, attention_mask, dropout)
+            attention = self._dense_attention(attention_mask, kwargs)
         else:
-            attention, kwargs = sparse_attention_forward, {**kwargs, "past_length": past_length}
+            kwargs["past_length"] = past_length  # type: ignore[typeddict-unknown-key]
         output, weights = attention(
             self,
             query,
             key,
             value,
             attention_mask,
-            dropout=dropout,
+            dropout=self.dropout if self.training else 0.0,
             scaling=self.scaling,
             **kwargs,
         )
@@ -177,18 +182,17 @@ class VaswaniAttention(nn.Module):
         # A cache of fixed size counts in place.
         return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
 
-    def _kernel(
-        self, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, dropout: float
-    ) -> Callable:
-        """The configured kernel, or the one that does its work better for these queries."""
+    def _dense_attention(
+        self, attention_mask: torch.Tensor | None, arguments: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        """The configured implementation, or one that can do what is asked."""
+        if arguments.get("output_attentions"):
+            return eager_attention_forward
         implementation = self.config._attn_implementation
         if "flash" in implementation and attention_mask is not None and attention_mask.ndim == 4:
-            implementation = (
-                "sdpa"  # flash kernels unpad queries by the mask of the keys: wrong across stacks
-            )
-        if implementation == "sdpa" and gains_from_short_attention(query, key, attention_mask, dropout):
-            return short_attention_forward
-        return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+            # Flash kernels unpad queries by the mask of the keys, which is wrong across stacks.
+            implementation = "sdpa"
+        return ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
 
     def _keys_and_values(
         self,

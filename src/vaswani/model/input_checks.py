@@ -13,7 +13,6 @@ from math import isfinite
 from typing import Any
 
 import torch
-from transformers.utils import is_tracing
 
 IGNORED_LABEL = -100
 
@@ -21,14 +20,20 @@ IGNORED_LABEL = -100
 WITHOUT_EFFECT = ("head_mask", "decoder_head_mask", "cross_attn_head_mask", "decoder_position_ids")
 
 
+def has_values(tensor: Any) -> bool:
+    """Whether the numbers of a tensor exist: it is not traced, compiled, exported or transformed."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(tensor, torch.Tensor):
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # of a transform of `torch.func`, or without storage
+        return False
+    return True
+
+
 def can_be_checked(values: torch.Tensor) -> bool:
-    """Whether the values may be read: on the CPU, outside of tracing and of `torch.func`'s transforms."""
-    return (
-        values.device.type == "cpu"
-        and values.numel() > 0
-        and not is_tracing(values)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(values)
-    )
+    """Whether the values may be read: there are some, on the CPU."""
+    return values.device.type == "cpu" and values.numel() > 0 and has_values(values)
 
 
 def check_attention_mask(
@@ -46,7 +51,7 @@ def check_attention_mask(
     Raises:
         ValueError: another shape or dtype, or another value.
     """
-    if not isinstance(mask, torch.Tensor) or is_tracing(mask):
+    if not has_values(mask):
         return
     allowed = [int(length) for length in lengths]
     if mask.ndim == 2:
@@ -109,7 +114,7 @@ def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) 
     Raises:
         ValueError: another shape or dtype.
     """
-    if is_tracing(ids):
+    if not has_values(ids):
         return
     if ids.dtype not in (torch.long, torch.int):
         raise ValueError(f"{name} has the dtype {ids.dtype}; expected integers: convert it with .long().")
@@ -124,7 +129,7 @@ def check_embeddings(name: str, states: torch.Tensor, width: int) -> None:
     Raises:
         ValueError: another shape or dtype.
     """
-    if is_tracing(states):
+    if not has_values(states):
         return
     if states.ndim != 3 or states.shape[2] != width or not states.is_floating_point():
         raise ValueError(
@@ -139,7 +144,7 @@ def check_position_ids(position_ids: torch.Tensor, rows: int, length: int) -> No
     Raises:
         ValueError: another shape or dtype, or a negative position.
     """
-    if is_tracing(position_ids):
+    if not has_values(position_ids):
         return
     shape = (1 if position_ids.shape[:1] == (1,) else rows, length)
     check_ids("position_ids", position_ids, shape)
@@ -161,7 +166,7 @@ def check_labels(
     Raises:
         ValueError: another shape or dtype, or another value.
     """
-    if labels is None or shape is None or is_tracing(labels):
+    if labels is None or shape is None or not has_values(labels):
         return
     if labels.dtype != torch.long:
         raise ValueError(
@@ -185,7 +190,7 @@ def check_kept(kept: torch.Tensor, shape: Sequence[int]) -> None:
     Raises:
         ValueError: another shape or dtype.
     """
-    if not is_tracing(kept) and (tuple(kept.shape) != tuple(shape) or kept.dtype != torch.bool):
+    if has_values(kept) and (tuple(kept.shape) != tuple(shape) or kept.dtype != torch.bool):
         raise ValueError(
             f"token_loss.kept has the shape {list(kept.shape)} and the dtype {kept.dtype}; expected "
             f"torch.bool {list(shape)}."

@@ -16,10 +16,9 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniConfig
-from .generation import SharedSourceMixin
 from .input_checks import check_kept, check_labels, check_logits_to_keep, check_loss_options, token_shape
-from .output_projection import smoothed_loss, summed_loss, token_loss_function
-from .projected_loss import TokenLoss
+from .losses import TokenLoss, smoothed_loss, summed_loss, token_loss_function
+from .operators import OutputProjection
 from .stacks import VaswaniDecoder, VaswaniEncoder, VaswaniPreTrainedModel, tensor_parallel_plan
 
 
@@ -122,13 +121,13 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
 
 @auto_docstring
-class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin, GenerationMixin):
+class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
     config: VaswaniConfig
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.model = VaswaniModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.lm_head_bias)
+        self.lm_head = OutputProjection(config.d_model, config.decoder_vocab_size, bias=config.lm_head_bias)
         self.loss_function = token_loss_function  # the library's would shift the labels again
         self.post_init()
 
@@ -162,6 +161,20 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, SharedSourceMixin,
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's input for these labels [B, T]; collators ask for it."""
         return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+    @staticmethod
+    def create_masks_for_generate(
+        config, inputs_embeds, attention_mask, past_key_values, **kwargs
+    ) -> torch.Tensor | None:
+        """The mask of a step for a cache of fixed size, [B, its size]; the model makes the rest itself.
+
+        The library would make it [B, 1, T, size], from which neither a token's position nor what a sparse
+        layer wants to know can be told.
+        """
+        if attention_mask is None:
+            return None
+        size = past_key_values.self_attention_cache.get_max_length()
+        return nn.functional.pad(attention_mask, (0, size - attention_mask.shape[1]))
 
     @can_return_tuple
     @auto_docstring

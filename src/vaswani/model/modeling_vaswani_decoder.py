@@ -18,7 +18,7 @@ from transformers.utils import TransformersKwargs, auto_docstring, can_return_tu
 
 from .configuration_vaswani import VaswaniDecoderConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options, token_shape
-from .output_projection import next_token_loss_function, smoothed_loss
+from .losses import next_token_loss_function, smoothed_loss
 from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, tensor_parallel_plan
 
 

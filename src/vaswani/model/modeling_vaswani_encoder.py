@@ -22,7 +22,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple, is_tracing
+from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniEncoderConfig
 from .input_checks import (
@@ -31,9 +31,10 @@ from .input_checks import (
     check_ids,
     check_labels,
     check_loss_options,
+    has_values,
     token_shape,
 )
-from .output_projection import smoothed_loss, token_loss_function
+from .losses import smoothed_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_parallel_plan
 
 
@@ -388,7 +389,7 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
             check_labels("labels", labels, (rows, 1) if labels.ndim == 2 else (rows,), self.num_labels)
             return
         shapes = [(rows,), (rows, 1)] if self.num_labels == 1 else [(rows, self.num_labels)]
-        if not is_tracing(labels) and tuple(labels.shape) not in shapes:
+        if has_values(labels) and tuple(labels.shape) not in shapes:
             raise ValueError(
                 f"labels has the shape {list(labels.shape)} and the dtype {labels.dtype}; expected "
                 f"{list(shapes[0])} with num_labels={self.num_labels} and "

@@ -26,10 +26,8 @@ from transformers.utils import TransformersKwargs, auto_docstring, is_torchdynam
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import VaswaniAttention, wants_weights
-from .beam_search_cache import BeamSearchCache
+from .attention import VaswaniAttention, additive_mask, wants_weights
 from .configuration_vaswani import VaswaniFamilyConfig
-from .dropout import dropout
 from .embeddings import LearnedPositions, TokenEmbeddings, make_positions
 from .input_checks import (
     check_attention_mask,
@@ -38,10 +36,8 @@ from .input_checks import (
     check_no_lost_arguments,
     check_position_ids,
 )
-from .kernel_slots import prepare_kernels
-from .linear import Linear
-from .model_card import ModelCardMixin
-from .short_attention import additive_mask
+from .kernel_slots import KernelSlot, prepare_kernels
+from .operators import Linear, dropout
 
 
 def layer_norm(config: VaswaniFamilyConfig) -> nn.LayerNorm:
@@ -142,7 +138,7 @@ class VaswaniDecoderLayer(VaswaniLayer):
 
 
 @auto_docstring
-class VaswaniPreTrainedModel(ModelCardMixin, PreTrainedModel):
+class VaswaniPreTrainedModel(PreTrainedModel):
     config: VaswaniFamilyConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -350,6 +346,25 @@ class VaswaniEncoder(VaswaniStack):
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
 
+@KernelSlot
+def self_attention_mask(
+    config: VaswaniFamilyConfig,
+    inputs_embeds: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Cache | None,
+    position_ids: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """The decoder's mask, causal and of padding, in the form that the attention implementation takes.
+
+    Without a padding mask, positions that begin again within a row separate documents packed into it.
+    """
+    if isinstance(past_key_values, EncoderDecoderCache):
+        past_key_values = past_key_values.self_attention_cache
+    return create_causal_mask(
+        config, inputs_embeds, attention_mask, past_key_values, position_ids=position_ids
+    )
+
+
 @auto_docstring
 class VaswaniDecoder(VaswaniStack):
     _can_record_outputs = {
@@ -399,7 +414,7 @@ class VaswaniDecoder(VaswaniStack):
         mask = None
         if "full" in self.config.layer_attention("decoder"):
             cache = None if may_be_packed else past_key_values
-            mask = self.self_attention_mask(mask_config, inputs_embeds, attention_mask, cache, position_ids)
+            mask = self_attention_mask(mask_config, inputs_embeds, attention_mask, cache, position_ids)
         padding_mask = self.padding_mask(attention_mask, "decoder")
         encoder_mask = None
         if encoder_hidden_states is not None:
@@ -473,29 +488,6 @@ class VaswaniDecoder(VaswaniStack):
         else:
             lengths = [past_key_values.get_seq_length() + length, past_key_values.get_max_length(0)]
         check_attention_mask(name, attention_mask, rows, length, lengths)
-
-    @staticmethod
-    def self_attention_mask(
-        config: VaswaniFamilyConfig,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None,
-        position_ids: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Causal and padding, in the form that the attention implementation wants.
-
-        Without a mask, positions that begin again within a row separate documents packed into it.
-        """
-        if isinstance(past_key_values, EncoderDecoderCache):
-            past_key_values = past_key_values.self_attention_cache
-        if isinstance(past_key_values, BeamSearchCache):
-            if past_key_values.get_seq_length():
-                visible = past_key_values.step_mask(attention_mask)
-                return None if visible is None else additive_mask(visible, inputs_embeds.dtype)
-            past_key_values.start(inputs_embeds)
-        return create_causal_mask(
-            config, inputs_embeds, attention_mask, past_key_values, position_ids=position_ids
-        )
 
     @staticmethod
     def encoder_attention_mask(

@@ -23,7 +23,7 @@ from vaswani.evaluation.label_metrics import (
     RegressionMetric,
     TaggingMetric,
 )
-from vaswani.model.output_projection import token_loss_function
+from vaswani.model.losses import token_loss_function
 
 
 class LabelTask(ABC):

@@ -1,5 +1,3 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
 """Attention over short sequences on the CPU, by plain batched products.
 
 PyTorch's fused kernel walks over blocks of queries and keys so as never to hold all weights, and on the CPU
@@ -15,18 +13,44 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils import is_tracing
+from transformers import AttentionInterface
 
-from .dropout import LEVELS, draw_kept, drop
+from vaswani.kernels.dropout import LEVELS, draw_kept, drop
+from vaswani.model.attention import ATTENTION_FUNCTIONS, additive_mask
+from vaswani.model.input_checks import has_values
 
 MAX_WEIGHTS = 45**2  # of one head and row; from about here on the fused kernel is faster on one thread
 
 
-def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where a bool mask is True and −inf where it is False; a float mask as it is."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+def unavailable() -> str | None:
+    """The reason why short attention cannot be used; None if there is none."""
+    if not hasattr(torch, "_softmax_backward_data"):
+        return "this PyTorch has no torch._softmax_backward_data"
+    return None
+
+
+def hook_in() -> None:
+    """Serve our models as the attention implementation "sdpa", which every other model keeps."""
+    ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention_forward
+
+
+def sdpa_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """softmax(QKᵀ · scaling + mask) V, by short attention or by the library, whichever is faster."""
+    is_short = gains_from_short_attention(query, key, attention_mask, dropout)
+    attention = short_attention_forward if is_short else _LIBRARY["sdpa"]
+    return attention(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+_LIBRARY = AttentionInterface()
 
 
 def gains_from_short_attention(
@@ -35,7 +59,7 @@ def gains_from_short_attention(
     """Whether queries [B, H, T, D] attend to keys [B, H, S, D] faster here than in PyTorch's fused kernel."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     return (
-        not is_tracing(query)
+        has_values(query)
         and query.device.type == "cpu"
         and query.dtype in (torch.float32, torch.float64)
         and (dropout > 0 or (num_queries > 1 and num_queries * num_keys <= MAX_WEIGHTS))

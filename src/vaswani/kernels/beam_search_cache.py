@@ -1,5 +1,3 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
 """A self-attention cache for searches in which nothing is ever moved.
 
 The usual cache gives each beam rows of its own and, after each step, copies whole rows to where the surviving

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vaswani.model.dropout import dropout
+from vaswani.kernels.dropout import dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])

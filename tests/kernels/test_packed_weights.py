@@ -4,27 +4,29 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from marian import marian_like
-from tiny import batch, tiny_model
 from torch import nn
 
-from vaswani.model.onednn import is_available
-from vaswani.model.packed_linear import MIN_ROWS, packed_linear_layers
+from marian import marian_like
+from tiny import batch, tiny_model
+from vaswani.kernels.onednn import MIN_PACKED_ROWS, _packed, is_available, packed_weights
+from vaswani.model.operators import Linear, OutputProjection
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")
 
 
 def is_packed(module: nn.Module) -> bool:
-    return "forward" in vars(module)
+    """Whether a search that runs now computes with packed weights of this module."""
+    return _packed(module.weight) is not None
 
 
+@pytest.mark.parametrize("kind", [Linear, OutputProjection])
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
-def test_packed_layers_compute_the_same(bias: bool) -> None:
-    layer = nn.Linear(512, 640, bias)
+def test_packed_layers_compute_the_same(bias: bool, kind: type[nn.Linear]) -> None:
+    layer = kind(512, 640, bias)
     states = torch.randn(6, 3, 512)
     expected = layer(states)
-    with packed_linear_layers([layer], num_rows=6):
+    with packed_weights([layer], num_rows=6):
         assert is_packed(layer)
         for rows in (6, 1, 4):  # sources leave the batch on the way
             torch.testing.assert_close(layer(states[:rows]), expected[:rows], rtol=1e-5, atol=1e-5)
@@ -33,45 +35,44 @@ def test_packed_layers_compute_the_same(bias: bool) -> None:
 
 @torch.no_grad()
 def test_weights_may_change_between_searches() -> None:
-    layer, states = nn.Linear(512, 512), torch.randn(4, 512)
-    with packed_linear_layers([layer], num_rows=4):
+    layer, states = Linear(512, 512), torch.randn(4, 512)
+    with packed_weights([layer], num_rows=4):
         before = layer(states)
     layer.weight.data.mul_(2.0)
-    with packed_linear_layers([layer], num_rows=4):
+    with packed_weights([layer], num_rows=4):
         torch.testing.assert_close(
             layer(states) - layer.bias, 2 * (before - layer.bias), rtol=1e-4, atol=1e-5
         )
 
 
-class _Adapted(nn.Linear):
+class _Adapted(Linear):
     """What an adapter or a quantized layer is: a linear layer of another kind."""
 
 
 def test_only_what_gains_is_packed() -> None:
-    gains = nn.Linear(512, 512)
-    replaced = nn.Linear(512, 512)
+    gains = Linear(512, 512)
+    replaced = Linear(512, 512)
     replaced.forward = lambda states: states  # type: ignore[method-assign]
-    others = [nn.Linear(512, 511), nn.Linear(512, 512).bfloat16(), _Adapted(512, 512), nn.LayerNorm(512)]
-    with torch.no_grad(), packed_linear_layers([gains, replaced, *others], num_rows=MIN_ROWS):
+    others = [Linear(512, 511), Linear(512, 512).bfloat16(), _Adapted(512, 512), nn.Linear(512, 512)]
+    with torch.no_grad(), packed_weights([gains, replaced, *others, nn.GELU()], MIN_PACKED_ROWS):
         assert is_packed(gains)
-        assert not any(map(is_packed, others))
-    assert is_packed(replaced)
+        assert not any(map(is_packed, [replaced, *others]))
 
 
 @pytest.mark.parametrize("case", ["gradients", "few rows", "autocast", "switched off"])
 def test_nothing_is_packed_where_it_would_harm(case: str) -> None:
-    layer = nn.Linear(512, 512)
+    layer = Linear(512, 512)
     switched_off = torch.backends.mkldnn.flags(enabled=False) if case == "switched off" else nullcontext()
     autocast = torch.autocast("cpu", torch.bfloat16) if case == "autocast" else nullcontext()
-    rows = MIN_ROWS - 1 if case == "few rows" else 100
-    context = packed_linear_layers([layer], rows)
+    rows = MIN_PACKED_ROWS - 1 if case == "few rows" else 100
+    context = packed_weights([layer], rows)
     with torch.set_grad_enabled(case == "gradients"), switched_off, autocast, context:
         assert not is_packed(layer)
 
 
 def test_an_error_leaves_no_layer_packed() -> None:
-    layer = nn.Linear(512, 512)
-    with pytest.raises(KeyError), torch.no_grad(), packed_linear_layers([layer], 8):
+    layer = Linear(512, 512)
+    with pytest.raises(KeyError), torch.no_grad(), packed_weights([layer], 8):
         raise KeyError
     assert not is_packed(layer)
 
@@ -83,7 +84,7 @@ def test_a_search_packs_its_decoder(num_beams: int) -> None:
     del data["labels"]
     seen: dict[str, bool] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, (Linear, OutputProjection)):
             module.register_forward_hook(
                 lambda module, inputs, output, name=name: seen.__setitem__(name, is_packed(module))
             )

@@ -1,25 +1,40 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
-"""Cross-entropy of the output projection without ever holding all logits.
+"""Losses in one pass with the output projection, without ever holding all logits.
 
 The logits are a model's largest tensor, and a plain loss passes over them a dozen times: log-softmax, its
 smoothing term, and the gradients of both. Here projection, loss and gradients are computed for a few rows at
 a time, while their logits are still in the cache, and only the small gradients of the projection's input and
-weight are kept.
+weight are kept. The gradient of cross-entropy is written down; that of any other loss comes from autograd.
 
-N tokens · V vocabulary · D width
+N tokens that count · n of them at a time · V vocabulary · D width
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.utils import is_tracing
 
-from .input_checks import IGNORED_LABEL
-from .onednn import product, product_over_rows
+from vaswani.kernels.onednn import product, product_over_rows
+from vaswani.model import losses
+from vaswani.model.input_checks import IGNORED_LABEL, has_values
+from vaswani.model.losses import TokenLoss
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
 MIN_CHUNK_ROWS = 256  # fewer, and the products slow down
+
+
+def unavailable() -> None:
+    """The losses rely on nothing but public names."""
+
+
+def hook_in() -> None:
+    """Compute the losses of the models."""
+    losses.linear_cross_entropy.kernel = linear_cross_entropy
+    losses.projected_loss.kernel = projected_loss
+
+
+def _is_eager(states: torch.Tensor) -> bool:
+    """Whether these states are computed now. A compiler fuses the passes by itself."""
+    return has_values(states) and not (states.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def linear_cross_entropy(
@@ -28,7 +43,7 @@ def linear_cross_entropy(
     """Sum over the kept tokens of the cross-entropy against (1 − ε) · one-hot + ε · uniform, in nats.
 
     Equal to `cross_entropy(hidden_states @ weight.T, labels, reduction="sum", label_smoothing=ε)`, and
-    differentiable once. Label smoothing: Vaswani et al. (2017), section 5.4.
+    differentiable once.
 
     Args:
         hidden_states: [..., D], any floating dtype.
@@ -39,11 +54,8 @@ def linear_cross_entropy(
     Returns:
         A scalar, float32 or the states' own dtype where that is wider.
     """
-    if is_tracing(hidden_states):  # the compiler fuses the passes itself
-        logits = torch.nn.functional.linear(hidden_states, weight).flatten(0, -2).float()
-        return torch.nn.functional.cross_entropy(
-            logits, labels.flatten(), reduction="sum", label_smoothing=label_smoothing
-        )
+    if not _is_eager(hidden_states):
+        return losses.linear_cross_entropy.plain(hidden_states, weight, labels, label_smoothing)
     kept = labels.flatten() != IGNORED_LABEL
     rows, targets = hidden_states.flatten(0, -2)[kept], labels.flatten()[kept]
     return _LinearCrossEntropy.apply(rows, weight, targets, label_smoothing, torch.is_grad_enabled())
@@ -93,6 +105,58 @@ class _LinearCrossEntropy(torch.autograd.Function):
         """Scale the gradients by that of the sum."""
         row_gradient, weight_gradient = ctx.saved_tensors
         return row_gradient * grad_output, weight_gradient * grad_output, None, None, None
+
+
+def projected_loss(hidden_states: torch.Tensor, weight: torch.Tensor, loss: TokenLoss) -> torch.Tensor:
+    """Sum of the loss over all tokens that count: `loss.function(hidden_states[kept] @ weight.T, slice(N))`.
+
+    Args:
+        hidden_states: [B, T, D], any floating dtype.
+        weight: [V, D], of the output projection.
+        loss: is asked for some tokens after the others, each once.
+
+    Returns:
+        A scalar, differentiable once, float32 or the states' own dtype where that is wider.
+    """
+    if not _is_eager(hidden_states):
+        return losses.projected_loss.plain(hidden_states, weight, loss)
+    return _ProjectedLoss.apply(hidden_states[loss.kept], weight, loss.function, torch.is_grad_enabled())
+
+
+class _ProjectedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        function: Callable[[torch.Tensor, slice], torch.Tensor],
+        wants_gradients: bool,
+    ) -> torch.Tensor:
+        """Rows [N, D], weight [V, D] -> the summed loss; its gradients wait in `ctx`."""
+        precision = torch.promote_types(rows.dtype, torch.float32)
+        total = rows.new_zeros((), dtype=precision)
+        row_gradient = torch.empty_like(rows)
+        weight_gradient = torch.zeros_like(weight, dtype=precision)
+        size = rows_per_chunk(rows, weight)
+        for start in range(0, len(rows), size):
+            place = slice(start, min(start + size, len(rows)))
+            chunk = rows[place]
+            logits = product(chunk, weight).requires_grad_(wants_gradients)  # [n, V]
+            with torch.set_grad_enabled(wants_gradients):
+                loss = function(logits, place)
+            total += loss.detach()
+            if wants_gradients:
+                (gradient,) = torch.autograd.grad(loss, logits)
+                row_gradient[place] = product(gradient, weight.t())
+                weight_gradient += product_over_rows(gradient, chunk)
+        ctx.save_for_backward(row_gradient, weight_gradient.to(weight.dtype))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        """Scale the gradients by that of the sum."""
+        row_gradient, weight_gradient = ctx.saved_tensors
+        return row_gradient * grad_output, weight_gradient * grad_output, None, None
 
 
 def rows_per_chunk(rows: torch.Tensor, weight: torch.Tensor) -> int:

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.model import projected_loss as module
-from vaswani.model.projected_loss import TokenLoss, projected_loss
+from vaswani.kernels import projected_loss as module
+from vaswani.kernels.projected_loss import projected_loss
+from vaswani.model.losses import TokenLoss
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 19
 

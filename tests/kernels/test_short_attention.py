@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tiny import batch, tiny_model
 from torch import nn
 
-import vaswani.model.attention
+from tiny import batch, tiny_model
+from vaswani.kernels import short_attention
+from vaswani.kernels.dropout import draw_kept
+from vaswani.kernels.short_attention import gains_from_short_attention, short_attention_forward
 from vaswani.model.attention import eager_attention_forward
-from vaswani.model.dropout import draw_kept
-from vaswani.model.short_attention import gains_from_short_attention, short_attention_forward
 
 
 def states(rows: int = 3, heads: int = 2, queries: int = 5, keys: int = 7, dtype=torch.float64):
@@ -105,7 +105,7 @@ def test_layers_take_it_in_training(fields: dict[str, float], monkeypatch: pytes
         calls.append(options["dropout"])
         return short_attention_forward(*arguments, **options)
 
-    monkeypatch.setattr(vaswani.model.attention, "short_attention_forward", record)
+    monkeypatch.setattr(short_attention, "short_attention_forward", record)
     model, data = tiny_model("sdpa", **fields), batch()
     model.train()(**data)
     assert calls == [fields.get("attention_dropout", 0.0)] * 6  # two layers of one, two of two attentions
@@ -122,7 +122,7 @@ def test_the_beams_of_a_step_take_it(num_beams: int, monkeypatch: pytest.MonkeyP
         shapes.append(tuple(query.shape))
         return short_attention_forward(module, query, *arguments, **options)
 
-    monkeypatch.setattr(vaswani.model.attention, "short_attention_forward", record)
+    monkeypatch.setattr(short_attention, "short_attention_forward", record)
     model, data = tiny_model("sdpa"), batch()
     source = {name: data[name] for name in ("input_ids", "attention_mask")}
     model.generate(**source, num_beams=num_beams, max_new_tokens=3)

@@ -1,7 +1,7 @@
-"""What a model card can say of a model alone: its architecture, in words and as a table, and how to load it.
+"""The part of a model card that follows from the model alone: its architecture and how to load it.
 
-Travels with the model, so that it arrives with a true card wherever it is pushed from. What a training knows
-besides (data, scores, limits) is added by those who know it.
+A model that is pushed without a training has a card with this part only. `vaswani.hub.card` adds what a
+training knows: data, scores, limits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 from transformers.utils import PushToHubMixin
 
-from .configuration_vaswani import VaswaniFamilyConfig
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+from vaswani.model.stacks import VaswaniPreTrainedModel
 
 CARD_FILE_NAME = "README.md"
 SAVED = (
@@ -31,35 +32,37 @@ PAPER = "[Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)"
 
 
 def is_written_by_us(text: str) -> bool:
-    """Whether a card may be replaced by a newer one: nobody has claimed it."""
+    """Whether a card may be replaced by a newer one, because nobody has edited it."""
     return MARK in text
 
 
-class ModelCardMixin(PushToHubMixin):
-    """Pushes a model with a card that describes it, where the library would add a blank form.
+def hook_in() -> None:
+    """Let our models be pushed with a card that describes them, where the library would add a blank form.
 
-    A card that is in the repository already stays.
+    `push_to_hub` and `save_pretrained(push_to_hub=True)` both end in the method that is replaced here.
     """
+    model_class: Any = VaswaniPreTrainedModel
+    model_class._upload_modified_files = _upload_modified_files
 
-    config: VaswaniFamilyConfig
-    num_parameters: Callable[..., int]
 
-    def _upload_modified_files(
-        self,
-        working_dir: str | os.PathLike,
-        repo_id: str,
-        files_timestamps: dict[str, float],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        # `push_to_hub` and `save_pretrained(push_to_hub=True)` both end in this. What is newer than
-        # these times is uploaded: nothing that no model saves, and nothing that a link leads to.
-        others = [path.name for path in Path(working_dir).iterdir() if not _is_of_a_model(path)]
-        files_timestamps = {**files_timestamps, **dict.fromkeys(others, math.inf)}
-        if not HfApi().file_exists(repo_id, CARD_FILE_NAME, token=kwargs.get("token")):
-            card = plain_model_card(self.config, self.num_parameters(), repo_id)
-            card.save(Path(working_dir) / CARD_FILE_NAME)
-        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, *args, **kwargs)
+def _upload_modified_files(
+    self: Any,
+    working_dir: str | os.PathLike,
+    repo_id: str,
+    files_timestamps: dict[str, float],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Upload the model's files and, unless the repository has a card, a card."""
+    # What is newer than these times is uploaded: only files that a model saves, and no links.
+    others = [path.name for path in Path(working_dir).iterdir() if not _is_of_a_model(path)]
+    files_timestamps = {**files_timestamps, **dict.fromkeys(others, math.inf)}
+    if not HfApi().file_exists(repo_id, CARD_FILE_NAME, token=kwargs.get("token")):
+        card = plain_model_card(self.config, self.num_parameters(), repo_id)
+        card.save(Path(working_dir) / CARD_FILE_NAME)
+    return PushToHubMixin._upload_modified_files(
+        self, working_dir, repo_id, files_timestamps, *args, **kwargs
+    )
 
 
 def _is_of_a_model(path: Path) -> bool:
@@ -69,18 +72,18 @@ def _is_of_a_model(path: Path) -> bool:
 
 
 def plain_model_card(config: VaswaniFamilyConfig, num_parameters: int, repo_id: str) -> ModelCard:
-    """The card of a model of which nothing but itself is known.
+    """The card of a model whose training is unknown.
 
     Args:
         config: of the model, with the name of its class.
-        num_parameters: those that layers share count once.
+        num_parameters: their number; shared parameters count once.
         repo_id: where the model can be loaded from.
     """
     data = ModelCardData(library_name="transformers", tags=model_tags(config))
     parts = [
         f"# {repo_id.rpartition('/')[2]}",
-        f"{describe(config, num_parameters)}. Its card was written from the model alone: what it was trained "
-        "on, and how well it does, is not stated.",
+        f"{describe(config, num_parameters)}. This card was written from the model alone: training data and "
+        "quality are not stated.",
         "## Use",
         usage(config, repo_id),
         "## Architecture",
@@ -90,23 +93,23 @@ def plain_model_card(config: VaswaniFamilyConfig, num_parameters: int, repo_id: 
 
 
 def card_of(metadata: ModelCardData, parts: Iterable[str]) -> ModelCard:
-    """A card of ours from what the Hub reads of it and, paragraph by paragraph, what people do."""
+    """A card from its metadata for the Hub and its paragraphs for people."""
     return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join([*parts, MARK]) + "\n")
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> str:
-    """A table in Markdown; columns that hold numbers are set to the right."""
+    """A table in Markdown; the columns in `numbers` are aligned right."""
     rule = ["---:" if name in numbers else "---" for name in head]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *rows])
 
 
 def model_tags(config: VaswaniFamilyConfig) -> list[str]:
-    """What the Hub finds the model by."""
+    """The tags by which the Hub finds the model."""
     return ["vaswani", "-".join(config.stacks), *(["sparse-attention"] if _is_sparse(config) else [])]
 
 
 def describe(config: VaswaniFamilyConfig, num_parameters: int) -> str:
-    """One sentence, without its full stop."""
+    """The model in one sentence, without its full stop."""
     layers = " and ".join(_layers(getattr(config, f"{stack}_layers"), stack) for stack in config.stacks)
     sparse = " and sparse attention" if _is_sparse(config) else ""
     return (
@@ -124,7 +127,7 @@ def _is_sparse(config: VaswaniFamilyConfig) -> bool:
 
 
 def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
-    """A Markdown table of the sizes and choices that make up the model."""
+    """A Markdown table of the model's sizes and options."""
     positions = {
         "sinusoidal": f"sinusoidal ({config.sinusoidal_layout}), of any length",
         "learned": f"learned, {config.max_position_embeddings:,} at most",
@@ -154,7 +157,7 @@ def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
 
 
 def _of_each(config: VaswaniFamilyConfig, size: str) -> str:
-    """A size of each stack, such as `6 encoder, 6 decoder`."""
+    """A size for each stack, such as `6 encoder, 6 decoder`."""
     return ", ".join(f"{getattr(config, f'{stack}_{size}'):,} {stack}" for stack in config.stacks)
 
 
@@ -183,7 +186,7 @@ def _attention(config: VaswaniFamilyConfig, stack: str) -> str:
     )
 
 
-# What a snippet shows of a model that generates nothing.
+# The line of a snippet that shows the output of a model that generates nothing.
 _SHOWN = {
     "AutoModel": "print(model(**inputs).last_hidden_state.shape)",
     "AutoModelForPreTraining": "print(model(**inputs).prediction_logits)",
@@ -192,7 +195,7 @@ _SHOWN = {
 
 
 def _auto_class(config: PreTrainedConfig) -> str:
-    """The Auto class that opens a checkpoint of this configuration; a library's model translates."""
+    """The Auto class that opens a checkpoint with this configuration."""
     names = config.architectures or []
     served = getattr(config, "auto_classes", {}).items()
     found = [auto for auto, place in served if place.rpartition(".")[2] in names]
@@ -202,13 +205,13 @@ def _auto_class(config: PreTrainedConfig) -> str:
 def usage(
     config: PreTrainedConfig, repo_id: str, example: str = "Guten Tag!", target_tokenizer: str | None = None
 ) -> str:
-    """How to load the model: with the plugin and without it, or, of a library's model, as it is.
+    """How to load the model, with the plugin and without it; for the library's own models there is one way.
 
     Args:
         config: of the model, with the name of its class.
         repo_id: where the model can be loaded from.
         example: a text to translate.
-        target_tokenizer: its folder there, if it is not the source's.
+        target_tokenizer: the target tokenizer's folder there, if there is one.
     """
     auto_class = _auto_class(config)
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"

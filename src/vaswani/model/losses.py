@@ -1,0 +1,138 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""Losses over the vocabulary: of logits, or of the states that the output projection makes logits of.
+
+B batch · T length · V vocabulary · D width
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .input_checks import IGNORED_LABEL
+from .kernel_slots import KernelSlot
+from .operators import OutputProjection
+
+PLAIN_PROJECTIONS = (nn.Linear, OutputProjection)  # of any other class, only itself knows what it computes
+
+
+def token_loss_function(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    label_smoothing: float = 0.0,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Cross-entropy, in nats per label, against (1 − ε) · one-hot + ε · uniform over the vocabulary.
+
+    Label smoothing as in Vaswani et al. (2017), section 5.4, after Szegedy et al. (2016), section 7.
+
+    Args:
+        logits: [..., V].
+        labels: int64 [...], aligned with the logits; −100 does not count.
+        num_items_in_batch: number of labels in the whole batch if this is a part of it; default: these.
+        label_smoothing: ε, from 0 (plain cross-entropy) to 1.
+
+    Returns:
+        A scalar, float32 or the logits' own dtype where that is wider.
+    """
+    labels = labels.to(logits.device)
+    summed = _summed_cross_entropy(logits, labels, label_smoothing)
+    return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
+
+
+def next_token_loss_function(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    shift_labels: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """`token_loss_function` of each token and the one after it: logits [B, T, V], labels int64 [B, T].
+
+    Labels that are already shifted are given as `shift_labels`, as in the library.
+    """
+    if shift_labels is not None:
+        return token_loss_function(logits, shift_labels, **kwargs)
+    return token_loss_function(logits[:, :-1], labels[:, 1:], **kwargs)
+
+
+def smoothed_loss(
+    hidden_states: torch.Tensor,
+    lm_head: nn.Module,
+    labels: torch.Tensor,
+    label_smoothing: float,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """`token_loss_function` of the logits `lm_head(hidden_states)`: states [..., D], labels int64 [...]."""
+    if type(lm_head) not in PLAIN_PROJECTIONS:
+        return token_loss_function(lm_head(hidden_states), labels, num_items_in_batch, label_smoothing)
+    summed = linear_cross_entropy(*_as_product(hidden_states, lm_head), labels, label_smoothing)
+    return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
+
+
+class TokenLoss(NamedTuple):
+    """A loss that is a sum over target tokens.
+
+    Args:
+        kept: bool [B, T], the N tokens that count.
+        function: from logits [n, V] and the place of these tokens among the N, a slice, to their summed loss.
+    """
+
+    kept: torch.Tensor
+    function: Callable[[torch.Tensor, slice], torch.Tensor]
+
+
+def summed_loss(hidden_states: torch.Tensor, lm_head: nn.Module, token_loss: TokenLoss) -> torch.Tensor:
+    """A loss of the logits `lm_head(hidden_states)`, summed over the tokens that count; states [B, T, D]."""
+    if type(lm_head) in PLAIN_PROJECTIONS:
+        return projected_loss(*_as_product(hidden_states, lm_head), token_loss)
+    logits = lm_head(hidden_states[token_loss.kept])
+    return token_loss.function(logits, slice(0, len(logits)))
+
+
+@KernelSlot
+def linear_cross_entropy(
+    hidden_states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Summed cross-entropy of `hidden_states @ weight.T`: [..., D], [V, D] and labels int64 [...]."""
+    return _summed_cross_entropy(nn.functional.linear(hidden_states, weight), labels, label_smoothing)
+
+
+@KernelSlot
+def projected_loss(hidden_states: torch.Tensor, weight: torch.Tensor, loss: TokenLoss) -> torch.Tensor:
+    """Summed loss of `hidden_states @ weight.T`: [B, T, D], [V, D]."""
+    logits = nn.functional.linear(hidden_states[loss.kept], weight)
+    return loss.function(logits, slice(0, len(logits)))
+
+
+def _summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+    return nn.functional.cross_entropy(
+        logits,
+        labels.flatten(),
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+
+
+def per_token(
+    summed: torch.Tensor, num_kept: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
+    """A sum over `num_kept` tokens, divided by `num_items_in_batch` where that is given."""
+    if num_items_in_batch is None:
+        num_items_in_batch = torch.as_tensor(num_kept).clamp(min=1)
+    if isinstance(num_items_in_batch, torch.Tensor):
+        num_items_in_batch = num_items_in_batch.to(summed.device)
+    return summed / num_items_in_batch
+
+
+def _as_product(hidden_states: torch.Tensor, lm_head: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """States and weight whose product is the projection: a bias is one more column, times one."""
+    if lm_head.bias is None:
+        return hidden_states, lm_head.weight
+    ones = hidden_states.new_ones(*hidden_states.shape[:-1], 1)
+    return torch.cat([hidden_states, ones], -1), torch.cat([lm_head.weight, lm_head.bias[:, None]], 1)
