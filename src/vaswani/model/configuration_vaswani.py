@@ -26,7 +26,7 @@ LARGEST_DEVIATION = 10.0
 
 @strict
 class VaswaniFamilyConfig(PreTrainedConfig):
-    """What encoders, decoders and both together have in common. The defaults are the paper's (table 3).
+    """Base of the family's configurations. The defaults are the paper's (table 3).
 
     Args:
         vocab_size: number of tokens; of the source, where the target has a vocabulary of its own.
@@ -66,10 +66,10 @@ class VaswaniFamilyConfig(PreTrainedConfig):
         sparse_seed: which are drawn.
 
     Raises:
-        ValueError: when a value is impossible, naming it and what would be possible.
+        ValueError: for a value out of range, with the range.
     """
 
-    # Which stacks there are; which class of the code that travels with a checkpoint serves which Auto class.
+    # Which stacks there are, and which class of the code in a checkpoint's repository each Auto class loads.
     stacks: ClassVar[tuple[str, ...]] = ()
     auto_classes: ClassVar[dict[str, str]] = {}
     base_model_fsdp_plan: ClassVar = {}  # the plan is that of the base model
@@ -118,20 +118,16 @@ class VaswaniFamilyConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """A configuration from what was saved; of the family, the one that its model type names."""
-        kinds = {kind.model_type: kind for kind in VaswaniFamilyConfig.__subclasses__()}
-        if cls is VaswaniFamilyConfig and config_dict.get("model_type") in kinds:
-            return kinds[config_dict["model_type"]].from_dict(config_dict, **kwargs)
+        """The saved configuration; `VaswaniFamilyConfig` itself loads the class that `model_type` names."""
+        classes = {each.model_type: each for each in VaswaniFamilyConfig.__subclasses__()}
+        if cls is VaswaniFamilyConfig and config_dict.get("model_type") in classes:
+            return classes[config_dict["model_type"]].from_dict(config_dict, **kwargs)
         return super().from_dict(config_dict, **kwargs)
 
     def _check_before_building(self, further: dict[str, Any]) -> None:
-        """Check what sizes are built from: a `config.json` may ask for more memory than there is.
+        """Raise `ValueError` for sizes or labels that would exhaust memory before the fields are validated.
 
-        Args:
-            further: arguments that are no fields of this class; transformers sets them later.
-
-        Raises:
-            ValueError: a size that no machine holds, an impossible label, or settings for single layers.
+        `further` holds the arguments that are no fields of this class; transformers sets them later.
         """
         self.validate_sizes()
         num_labels = further.get("num_labels")
@@ -147,7 +143,7 @@ class VaswaniFamilyConfig(PreTrainedConfig):
             raise ValueError("per_layer_config is not supported: all layers have one shape; leave it out.")
 
     def _checked_auto_map(self, found: dict[str, str]) -> dict[str, str]:
-        """Ours, unless a checkpoint names other code, which nobody should run unawares."""
+        """`auto_classes`. Raise `ValueError` if a checkpoint names other code, which would be run."""
         if not isinstance(found, dict):
             raise ValueError(f"auto_map={found!r} must give a class for each Auto class; delete it.")
         for name, reference in found.items():
@@ -171,24 +167,26 @@ class VaswaniFamilyConfig(PreTrainedConfig):
         num_heads = getattr(self, f"{stack}_attention_heads")
         return SparsePattern.from_config(self, num_heads, layer, causal=stack == "decoder")
 
+    def _check_range(self, low: int, limits: dict[str, int]) -> None:
+        """Raise `ValueError` unless each of these fields lies from `low` to its limit."""
+        for name, limit in limits.items():
+            value = getattr(self, name) or 0
+            if not low <= value <= limit:
+                raise ValueError(f"{name}={value} must be at least {low} and at most {limit:,}.")
+
     def validate_sizes(self):
-        """Every size is positive and no more than a machine can hold; those of sparse attention may be 0."""
+        """Check that a machine can hold every size; those of sparse attention may be 0."""
         sizes = ["vocab_size", "d_model", "max_position_embeddings"]
         sizes += [f"{stack}_{size}" for stack in self.stacks for size in ("ffn_dim", "attention_heads")]
-        limits = dict.fromkeys(sizes, LARGEST_SIZE)
-        limits |= dict.fromkeys((f"{stack}_layers" for stack in self.stacks), MOST_LAYERS)
-        for name, limit in limits.items():
-            if not 1 <= getattr(self, name) <= limit:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 and at most {limit:,}.")
+        layers = [f"{stack}_layers" for stack in self.stacks]
+        self._check_range(1, {**dict.fromkeys(sizes, LARGEST_SIZE), **dict.fromkeys(layers, MOST_LAYERS)})
         blocks = ("sparse_window_blocks", "sparse_global_blocks", "sparse_random_blocks")
         limits = {"sparse_block_size": LARGEST_SPARSE_BLOCK, **dict.fromkeys(blocks, MOST_SPARSE_BLOCKS)}
         limits["sparse_global_tokens"] = MOST_SPARSE_BLOCKS * max(1, self.sparse_block_size)
-        for name, limit in limits.items():
-            if not 0 <= getattr(self, name) <= limit:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and at most {limit:,}.")
+        self._check_range(0, limits)
 
     def validate_heads(self):
-        """The heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
+        """Check that the heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
         for name in (f"{stack}_attention_heads" for stack in self.stacks):
             heads, width = getattr(self, name), self.d_model
             if heads > 0 and width % heads:
@@ -198,11 +196,8 @@ class VaswaniFamilyConfig(PreTrainedConfig):
                 )
 
     def validate_positions(self):
-        """Sinusoids come in pairs of sine and cosine, and start at a position."""
-        if not 0 <= self.sinusoidal_offset <= LARGEST_SIZE:
-            raise ValueError(
-                f"sinusoidal_offset={self.sinusoidal_offset} must be at least 0 and at most {LARGEST_SIZE:,}."
-            )
+        """Check that sinusoids come in pairs of sine and cosine, and start at a position."""
+        self._check_range(0, {"sinusoidal_offset": LARGEST_SIZE})
         if self.sinusoidal_layout == "tensor2tensor" and self.d_model < 4:
             raise ValueError(
                 f'd_model={self.d_model} must be at least 4 for sinusoidal_layout="tensor2tensor".'
@@ -214,7 +209,7 @@ class VaswaniFamilyConfig(PreTrainedConfig):
             )
 
     def validate_attention(self):
-        """Each layer is full or sparse, and the pattern is possible where one is."""
+        """Check that each layer is full or sparse, and that the pattern of sparse layers is possible."""
         for stack in self.stacks:
             attention, num_layers = getattr(self, f"{stack}_attention"), getattr(self, f"{stack}_layers")
             kinds = [attention] if isinstance(attention, str) else attention
@@ -236,13 +231,13 @@ class VaswaniFamilyConfig(PreTrainedConfig):
                     raise ValueError(f"sparse attention in the {stack}: sparse_{error}") from None
 
     def validate_dropout(self):
-        """Dropout rates are probabilities below one."""
+        """Check that dropout rates are probabilities below one."""
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
 
     def validate_activation(self):
-        """The activation is one that transformers knows."""
+        """Check that transformers knows the activation."""
         if self.activation_function not in ACT2FN:
             raise ValueError(
                 f"activation_function={self.activation_function!r} is unknown; "
@@ -250,7 +245,7 @@ class VaswaniFamilyConfig(PreTrainedConfig):
             )
 
     def validate_numbers(self):
-        """What norms and new weights are made with."""
+        """Check the numbers that norms and new weights are computed with."""
         if not 0 < self.layer_norm_eps <= LARGEST_EPSILON:
             raise ValueError(
                 f"layer_norm_eps={self.layer_norm_eps} must be above 0 and at most {LARGEST_EPSILON:g}."
@@ -262,12 +257,12 @@ class VaswaniFamilyConfig(PreTrainedConfig):
             )
 
     def validate_vocabularies(self):
-        """The special tokens lie inside the vocabulary."""
+        """Check that the special tokens lie inside the vocabulary."""
         names = ("pad_token_id", "bos_token_id", "eos_token_id")
         self._check_tokens(dict.fromkeys(names, self.vocab_size))
 
     def _check_tokens(self, limits: dict[str, int]) -> None:
-        """Each of these tokens lies inside a vocabulary of so many."""
+        """Raise `ValueError` unless each of these tokens lies inside a vocabulary of that size."""
         for name, limit in limits.items():
             tokens = getattr(self, name)
             for token in tokens if isinstance(tokens, list) else [tokens]:
@@ -294,10 +289,7 @@ class VaswaniConfig(VaswaniFamilyConfig):
         encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
             `SparsePattern`) or a list with one of these for each layer. Attention to the source is full.
 
-    All other arguments are those of `VaswaniFamilyConfig`.
-
-    Raises:
-        ValueError: when a value is impossible, naming it and what would be possible.
+    All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """
 
     model_type = "vaswani"
@@ -336,16 +328,12 @@ class VaswaniConfig(VaswaniFamilyConfig):
         super().__post_init__(**kwargs)
 
     def validate_sizes(self):
-        """Every size is a positive number that a machine can hold, the target's vocabulary too."""
+        """Check that a machine can hold every size, the target's vocabulary too."""
         super().validate_sizes()
-        if not 1 <= (self.decoder_vocab_size or 0) <= LARGEST_SIZE:
-            raise ValueError(
-                f"decoder_vocab_size={self.decoder_vocab_size} must be at least 1 and at most "
-                f"{LARGEST_SIZE:,}."
-            )
+        self._check_range(1, {"decoder_vocab_size": LARGEST_SIZE})
 
     def validate_vocabularies(self):
-        """Shared embeddings need one vocabulary, and the special tokens lie inside theirs."""
+        """Check that shared embeddings have one vocabulary, and that special tokens lie inside theirs."""
         source, target = self.vocab_size, self.decoder_vocab_size or self.vocab_size
         if self.share_encoder_decoder_embeddings and source != target:
             raise ValueError(
@@ -375,10 +363,7 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
             (`"cls"`), or the mean of all its tokens' (`"mean"`), padding left out.
         classifier_dropout: before the classifiers; `None` means `dropout`.
 
-    All other arguments are those of `VaswaniFamilyConfig`.
-
-    Raises:
-        ValueError: when a value is impossible, naming it and what would be possible.
+    All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """
 
     model_type = "vaswani_encoder"
@@ -423,15 +408,11 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
     classifier_dropout: float | int | None = None
 
     def validate_token_types(self):
-        """A number of kinds that a machine can hold."""
-        if not 0 <= self.token_type_vocab_size <= LARGEST_SIZE:
-            raise ValueError(
-                f"token_type_vocab_size={self.token_type_vocab_size} must be at least 0 and at most "
-                f"{LARGEST_SIZE:,}."
-            )
+        """Check that a machine can hold the number of token types."""
+        self._check_range(0, {"token_type_vocab_size": LARGEST_SIZE})
 
     def validate_classifier(self):
-        """The classifier's activation is one that transformers knows, its dropout a probability."""
+        """Check that transformers knows the activation, and that the dropout is a probability."""
         if self.classifier_activation is not None and self.classifier_activation not in ACT2FN:
             raise ValueError(
                 f"classifier_activation={self.classifier_activation!r} is unknown; expected None, "
@@ -454,10 +435,7 @@ class VaswaniDecoderConfig(VaswaniFamilyConfig):
         decoder_attention: `"full"`, `"sparse"` (see `SparsePattern`) or a list with one of these per layer;
             GPT-3 alternates them (Brown et al., 2020, section 2.1).
 
-    All other arguments are those of `VaswaniFamilyConfig`.
-
-    Raises:
-        ValueError: when a value is impossible, naming it and what would be possible.
+    All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """
 
     model_type = "vaswani_decoder"

@@ -20,8 +20,7 @@ TABLE_LENGTH = 1024  # positions whose sinusoids are kept; those beyond are comp
 class SinusoidalPositions(nn.Module):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
 
-    Computed when needed, the first ones once: there is no buffer to outgrow, to lose on the meta device or to
-    round to bfloat16.
+    There is no buffer, which could be too short, get lost on the meta device or be rounded to bfloat16.
     """
 
     def __init__(self, config: VaswaniFamilyConfig):
@@ -29,7 +28,7 @@ class SinusoidalPositions(nn.Module):
         self.d_model = config.d_model
         self.layout = config.sinusoidal_layout
         self.offset = config.sinusoidal_offset
-        self._table: torch.Tensor | None = None  # no buffer: it is nobody's weight
+        self._table: torch.Tensor | None = None
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
         """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
@@ -42,7 +41,7 @@ class SinusoidalPositions(nn.Module):
         return self.encode(positions, dtype)
 
     def table(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """The first positions, [TABLE_LENGTH, d_model]; computed again only for another device or dtype."""
+        """The first positions, [TABLE_LENGTH, d_model], computed once for each device and dtype."""
         if self._table is None or self._table.device != device or self._table.dtype != dtype:
             with torch.inference_mode(False):  # training may need it after inference made it
                 self._table = self.encode(torch.arange(TABLE_LENGTH, device=device), dtype)
@@ -51,18 +50,18 @@ class SinusoidalPositions(nn.Module):
     def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[...] -> [..., d_model].
 
-        In float64 where it exists, since float32 angles lose digits far out. Other systems keep a table in
-        float32, tensor2tensor's computed so too; their layouts here have the same digits.
+        In float64 where the device has it, because float32 angles lose digits at distant positions. Other
+        systems keep a table in float32; their layouts give the same digits as theirs.
         """
         positions = positions + self.offset
         if self.layout == "tensor2tensor":
             angles = positions[..., None].float() * self._frequencies_of_tensor2tensor(positions.device)
         else:
             precision = torch.float32 if positions.device.type == "mps" else torch.float64
-            exponent = (
-                torch.arange(0, self.d_model, 2, dtype=precision, device=positions.device) / self.d_model
-            )
-            angles = positions[..., None].to(precision) * 10000.0**-exponent  # [..., d_model / 2]
+            even = torch.arange(0, self.d_model, 2, dtype=precision, device=positions.device)
+            angles = positions[..., None].to(precision) * 10000.0 ** -(
+                even / self.d_model
+            )  # [..., d_model / 2]
         interleaved = self.layout == "interleaved"
         pair = torch.stack((angles.sin(), angles.cos()), dim=-1 if interleaved else -2).flatten(-2)
         return (pair if interleaved else pair.float()).to(dtype)
@@ -80,12 +79,7 @@ class LearnedPositions(nn.Embedding):
         super().__init__(config.max_position_embeddings, config.d_model)
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [B, T] -> [B, T, d_model].
-
-        Raises:
-            ValueError: when a position lies beyond the trained ones; without a `length`, see
-                `can_be_checked`.
-        """
+        """int64 [B, T] -> [B, T, d_model]. Raise `ValueError` for a position beyond the trained ones."""
         may_be_too_long = can_be_checked(positions) if length is None else length > self.num_embeddings
         if may_be_too_long and not is_torchdynamo_compiling() and positions.max() >= self.num_embeddings:
             raise ValueError(
@@ -96,14 +90,14 @@ class LearnedPositions(nn.Embedding):
         return super().forward(positions).to(dtype)
 
     def repeat_to(self, num_positions: int) -> None:
-        """Have so many positions: the first ones, over and over."""
+        """Repeat the positions until there are `num_positions`."""
         places = torch.arange(num_positions, device=self.weight.device) % self.num_embeddings
         self.weight = nn.Parameter(self.weight.detach()[places], self.weight.requires_grad)
         self.num_embeddings = num_positions
 
 
 def make_positions(config: VaswaniFamilyConfig) -> SinusoidalPositions | LearnedPositions | None:
-    """The module that the config asks for, or none."""
+    """The position embeddings that the config asks for, or None."""
     if config.position_embedding == "none":
         return None
     return (LearnedPositions if config.position_embedding == "learned" else SinusoidalPositions)(config)
@@ -117,11 +111,7 @@ class TokenEmbeddings(nn.Embedding):
         self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [B, T] -> [B, T, d_model].
-
-        Raises:
-            ValueError: when an id lies outside the vocabulary (see `can_be_checked`).
-        """
+        """int64 [B, T] -> [B, T, d_model]. Raise `ValueError` for an id outside the vocabulary."""
         if can_be_checked(input_ids):
             low, high = (int(bound) for bound in input_ids.aminmax())
             size = self.num_embeddings

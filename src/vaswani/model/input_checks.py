@@ -1,6 +1,6 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""Checks of the models' arguments: each is computed as it is meant, or refused with the value and the remedy.
+"""Checks of the models' arguments. Each raises a `ValueError` that gives the value and the remedy.
 
 Shapes and dtypes are checked on every device; values only on the CPU, because reading them from another
 device would make the host wait for it. Nothing is checked while a model is traced, compiled or exported.
@@ -43,38 +43,31 @@ def check_attention_mask(
 
     Args:
         name: of the argument.
-        mask: a tensor, None, or what only a kernel can read (flex attention's block masks).
+        mask: a tensor, None, or an object that only a kernel can read (flex attention's block masks).
         rows: B.
         queries: T.
-        lengths: each S that is right; a cache of fixed size also takes a mask of that size.
-
-    Raises:
-        ValueError: another shape or dtype, or another value.
+        lengths: the allowed S; a cache of fixed size also takes a mask of that size.
     """
     if not has_values(mask):
         return
-    allowed = [int(length) for length in lengths]
+    shape, allowed = list(mask.shape), [int(length) for length in lengths]
     if mask.ndim == 2:
-        if mask.shape[0] != rows or mask.shape[1] not in allowed:
+        if shape[0] != rows or shape[1] not in allowed:
             raise ValueError(
-                f"{name} has the shape {list(mask.shape)}; expected {[rows, allowed[0]]}: a number for "
+                f"{name} has the shape {shape}; expected {[rows, allowed[0]]}: a number for "
                 "each token, those in the cache included."
             )
         _check_padding_values(name, mask)
     elif mask.ndim == 4:
-        if (
-            mask.shape[0] not in (1, rows)
-            or mask.shape[2] not in (1, queries)
-            or mask.shape[3] not in allowed
-        ):
+        if shape[0] not in (1, rows) or shape[2] not in (1, queries) or shape[3] not in allowed:
             raise ValueError(
-                f"{name} has the shape {list(mask.shape)}; expected [{rows} or 1, heads or 1, {queries}, "
+                f"{name} has the shape {shape}; expected [{rows} or 1, heads or 1, {queries}, "
                 f"{allowed[0]}]: rows, heads, queries, keys."
             )
         _check_additive_values(name, mask)
     else:
         raise ValueError(
-            f"{name} has the shape {list(mask.shape)}; expected [rows, tokens], or, to give each query "
+            f"{name} has the shape {shape}; expected [rows, tokens], or, to give each query "
             "a mask of its own, [rows, heads, queries, keys]."
         )
 
@@ -109,11 +102,7 @@ def _check_additive_values(name: str, mask: torch.Tensor) -> None:
 
 
 def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) -> None:
-    """Raise unless these are integers, of that shape or of any [B, T].
-
-    Raises:
-        ValueError: another shape or dtype.
-    """
+    """Raise unless these are integers of that shape, or of any [B, T]."""
     if not has_values(ids):
         return
     if ids.dtype not in (torch.long, torch.int):
@@ -124,14 +113,9 @@ def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) 
 
 
 def check_embeddings(name: str, states: torch.Tensor, width: int) -> None:
-    """Raise unless these are float states [B, T, width].
-
-    Raises:
-        ValueError: another shape or dtype.
-    """
-    if not has_values(states):
-        return
-    if states.ndim != 3 or states.shape[2] != width or not states.is_floating_point():
+    """Raise unless these are float states [B, T, width]."""
+    is_right = states.ndim == 3 and states.shape[2] == width and states.is_floating_point()
+    if not is_right and has_values(states):
         raise ValueError(
             f"{name} has the shape {list(states.shape)} and the dtype {states.dtype}; expected floats "
             f"[rows, tokens, {width}]."
@@ -139,15 +123,8 @@ def check_embeddings(name: str, states: torch.Tensor, width: int) -> None:
 
 
 def check_position_ids(position_ids: torch.Tensor, rows: int, length: int) -> None:
-    """Raise unless these are positions from 0 on, [B, T] or [1, T].
-
-    Raises:
-        ValueError: another shape or dtype, or a negative position.
-    """
-    if not has_values(position_ids):
-        return
-    shape = (1 if position_ids.shape[:1] == (1,) else rows, length)
-    check_ids("position_ids", position_ids, shape)
+    """Raise unless these are positions from 0 on, [B, T] or [1, T]."""
+    check_ids("position_ids", position_ids, (1 if position_ids.shape[:1] == (1,) else rows, length))
     if can_be_checked(position_ids) and position_ids.min() < 0:
         raise ValueError(f"position_ids holds {int(position_ids.min())}; positions are counted from 0.")
 
@@ -157,14 +134,7 @@ def check_labels(
 ) -> None:
     """Raise unless the labels are int64 of that shape, each a class or −100, which is ignored.
 
-    Args:
-        name: of the argument.
-        labels: may be None.
-        shape: None where the inputs are missing, which is told elsewhere.
-        num_classes: labels go from 0 to one less.
-
-    Raises:
-        ValueError: another shape or dtype, or another value.
+    No labels are right too; a shape of None means that the inputs are missing, which is reported elsewhere.
     """
     if labels is None or shape is None or not has_values(labels):
         return
@@ -185,11 +155,7 @@ def check_labels(
 
 
 def check_kept(kept: torch.Tensor, shape: Sequence[int]) -> None:
-    """Raise unless a token loss says of each target token whether it counts.
-
-    Raises:
-        ValueError: another shape or dtype.
-    """
+    """Raise unless `TokenLoss.kept` is bool, one for each target token."""
     if has_values(kept) and (tuple(kept.shape) != tuple(shape) or kept.dtype != torch.bool):
         raise ValueError(
             f"token_loss.kept has the shape {list(kept.shape)} and the dtype {kept.dtype}; expected "
@@ -198,31 +164,18 @@ def check_kept(kept: torch.Tensor, shape: Sequence[int]) -> None:
 
 
 def check_loss_options(label_smoothing: float | None, num_items_in_batch: torch.Tensor | int | None) -> None:
-    """Raise unless label smoothing lies from 0 to 1 and the number of items is positive.
-
-    Raises:
-        ValueError: otherwise.
-    """
+    """Raise unless label smoothing lies from 0 to 1 and the number of items is positive."""
     if label_smoothing is not None and not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing={label_smoothing} must be from 0 to 1.")
-    if num_items_in_batch is None:
-        return
-    if isinstance(num_items_in_batch, torch.Tensor):
-        if not can_be_checked(num_items_in_batch):
-            return
-        items = num_items_in_batch.min().item()
-    else:
-        items = num_items_in_batch
-    if not (items > 0 and isfinite(items)):
+    items = num_items_in_batch
+    if isinstance(items, torch.Tensor):
+        items = items.min().item() if can_be_checked(items) else None
+    if items is not None and not (items > 0 and isfinite(items)):
         raise ValueError(f"num_items_in_batch={items} must be positive: it counts the whole batch's labels.")
 
 
 def check_logits_to_keep(logits_to_keep: int | torch.Tensor, labels: torch.Tensor | None) -> None:
-    """Raise unless the number of logits is positive, or 0 for all, as a loss needs them.
-
-    Raises:
-        ValueError: otherwise.
-    """
+    """Raise unless the number of logits is positive, or 0 for all, which a loss needs."""
     if isinstance(logits_to_keep, int) and logits_to_keep < 0:
         raise ValueError(f"logits_to_keep={logits_to_keep} must be 0, for all, or positive.")
     if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
@@ -230,11 +183,7 @@ def check_logits_to_keep(logits_to_keep: int | torch.Tensor, labels: torch.Tenso
 
 
 def check_no_lost_arguments(arguments: dict[str, Any]) -> None:
-    """Raise when an argument that a stack was given would have no effect.
-
-    Raises:
-        ValueError: names it.
-    """
+    """Raise if an argument would have no effect."""
     for name in WITHOUT_EFFECT:
         if arguments.get(name) is not None:
             raise ValueError(f"{name} has no effect on this model; leave it out.")
@@ -249,14 +198,10 @@ def check_no_lost_arguments(arguments: dict[str, Any]) -> None:
 def token_shape(
     input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
 ) -> tuple[int, ...] | None:
-    """[B, T] of the inputs, or None unless exactly one is given.
-
-    Raises:
-        ValueError: the ids have another shape or dtype.
-    """
-    if inputs_embeds is not None:
-        return tuple(inputs_embeds.shape[:2]) if input_ids is None else None
-    if input_ids is None:
+    """[B, T] of the inputs, or None unless exactly one is given. Raise if the ids are no integers [B, T]."""
+    if (input_ids is None) == (inputs_embeds is None):
         return None
+    if inputs_embeds is not None:
+        return tuple(inputs_embeds.shape[:2])
     check_ids(f"{prefix}input_ids", input_ids)
     return tuple(input_ids.shape)

@@ -162,6 +162,13 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         """The decoder's input for these labels [B, T]; collators ask for it."""
         return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
 
+    def generate(self, *args, **kwargs):
+        """As in transformers, but without repeating rows in the `encoder_outputs` of the caller."""
+        if (encoded := kwargs.get("encoder_outputs")) is not None:
+            is_tuple = isinstance(encoded, tuple)
+            kwargs["encoder_outputs"] = BaseModelOutput(*encoded) if is_tuple else type(encoded)(**encoded)
+        return super().generate(*args, **kwargs)
+
     @staticmethod
     def create_masks_for_generate(
         config, inputs_embeds, attention_mask, past_key_values, **kwargs

@@ -43,14 +43,9 @@ class VaswaniEncoderPreTrainedModel(VaswaniPreTrainedModel):
     config: VaswaniEncoderConfig
 
     def text_state(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """The state of a text, as `classifier_pooling` has it: [B, S, d_model] -> [B, d_model].
+        """The state of a text, as `classifier_pooling` says: [B, S, d_model] -> [B, d_model].
 
-        Args:
-            hidden_states: of its tokens.
-            attention_mask: [B, S], 0 for padding; `None` means that there is none.
-
-        Raises:
-            ValueError: a mask that does not tell which tokens are padding, where that matters.
+        Raises `ValueError` if the mean is asked for and the mask is not [B, S], 0 for padding.
         """
         if self.config.classifier_pooling == "cls":
             return hidden_states[:, 0]
@@ -67,7 +62,7 @@ class VaswaniEncoderPreTrainedModel(VaswaniPreTrainedModel):
 
 
 class VaswaniPooler(nn.Module):
-    """tanh(W h + b) of a text's state h, which in BERT is that of [CLS] (section 3.1)."""
+    """tanh(W h + b) of a text's state h, in BERT the state of [CLS] (section 3.1)."""
 
     def __init__(self, config: VaswaniEncoderConfig):
         super().__init__()
@@ -127,11 +122,9 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
     def add_token_types(
         self, inputs_embeds: torch.Tensor, token_type_ids: torch.LongTensor | None
     ) -> torch.Tensor:
-        """Embeddings of tokens and of the segments they lie in: [B, S, d_model] -> [B, S, d_model].
+        """Embeddings of tokens plus those of their segments: [B, S, d_model] -> [B, S, d_model].
 
-        Raises:
-            ValueError: another shape or dtype, or a segment that the model has no embedding for (see
-                `can_be_checked`).
+        Raises `ValueError` for another shape or dtype, or for a segment without embedding.
         """
         if token_type_ids is not None:
             check_ids("token_type_ids", token_type_ids, inputs_embeds.shape[:2])
@@ -170,7 +163,7 @@ class VaswaniMaskedLMHead(nn.Module):
 
 
 class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
-    """What the models that fill in masked tokens share."""
+    """Base of the models that predict masked tokens."""
 
     def __init__(self, config: VaswaniEncoderConfig, add_pooling_layer: bool):
         super().__init__(config)
@@ -193,11 +186,7 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         label_smoothing: float | None,
         arguments: dict[str, Any],
     ) -> None:
-        """Raise unless there is a token or −100 for each token, and the loss has options that it can have.
-
-        Raises:
-            ValueError: otherwise.
-        """
+        """Raise `ValueError` unless labels and loss options are valid."""
         check_labels("labels", labels, token_shape(input_ids, inputs_embeds), self.config.vocab_size)
         check_loss_options(label_smoothing, arguments.get("num_items_in_batch"))
 
@@ -378,11 +367,7 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
         )
 
     def check_class_labels(self, labels: torch.Tensor, rows: int) -> None:
-        """Raise unless each row has one class, one number, or a number for each of the labels.
-
-        Raises:
-            ValueError: another shape, or a class that the model has no logit for.
-        """
+        """Raise `ValueError` unless each row has one class, one number, or a number for each label."""
         is_number = self.num_labels == 1 or self.config.problem_type == "regression"
         is_class = not is_number and self.config.problem_type != "multi_label_classification"
         if is_class and (labels.dtype in (torch.long, torch.int) or self.config.problem_type):
@@ -460,9 +445,8 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         self.check_positions(token_shape(input_ids, inputs_embeds), start_positions, end_positions)
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(
-            -1
-        )  # [B, S] each
+        logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
+        start_logits, end_logits = logits.unbind(-1)  # [B, S] each
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
@@ -480,11 +464,7 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
         start_positions: torch.Tensor | None,
         end_positions: torch.Tensor | None,
     ) -> None:
-        """Raise unless both are given, one for each row, or none; positions beyond the text are ignored.
-
-        Raises:
-            ValueError: otherwise.
-        """
+        """Raise `ValueError` unless both are given, one for each row, or none."""
         if (start_positions is None) != (end_positions is None):
             missing = "start_positions" if start_positions is None else "end_positions"
             raise ValueError(f"{missing} is missing: give both ends of the answers, or none.")

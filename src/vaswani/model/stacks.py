@@ -46,7 +46,7 @@ def layer_norm(config: VaswaniFamilyConfig) -> nn.LayerNorm:
 
 
 class VaswaniLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: the residual connection and the feed-forward network."""
+    """Base of encoder and decoder layers: the residual connection and the feed-forward network."""
 
     def __init__(self, config: VaswaniFamilyConfig, ffn_dim: int):
         super().__init__()
@@ -61,9 +61,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
         output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
         hidden_states = hidden_states + dropout(output, self.dropout, self.training)
-        if (
-            hidden_states.dtype == torch.float16
-        ):  # the sum can pass float16's largest number, and inf turns into NaN
+        if hidden_states.dtype == torch.float16:  # the sum can overflow, and inf turns into NaN
             limit = torch.finfo(torch.float16).max
             hidden_states = hidden_states.clamp(-limit, limit)
         return hidden_states if self.norm_first else norm(hidden_states)
@@ -179,43 +177,40 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
     @property
     def _tied_weights_keys(self) -> dict[str, str]:
-        """`{target: source}`: the weights that this class makes one, as the config now says."""
+        """`{target: source}`: the weights that the config ties."""
         return {}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """All ties. The library asks `tie_word_embeddings` alone; sharing across stacks is a field too."""
+        """All ties. The library looks at `tie_word_embeddings` alone; stacks may share embeddings too."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self._tied_weights_keys
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; the hashes of a model that was saved there before do not outlive it."""
+        """Save as transformers does, and delete the hashes of a model that was saved there before."""
         Path(save_directory, "model_hashes.json").unlink(missing_ok=True)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def _stacks(self) -> "list[VaswaniStack]":
-        """The stack of a model; of two, that of the source and that of the target."""
+        """The stacks: one, or that of the source and that of the target."""
         return [module for module in self.modules() if isinstance(module, VaswaniStack)]
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embeddings of tokens; of two stacks, the source's."""
+        """Token embeddings; with two stacks, the source's."""
         return self._stacks()[0].embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace them."""
+        """Replace the token embeddings; with two stacks, the source's."""
         self._stacks()[0].embed_tokens = value
 
     def get_position_embeddings(self) -> nn.Module | tuple[nn.Module, ...]:
-        """The positions of the stack; of two, those of the source and of the target."""
+        """Position embeddings of the stack; with two stacks, the source's and the target's."""
         positions = tuple(stack.embed_positions for stack in self._stacks())
         return positions[0] if len(positions) == 1 else positions
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
-        """Allow sequences of so many tokens: learned positions are repeated (Longformer, arXiv:2004.05150).
+        """Allow longer sequences by repeating learned positions (Longformer, arXiv:2004.05150).
 
-        A model trained on short sequences so keeps what it knows of how far apart near tokens are. Sinusoids
-        have no limit, and stay as they are.
-
-        Raises:
-            ValueError: for a number below 1.
+        A model that was trained on short sequences keeps what it has learned about neighbouring tokens.
+        Sinusoidal positions have no limit and do not change. Raises `ValueError` for a number below 1.
         """
         if new_num_position_embeddings < 1:
             raise ValueError(f"new_num_position_embeddings={new_num_position_embeddings} must be at least 1.")
@@ -226,7 +221,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """What both stacks share: embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4)."""
+    """Base of both stacks: embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4)."""
 
     def __init__(self, config: VaswaniFamilyConfig, vocab_size: int):
         super().__init__(config)
@@ -240,11 +235,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def token_embeddings(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
     ) -> torch.Tensor:
-        """[B, T, d_model] from ids, or as given.
-
-        Raises:
-            ValueError: unless exactly one of the two is given, in its shape and dtype.
-        """
+        """[B, T, d_model], from ids or as given. Raise `ValueError` unless exactly one is given."""
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.")
@@ -255,18 +246,17 @@ class VaswaniStack(VaswaniPreTrainedModel):
         return self.embed_tokens(input_ids)
 
     def mask_config(self, arguments: Mapping[str, Any]) -> VaswaniFamilyConfig:
-        """The configuration that says which form masks have: the reference's where weights are wanted."""
+        """The configuration from which masks are built: that of the reference where weights are wanted."""
         if not wants_weights(self.config, arguments):
             return self.config
         config = copy(self.config)
-        config._attn_implementation_internal = "eager"
+        config._attn_implementation = "eager"
         return config
 
     def padding_mask(self, attention_mask: torch.Tensor | None, stack: str) -> torch.Tensor | None:
-        """The mask [B, S] for sparse layers, which the pattern makes the rest of.
+        """The padding mask [B, S] for sparse layers, or None.
 
-        Raises:
-            ValueError: when some layers are sparse and the mask says more than what is padding.
+        Raises `ValueError` if some layers are sparse and the mask holds more than padding.
         """
         if attention_mask is not None and attention_mask.ndim != 2:
             if "sparse" in self.config.layer_attention(stack):
@@ -285,10 +275,10 @@ class VaswaniStack(VaswaniPreTrainedModel):
         past_length: int | torch.Tensor = 0,
         position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Embeddings plus positions, with their norm and dropout: [B, T, d_model] -> [B, T, d_model].
+        """Embeddings plus positions, with norm and dropout: [B, T, d_model] -> [B, T, d_model].
 
-        Positions that are not given count the tokens that the mask shows, so that padding on either side
-        changes nothing; or, where the config says so, all tokens.
+        By default, positions count the tokens that the mask shows, so that padding on either side changes
+        nothing; with `position_from_mask=False` they count all tokens.
         """
         length = inputs_embeds.shape[1]
         counts_shown = self.config.position_from_mask and attention_mask is not None
@@ -437,7 +427,7 @@ class VaswaniDecoder(VaswaniStack):
         )
 
     def new_cache(self) -> Cache:
-        """An empty cache, with room for the source's keys and values where there is a source."""
+        """An empty cache, with a part for the source's keys and values if there is a source."""
         cache = DynamicCache(config=self.config)
         if self.config.is_encoder_decoder:
             return EncoderDecoderCache(cache, DynamicCache(config=self.config))
@@ -445,17 +435,13 @@ class VaswaniDecoder(VaswaniStack):
 
     @property
     def takes_additive_masks(self) -> bool:
-        """Whether the attention implementation takes a mask for each query and key, of any kind."""
+        """Whether the attention implementation takes any additive mask [B, H, T, S]."""
         return self.config._attn_implementation in ("eager", "sdpa")
 
     def check_source_and_cache(
         self, encoder_hidden_states: torch.Tensor | None, past_key_values: Cache | None
     ) -> None:
-        """Raise unless there is a source, with room in the cache, exactly where layers attend to one.
-
-        Raises:
-            ValueError: otherwise.
-        """
+        """Raise `ValueError` unless the encoder's output and the cache fit this decoder."""
         has_source = self.config.is_encoder_decoder
         if has_source != (encoder_hidden_states is not None):
             raise ValueError(
@@ -477,11 +463,7 @@ class VaswaniDecoder(VaswaniStack):
         inputs_embeds: torch.Tensor,
         past_key_values: Cache | None,
     ) -> None:
-        """Raise unless the mask covers the tokens in the cache and the new ones (see `check_attention_mask`).
-
-        Raises:
-            ValueError: otherwise.
-        """
+        """Raise `ValueError` unless the mask covers the tokens in the cache and the new ones."""
         rows, length = inputs_embeds.shape[:2]
         if past_key_values is None:
             lengths = [length]
@@ -496,21 +478,19 @@ class VaswaniDecoder(VaswaniStack):
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """The source's padding, for K target rows to each row of the source.
+        """The source's padding mask, for K target rows to each row of the source.
 
-        Raises:
-            ValueError: when the target's rows are no multiple of the source's, or the mask does not fit.
+        Raises `ValueError` if the target's rows are no multiple of the source's, or the mask does not fit.
         """
         rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
         if rows % sources:
             raise ValueError(
                 f"{rows} rows of decoder input do not divide among {sources} rows of encoder output."
             )
-        # the K·T queries of each source
-        queries = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])
-        source_length = [encoder_hidden_states.shape[1]]
+        queries = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])  # K·T of each source
+        length = encoder_hidden_states.shape[1]
         check_attention_mask(
-            "the source's attention_mask", attention_mask, sources, queries.shape[1], source_length
+            "the source's attention_mask", attention_mask, sources, queries.shape[1], [length]
         )
         if "flash" in config._attn_implementation and attention_mask is not None and attention_mask.ndim == 2:
             nothing_hidden = not is_torchdynamo_compiling() and attention_mask.all()
@@ -519,7 +499,7 @@ class VaswaniDecoder(VaswaniStack):
 
 
 def tensor_parallel_plan(stack: str, cross_attention: bool = False) -> dict[str, str]:
-    """How processes share out a stack's layers: heads and inner features; embeddings stay whole."""
+    """How tensor parallelism divides a stack: by heads and inner features; embeddings stay whole."""
     attentions = ("self_attn", "encoder_attn") if cross_attention else ("self_attn",)
     layer = {f"{attention}.{name}_proj": "colwise" for attention in attentions for name in ("q", "k", "v")}
     layer |= {f"{attention}.out_proj": "rowwise" for attention in attentions}

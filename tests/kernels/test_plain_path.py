@@ -1,0 +1,87 @@
+"""Without kernels, a model computes the same: kernels are never needed for a right result."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tiny import batch, tiny_model
+from vaswani import VaswaniForConditionalGeneration
+from vaswani.kernels import onednn, search
+from vaswani.kernels.registry import active_kernels
+from vaswani.model.attention import ATTENTION_FUNCTIONS
+from vaswani.model.kernel_slots import KernelSlot, prepare_kernels
+from vaswani.model.losses import TokenLoss
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Every slot is empty, as in a process without the plugin."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            for slot in vars(module).values() if name.startswith("vaswani.model.") else ():
+                if isinstance(slot, KernelSlot) and slot is not prepare_kernels:
+                    patch.setattr(slot, "kernel", None)
+        patch.delitem(ATTENTION_FUNCTIONS, "sdpa")
+        for name in (*search.OVERRIDDEN, "prepare_inputs_for_generation"):
+            patch.delattr(VaswaniForConditionalGeneration, name)
+        yield
+
+
+@pytest.mark.parametrize("loss", ["plain", "smoothed", "any"])
+def test_losses_and_gradients_are_the_same(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "MIN_ROWS", 1)
+    monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", 0)
+    model, data = tiny_model(), batch(rows=5, source=12, target=9)
+    if loss == "smoothed":
+        data["label_smoothing"] = 0.1
+    elif loss == "any":
+        kept = data["labels"] != -100
+        data["token_loss"] = TokenLoss(kept, lambda logits, place: logits.logsumexp(-1).sum())
+    results = []
+    for context in (pytest.MonkeyPatch.context(), without_kernels()):
+        with context:
+            model.zero_grad()
+            output = model(**data).loss
+            output.backward()
+            results.append([output.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "search_options",
+    [
+        {},
+        {"num_beams": 4, "length_penalty": 0.6},
+        {"num_beams": 3, "num_return_sequences": 2, "early_stopping": True},
+        {"num_beams": 2, "output_attentions": True, "return_dict_in_generate": True},
+    ],
+)
+@pytest.mark.parametrize("decoder_attention", ["full", "sparse"])
+def test_searches_find_the_same(search_options: dict, decoder_attention: str) -> None:
+    model, data = tiny_model(decoder_attention=decoder_attention, sparse_block_size=4), batch(rows=5)
+    del data["labels"]
+    options = {"max_new_tokens": 15, "do_sample": False, "sequence_bias": {(2,): 4.0}, **search_options}
+    found = model.generate(**data, **options)
+    with without_kernels():
+        expected = model.generate(**data, **options)
+    if search_options.get("return_dict_in_generate"):
+        found, expected = found.sequences, expected.sequences
+    assert found.tolist() == expected.tolist()
+
+
+def test_dropout_drops_as_much() -> None:
+    model, data = tiny_model(dropout=0.3, attention_dropout=0.2).train(), batch(rows=40, source=12)
+    losses = []
+    for context in (pytest.MonkeyPatch.context(), without_kernels()):
+        with context:
+            losses.append(torch.stack([model(**data).loss.detach() for _ in range(20)]))
+    assert abs(losses[0].mean() - losses[1].mean()) < 4 * (losses[0].var() / 20 + losses[1].var() / 20) ** 0.5
+
+
+def test_every_kernel_is_active_here_or_says_why_not() -> None:
+    for name, reason in active_kernels().items():
+        assert reason is None or len(reason) > 10, name
