@@ -22,7 +22,7 @@ from vaswani.hub.plain_card import (
     model_tags,
     usage,
 )
-from vaswani.hub.run_metadata import DISTILLATION_PLOT, HISTORY, RunMetadata
+from vaswani.hub.run_metadata import DISTILLATION_PLOT, RunMetadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 # Fields of a training's configuration that the card lists, if they are known.
