@@ -358,8 +358,18 @@ def test_bert_goes_on(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "model", "options", "message"),
     [
-        ("masked", "masked", {"d_model": 16}, "d_model has no effect here: it stays as it is in the model"),
-        ("masked", "masked", {"vocab_size": 300}, "vocab_size has no effect here: it stays as it is"),
+        (
+            "masked",
+            "masked",
+            {"d_model": 16},
+            "d_model has no effect here: the model that training continues with keeps",
+        ),
+        (
+            "masked",
+            "masked",
+            {"vocab_size": 300},
+            "vocab_size has no effect here: the model that training continues",
+        ),
         ("masked", "masked", {"tokenizer": "bytes"}, "tokenizer has no effect here"),
         ("causal", "causal", {"decoder_layers": 2}, "decoder_layers has no effect here"),
         (

@@ -1,4 +1,4 @@
-"""What a distillation can be told, beside what a training run can: a section of its own for the same YAML."""
+"""The arguments of a distillation, beside those of a training: one more section of the same YAML."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ from vaswani.training.config.run_config import RunConfig
 
 @dataclass
 class DistillationObjectives(Section):
-    """What a student is trained for: the weights of a sum of losses, each in nats per token.
+    """The objectives of a student: the weights of a sum of losses, each in nats per token.
 
     DistilBERT's (arXiv:1910.01108, section 3) are soft_target_weight=5, label_weight=2, cosine_weight=1 at
     temperature=2.
@@ -33,16 +33,16 @@ class DistillationObjectives(Section):
         at_least=0,
     )
     divergence: str = option(
-        "forward_kl", "How student and teacher are compared: forward_kl, reverse_kl or jensen_shannon."
+        "forward_kl", "Divergence of student and teacher: forward_kl, reverse_kl or jensen_shannon."
     )
     temperature: float = option(
         1.0,
-        "Divides the logits of student and teacher before they are compared; 1 changes nothing.",
+        "Divides the logits of student and teacher before the comparison; 1 changes nothing.",
         above=0,
     )
     cosine_weight: float = option(
         0.0,
-        "Weight of 1 - cosine between the last hidden states, each stack's; projected if widths differ.",
+        "Weight of 1 - cosine of the last hidden states of each stack; projected if widths differ.",
         at_least=0,
     )
     relation_weight: float = option(
@@ -50,7 +50,9 @@ class DistillationObjectives(Section):
         "Weight of MiniLM's query-key and value relations, in the last self-attention of each stack.",
         at_least=0,
     )
-    relation_heads: int = option(8, "Heads into which relations are split; divides both widths.", at_least=1)
+    relation_heads: int = option(
+        8, "Heads into which relations are split; must divide both widths.", at_least=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,13 +76,13 @@ class DistillationObjectives(Section):
         return self.cosine_weight > 0 or self.relation_weight > 0
 
 
-RANDOM, FROM_TEACHER = "random", "teacher"  # how a student may begin, if not from a folder
+RANDOM, FROM_TEACHER = "random", "teacher"  # how a student may start, if not from a folder
 WEIGHTS = ("label_weight", "soft_target_weight", "cosine_weight", "relation_weight")
 
 
 @dataclass
 class DistillationArguments(DistillationObjectives):
-    """The teacher, what is taken from it, and how the student begins.
+    """The teacher, what the student learns from it, and how the student starts.
 
     Raises:
         UserError: for a combination that cannot work, before any work is done.
@@ -89,21 +91,21 @@ class DistillationArguments(DistillationObjectives):
     teacher: list[str] = option(
         [],
         "Folder or Hub name of any encoder-decoder; several are averaged. A configuration file (.yaml) is "
-        "trained first, unless it has been.",
+        "trained first, unless its model exists.",
     )
     teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(None, "Default: as saved.")
     targets: Literal["references", "teacher", "both"] = option(
         "teacher",
-        "What to learn to write: the corpus's targets, the teacher's translations of its sources "
+        "Targets to train on: those of the corpus, the teacher's translations of its sources "
         "(sequence-level distillation, arXiv:1606.07947), or both.",
     )
     teacher_num_beams: int = option(
-        5, "Beams of the teacher's search for its translations.", at_least=1, at_most=MOST_BEAMS
+        5, "Beams of the search for the teacher's translations.", at_least=1, at_most=MOST_BEAMS
     )
     teacher_top_k: int | None = option(
         None,
-        "Keep the k likeliest tokens of each of the teacher's distributions on disk, instead of computing "
-        "them in every epoch.",
+        "Store the k likeliest tokens of each distribution of the teacher on disk, instead of computing them "
+        "in every epoch.",
         at_least=1,
     )
     teacher_cache: str | None = option(
@@ -111,18 +113,18 @@ class DistillationArguments(DistillationObjectives):
     )
     student: str = option(
         RANDOM,
-        "How the student begins: random weights in the shape of the model's fields; 'teacher' for evenly "
-        "spaced layers of it, encoder_layers and decoder_layers of them; or a folder (vaswani student).",
+        "How the student starts: random, with the shape of the model's fields; teacher, with encoder_layers "
+        "and decoder_layers evenly spaced layers of it; or from a folder (vaswani student).",
     )
     vocabulary: Literal["teacher", "own"] = option(
         "teacher",
-        "The teacher's vocabulary, or one trained on the corpus (of vocab_size; sequence-level only).",
+        "The teacher's vocabulary, or one trained on the corpus (vocab_size; sequence-level only).",
     )
     baseline: bool = option(
-        True, "Train the same student without the teacher too, in output_dir/baseline, for the report."
+        True, "Also train the same student without the teacher, in output_dir/baseline, for the report."
     )
     retention_metric: str | None = option(
-        None, f"What the report compares: {', '.join(METRICS)}; default the first of the task's."
+        None, f"Metric of the report: {', '.join(METRICS)}; default: the first of the task."
     )
 
     def __post_init__(self) -> None:
@@ -170,5 +172,5 @@ class DistillationConfig(RunConfig):
     distillation: DistillationArguments
 
     command: ClassVar[str] = "distill"
-    purpose: ClassVar[str] = "Train a small student to do what a large teacher does."
+    purpose: ClassVar[str] = "Train a small student to imitate a large teacher."
     example: ClassVar[str] = "distill_dates"

@@ -1,4 +1,4 @@
-"""Everything that a training run can be told, as dataclasses for `HfArgumentParser`.
+"""The arguments of a training, as dataclasses.
 
 Field names are the keys of a configuration file and the flags of `vaswani train`. The defaults are those of
 the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer to it.
@@ -42,7 +42,7 @@ def _name(choice: Enum | str) -> str:
 
 @dataclass
 class FamilyArguments(Section):
-    """The fields of a configuration that encoders, decoders and both together share."""
+    """The fields of a model's configuration that all three families share."""
 
     d_model: int = option(512, "Width of the residual stream.")
     dropout: float = option(
@@ -74,14 +74,14 @@ class FamilyArguments(Section):
     )
     sparse_block_size: int = option(64, "Tokens in a block of sparse attention.", at_least=1)
     sparse_window_blocks: int = option(
-        3, "Blocks around the query that it sees, its own among them.", at_least=1
+        3, "Blocks in the window around a query, its own included.", at_least=1
     )
-    sparse_global_blocks: int = option(2, "Blocks at the start that see all and that all see.", at_least=0)
+    sparse_global_blocks: int = option(2, "First blocks, which attend to all and all attend to.", at_least=0)
     sparse_global_tokens: int = option(
-        0, "In place of these, so many tokens in blocks of their own.", at_least=0
+        0, "Global tokens in blocks of their own, instead of sparse_global_blocks.", at_least=0
     )
-    sparse_random_blocks: int = option(3, "Blocks drawn for each layer, head and query block.", at_least=0)
-    sparse_seed: int = option(0, "Which blocks are drawn.", at_least=0, at_most=LARGEST_SEED)
+    sparse_random_blocks: int = option(3, "Random blocks for each layer, head and query block.", at_least=0)
+    sparse_seed: int = option(0, "Seed of the random blocks.", at_least=0, at_most=LARGEST_SEED)
     attn_implementation: str | None = option(
         None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
     )
@@ -103,7 +103,9 @@ class ModelArguments(FamilyArguments):
     encoder_attention: list[str] = option(
         ["full"], "Self-attention of the encoder: full, sparse, or one of these for each layer."
     )
-    decoder_attention: list[str] = option(["full"], "Self-attention of the decoder, likewise.")
+    decoder_attention: list[str] = option(
+        ["full"], "Self-attention of the decoder: full, sparse, or one of these for each layer."
+    )
 
 
 @dataclass
@@ -118,8 +120,8 @@ class DataArguments(Section):
     train_file: list[str] = option(
         [], "Training file (JSONL, CSV, TSV, Parquet), or two text files: source and target."
     )
-    validation_file: list[str] = option([], "Validation file(s), likewise.")
-    test_file: list[str] = option([], "Test file(s), likewise.")
+    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
+    test_file: list[str] = option([], "Test file(s), in the same formats.")
     source_field: str = option(
         "source", "Column of the source text; a dot reaches into nested columns (translation.de)."
     )
@@ -133,16 +135,16 @@ class DataArguments(Section):
     vocab_size: int = option(37000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
     shared_vocab: bool = option(True, "One vocabulary for source and target.")
     tokenizer_rows: int | None = option(
-        None, "Train the vocabulary on the first so many rows; default all.", at_least=1
+        None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )
     max_source_length: int = option(
-        256, "Rows with more source tokens are left out of training, and counted.", at_least=2
+        256, "Training leaves out rows with more source tokens, and counts them.", at_least=2
     )
     max_target_length: int = option(
-        256, "Rows with more target tokens are left out of training, and counted.", at_least=2
+        256, "Training leaves out rows with more target tokens, and counts them.", at_least=2
     )
     truncate: bool = option(
-        False, "Cut longer rows off instead of leaving them out; in evaluation the source alone."
+        False, "Cut longer rows instead of leaving them out; in evaluation, cut sources only."
     )
     bpe_dropout: float = option(
         0.0,
@@ -159,19 +161,19 @@ class DataArguments(Section):
 
 @dataclass
 class CardArguments(Section):
-    """What the model card says that no training can know; what is left out is "not stated" there.
+    """Facts for the model card that a training does not know; the card says "not stated" for those left out.
 
     Raises:
-        UserError: for a code that the Hub does not take.
+        UserError: for a code that the Hub does not accept.
     """
 
-    language: list[str] = option(
-        [], "Codes of the languages, such as: de en. Of the built-in dates they are known."
+    language: list[str] = option([], "Language codes, such as: de en; known for the built-in dates.")
+    license: str | None = option(
+        None, "License of the model, by the Hub's name: apache-2.0, mit, cc-by-4.0 ..."
     )
-    license: str | None = option(None, "Of the model, as the Hub calls it: apache-2.0, mit, cc-by-4.0 ...")
-    data_name: str | None = option(None, "How the data are called; default as they are given.")
-    data_url: str | None = option(None, "Where they come from.")
-    data_license: str | None = option(None, "Under which licence.")
+    data_name: str | None = option(None, "Name of the data; default: as they are given.")
+    data_url: str | None = option(None, "Where the data come from.")
+    data_license: str | None = option(None, "License of the data.")
 
     def __post_init__(self) -> None:
         from vaswani.hub.card import check_stated  # here: a trainer writes no card and reads no YAML
@@ -204,18 +206,17 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     adam_epsilon: float = option(1e-9, "Adam's epsilon (section 5.3).", above=0, at_most=1)
     max_tokens_per_batch: int = option(
         8192,
-        "Tokens of one batch on one device, those of targets and padding included; for training and "
-        "evaluation.",
+        "Most tokens of a batch on one device, targets and padding included; for training and evaluation.",
         at_least=1,
     )
     early_stopping_patience: int | None = option(
         None, "Stop after this many evaluations without a better metric_for_best_model.", at_least=1
     )
     fsdp_size: int = option(
-        1, "Processes that share out all parameters (FSDP2), each with its own batches.", at_least=1
+        1, "Processes over which all parameters are sharded (FSDP2); each has its own batches.", at_least=1
     )
     tensor_parallel_size: int = option(
-        1, "Processes that share out heads and inner features, with the same batches.", at_least=1
+        1, "Processes over which heads and inner features are split; they share batches.", at_least=1
     )
     non_finite_loss: Literal["stop", "skip"] = option(
         "stop", "What to do when a loss or gradient is NaN or infinite: stop, or skip that update."
@@ -274,7 +275,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
             )
 
     def _check_dictionaries(self) -> None:
-        """Raise `UserError` for a text that is meant to be JSON, or the path of a file of it, and is not."""
+        """Raise `UserError` for a text that is neither JSON nor the path of a JSON file."""
         for name in self._VALID_DICT_FIELDS:
             value = getattr(self, name)
             if not isinstance(value, str) or (name in JSON_FILES and Path(value).is_file()):
@@ -291,7 +292,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         """Replace a missing learning rate by the peak of equation 3.
 
         Raises:
-            UserError: when the schedule or the warm-up leaves the formula without a meaning.
+            UserError: the formula does not apply to this schedule or warm-up.
         """
         if self.learning_rate is not None:
             return
@@ -302,7 +303,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
 
 @dataclass
 class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
-    """Those of an encoder-decoder: its labels are smoothed, and it is evaluated by decoding.
+    """Training arguments of an encoder-decoder: label smoothing, and evaluation by decoding.
 
     Raises:
         UserError: for a combination that cannot work, before any work is done.
@@ -311,7 +312,7 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     label_smoothing_factor: float = option(
         0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.", at_least=0, below=1
     )
-    predict_with_generate: bool = option(True, "Evaluate by what is written, not by the loss alone.")
+    predict_with_generate: bool = option(True, "Evaluate by generated text, not by the loss alone.")
     generation_num_beams: int | None = option(
         4, "Beams when evaluating (section 6.1).", at_least=1, at_most=MOST_BEAMS
     )

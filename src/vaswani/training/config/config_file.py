@@ -74,21 +74,21 @@ def load_config(
         raise UserError(f"an option does not work: {type(error).__name__}: {one_line(error)}") from error
 
 
-def describe_options(kind: type[BaseConfig] = RunConfig, flags: Sequence[str] = ()) -> str:
+def describe_options(config_class: type[BaseConfig] = RunConfig, flags: Sequence[str] = ()) -> str:
     """The help of a run's command: the fields that this project adds or gives another default.
 
     Args:
-        kind: of the run.
-        flags: that were given with it, for the field that chooses among several kinds.
+        config_class: of the run.
+        flags: given with it, for the field that chooses among several classes.
     """
-    kind = kind.variant(_first_texts(_split(flags)))
-    lines = [f"Usage: vaswani {kind.command} --config FILE [--FIELD VALUE ...]", ""]
+    config_class = config_class.variant(_first_texts(_split(flags)))
+    lines = [f"Usage: vaswani {config_class.command} --config FILE [--FIELD VALUE ...]", ""]
     lines += textwrap.wrap(
-        f"{kind.purpose} FILE is flat YAML and gives defaults; flags override it. "
+        f"{config_class.purpose} FILE is flat YAML and gives defaults; flags override it. "
         "A boolean flag may stand alone (--bf16) or take true or false; a list takes several values.",
         100,
     )
-    for title, section in sections(kind).items():
+    for title, section in sections(config_class).items():
         lines += ["", f"{title.capitalize()}:"]
         for field in dataclasses.fields(section):
             if field.metadata.get("help") and not is_inherited(field.name, section):
@@ -98,7 +98,7 @@ def describe_options(kind: type[BaseConfig] = RunConfig, flags: Sequence[str] = 
         "Every training argument of transformers is accepted as well, among them: "
         "output_dir, max_steps, num_train_epochs, gradient_accumulation_steps, max_grad_norm, seed, bf16, "
         "torch_compile, use_cpu, eval_strategy, eval_steps, save_strategy, save_steps, save_total_limit, "
-        f"logging_steps, load_best_model_at_end, metric_for_best_model ({', '.join(kind.scores)}), "
+        f"logging_steps, load_best_model_at_end, metric_for_best_model ({', '.join(config_class.scores)}), "
         "resume_from_checkpoint (true or a directory).",
         100,
     )

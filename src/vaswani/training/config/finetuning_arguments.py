@@ -1,4 +1,4 @@
-"""Everything that a fine-tuning can be told: the model that it begins with, the rows and the training."""
+"""The arguments of a fine-tuning: the pre-trained model, the labelled rows and the training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -16,7 +16,7 @@ from vaswani.training.trainer.labels import TASKS
 
 @dataclass
 class PretrainedModelArguments(Section):
-    """The model that a fine-tuning begins with.
+    """The model that a fine-tuning starts from.
 
     Raises:
         UserError: none was given.
@@ -26,12 +26,12 @@ class PretrainedModelArguments(Section):
         None, "Folder of a pre-trained encoder (vaswani pretrain), or its name on the Hub; required."
     )
     from_scratch: bool = option(
-        False, "Take its configuration and its tokenizer alone, and begin with new weights: to compare."
+        False, "Keep only its configuration and tokenizer and start with new weights, to compare."
     )
     classifier_pooling: Literal["cls", "mean"] | None = option(
         None,
-        "A text is told by the state of its first token (cls), or by the mean of all (mean); as the model "
-        "has it if not given.",
+        "Classify a text by the state of its first token (cls) or by the mean of all states (mean); default: "
+        "as the model does.",
     )
     attn_implementation: str | None = option(
         None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
@@ -55,7 +55,7 @@ class LabelledDataArguments(Section):
 
     task: Literal["classification", "multi_label", "regression", "tagging"] = option(
         "classification",
-        "One label for each text, any number of them, a number, or a tag for each word.",
+        "One label for each text, any number of labels, a number, or a tag for each word.",
     )
     dataset: str | None = option(None, "A data set's folder, or its name on the Hub.")
     dataset_config: str | None = option(None, "Configuration name of the data set.")
@@ -64,18 +64,18 @@ class LabelledDataArguments(Section):
         "Training file (JSONL, CSV, TSV, Parquet; for tagging also CoNLL's columns), or two text files: "
         "texts and labels, line by line.",
     )
-    validation_file: list[str] = option([], "Validation file(s), likewise.")
-    test_file: list[str] = option([], "Test file(s), likewise.")
+    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
+    test_file: list[str] = option([], "Test file(s), in the same formats.")
     text_field: str = option(
-        "text", "Column of the text, for tagging of its words; a dot reaches into nested columns."
+        "text", "Column of the text, or of the words for tagging; a dot reaches into nested columns."
     )
     text_pair_field: str | None = option(None, "Column of a second text, for tasks on pairs of texts.")
     label_field: str = option("label", "Column of the label, the labels, the number, or the tags.")
     label_separator: str = option(
-        ",", "Of the labels of a row where they are one text, and not a list.", may_be_blank=True
+        ",", "Separates the labels of a row that are one text instead of a list.", may_be_blank=True
     )
     max_length: int = option(
-        512, "Longer rows are cut off after so many tokens; those of tagging in training alone.", at_least=1
+        512, "Longer rows are cut after this many tokens; for tagging, in training only.", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -85,14 +85,14 @@ class LabelledDataArguments(Section):
 
     @property
     def corpus(self) -> LabelledSpec:
-        """Where the rows lie, and what their fields are."""
+        """The files of the rows, and their columns."""
         names = {field.name for field in fields(LabelledSpec)} & {field.name for field in fields(self)}
         return LabelledSpec(**{name: getattr(self, name) for name in names})
 
 
 @dataclass
 class FinetuningTrainingArguments(BaseTrainingArguments):
-    """Those of any training, with the usual defaults of fine-tuning (Devlin et al., 2019, appendix A.3).
+    """Training arguments with the usual defaults of fine-tuning (Devlin et al., 2019, appendix A.3).
 
     Raises:
         UserError: for a combination that cannot work, before any work is done.
@@ -107,17 +107,17 @@ class FinetuningTrainingArguments(BaseTrainingArguments):
     adam_beta2: float = option(0.999, "Adam's beta2.", at_least=0, below=1)
     adam_epsilon: float = option(1e-8, "Adam's epsilon.", above=0, at_most=1)
     label_smoothing_factor: float = option(
-        0.0, "Label smoothing epsilon, of classification and tagging.", at_least=0, below=1
+        0.0, "Label smoothing epsilon, for classification and tagging.", at_least=0, below=1
     )
     max_tokens_per_batch: int = option(
         4096,
-        "Tokens of one batch on one device, padding included; for training and evaluation.",
+        "Most tokens of a batch on one device, padding included; for training and evaluation.",
         at_least=1,
     )
 
     def __post_init__(self) -> None:
         if self.greater_is_better is None and self.metric_for_best_model in ("mse", "eval_mse"):
-            self.greater_is_better = False  # the library knows it of losses alone
+            self.greater_is_better = False  # the library knows it for losses only
         super().__post_init__()
 
 
@@ -139,5 +139,5 @@ class FinetuningConfig(BaseConfig):
     )
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
-        "prediction_loss_only": "a fine-tuning is measured by what it predicts",
+        "prediction_loss_only": "a fine-tuning is evaluated by its predictions",
     }

@@ -1,8 +1,7 @@
 """The options of a run as fields of dataclasses: their help, the values that they accept, and the check.
 
-A field declares its bounds where it is defined; those that transformers defines have theirs in a table. A
-section of a configuration checks all of its fields when it is made, so no run begins with a value that has no
-meaning.
+A field declares its bounds where it is defined; a table holds the bounds of the fields of transformers. A
+section of a configuration checks all of its fields when it is made.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from vaswani.errors import UserError
 
 
 def option(default: Any, text: str, *, may_be_blank: bool = False, **bounds: Any) -> Any:
-    """A dataclass field with its line of help and what it accepts.
+    """Return a dataclass field with its help and the values that it accepts.
 
     Args:
         default: a list is copied for each object.
         text: its help.
-        may_be_blank: whether a text may be white space alone.
+        may_be_blank: whether a text may be only white space.
         bounds: of a number, as for `Bounds`.
     """
     metadata = {"help": text, "bounds": Bounds(**bounds), "may_be_blank": may_be_blank}
@@ -77,7 +76,7 @@ class Section:
 
 
 def check_values(section: Any) -> None:
-    """Raise `UserError` for the first field of a dataclass of options whose value it does not accept."""
+    """Raise `UserError` for the first field of a section with a value that it does not accept."""
     for one in fields(section):
         value = getattr(section, one.name)
         if one.default is not MISSING and value is one.default:

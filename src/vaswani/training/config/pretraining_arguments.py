@@ -1,6 +1,6 @@
-"""Everything that a pre-training can be told: a kind of configuration for each objective, and each beginning.
+"""The arguments of a pre-training: a configuration for each objective, from new weights or from a model's.
 
-A pre-training begins with new weights, in a shape that is given, or goes on with the weights of a `model`,
+A pre-training starts with new weights, in a shape that is given, or continues with the weights of a `model`,
 whose shape and tokenizer stay. The defaults of the shapes are BERT-base (Devlin et al., 2019,
 arXiv:1810.04805) and GPT-2 small (Radford et al., 2019).
 """
@@ -45,7 +45,7 @@ class EncoderArguments(FamilyArguments):
     )
     mlm_transform: bool = option(True, "A layer before the output projection, as in BERT.")
     pooler: bool | None = option(
-        None, "A layer on the first token's state: where it is used and in the base model, or true, or false."
+        None, "A layer on the state of the first token; default: in the base model and where a head uses it."
     )
 
 
@@ -70,12 +70,12 @@ class DecoderArguments(FamilyArguments):
 
 @dataclass
 class ContinuedModelArguments(Section):
-    """The model that a pre-training goes on with."""
+    """The model that a pre-training continues with."""
 
     model: str | None = option(
         None,
-        "Go on with a language model: its folder, or its name on the Hub. Its shape and its tokenizer stay, "
-        "whose fields are then left out.",
+        "Continue training a language model: its folder, or its name on the Hub. It keeps its shape and its "
+        "tokenizer; leave out their fields.",
     )
     attn_implementation: str | None = _default("attn_implementation", None)
 
@@ -89,8 +89,8 @@ class TextArguments(Section):
     )
     dataset_config: str | None = option(None, "Configuration name of the data set.")
     train_file: list[str] = option([], "Training file: JSONL, CSV, TSV, Parquet (also .gz), or plain text.")
-    validation_file: list[str] = option([], "Validation file, likewise.")
-    test_file: list[str] = option([], "Test file, likewise.")
+    validation_file: list[str] = option([], "Validation file, in the same formats.")
+    test_file: list[str] = option([], "Test file, in the same formats.")
     text_field: str = option("text", "Column of the text; a dot reaches into nested columns.")
     documents: Literal["line", "blank_line"] = option(
         "line", "In plain text files: a document on each line, or blank lines between documents."
@@ -111,47 +111,49 @@ class TextArguments(Section):
 
 @dataclass
 class TextAndVocabularyArguments(TextArguments):
-    """As `TextArguments`, with a vocabulary that is made of the texts."""
+    """As `TextArguments`, with a vocabulary that is learned from the texts."""
 
     tokenizer: Literal["bpe", "bytes"] = option(
-        "bpe", "Learn a byte-pair vocabulary, or take each byte for a token (a model of characters)."
+        "bpe", "Learn a byte-pair vocabulary, or use each byte as a token."
     )
     vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
     tokenizer_rows: int | None = option(
-        None, "Train the vocabulary on the first so many rows; default all.", at_least=1
+        None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )
 
 
 @dataclass
 class MaskedObjective(Section):
-    """Finding masked tokens and, if asked for, telling whether one segment follows the other."""
+    """Predict masked tokens and, with `next_sentence`, whether one segment follows the other."""
 
     objective: Literal["masked"] = option(
-        "masked", "What is learned: masked (BERT's kind, an encoder), or causal (GPT's, a decoder)."
+        "masked", "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
     )
-    mask_probability: float = option(0.15, "Share of the tokens that are to be found.", above=0, at_most=1)
+    mask_probability: float = option(0.15, "Share of the tokens that are predicted.", above=0, at_most=1)
     whole_word_masking: bool = option(False, "Mask all tokens of a word or none.")
     next_sentence: bool = option(
         False,
-        "Sequences of two segments, the second from another document half of the time, to be told (BERT); "
-        "otherwise full sentences of one document (RoBERTa, arXiv:1907.11692).",
+        "Predict whether the second of two segments follows the first, as it does half of the time (BERT); "
+        "otherwise sequences are full sentences of one document (RoBERTa, arXiv:1907.11692).",
     )
 
 
 @dataclass
 class CausalObjective(Section):
-    """Telling each token from those before it."""
+    """Predict each token from those before it."""
 
-    objective: Literal["causal"] = option("causal", "What is learned: masked, or causal.")
+    objective: Literal["causal"] = option(
+        "causal", "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
+    )
     pack: bool = option(
         True,
-        "Fill sequences with several documents, none of which sees another; otherwise each holds one, or a "
-        "part of one.",
+        "Pack several documents into a sequence, without attention between them; otherwise a sequence holds "
+        "one document, or a part of one.",
     )
 
 
 class PretrainingConfig(BaseConfig):
-    """The resolved arguments of one pre-training; which fields there are, the objective and the model say."""
+    """The resolved arguments of one pre-training; its fields depend on `objective` and `model`."""
 
     task: Any
 
@@ -159,12 +161,12 @@ class PretrainingConfig(BaseConfig):
     example: ClassVar[str] = "mlm"
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
-        "label_smoothing_factor": "a language model is trained and measured by its likelihood",
+        "label_smoothing_factor": "a language model is trained and evaluated by its likelihood",
     }
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The kind for the objective and the beginning that were given."""
+        """The configuration for the objective, with or without a model."""
         objective = given.get("objective", "masked")
         if objective not in NEW:
             raise UserError(f"objective={objective} is unknown; choose one of {', '.join(NEW)}")
@@ -182,8 +184,8 @@ class MaskedLMConfig(PretrainingConfig):
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Train an encoder on texts to find masked words; with --objective causal, a decoder to tell the next."
-        " With --model FOLDER, go on with a model on other texts or longer sequences."
+        "Train an encoder to predict masked words; with --objective causal, a decoder to predict the next "
+        "word. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy", "next_sentence_accuracy")
 
@@ -199,23 +201,23 @@ class CausalLMConfig(PretrainingConfig):
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Train a decoder on texts to tell the next word; with --objective masked, an encoder to find others."
-        " With --model FOLDER, go on with a model on other texts or longer sequences."
+        "Train a decoder to predict the next word; with --objective masked, an encoder to predict masked "
+        "words. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
     example: ClassVar[str] = "causal_lm"
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
 
-def _of_the_model(*kinds: type) -> dict[str, str]:
-    """The fields of new models and vocabularies, which are without effect where a model is given."""
-    given = {field.name for kind in (ContinuedModelArguments, TextArguments) for field in fields(kind)}
-    names = {field.name for kind in kinds for field in fields(kind)} - given
-    return dict.fromkeys(names, "it stays as it is in the model that training goes on with; leave it out")
+def _of_the_model(*sections: type) -> dict[str, str]:
+    """The fields of new models and vocabularies, which have no effect where a model is given."""
+    given = {field.name for section in (ContinuedModelArguments, TextArguments) for field in fields(section)}
+    names = {field.name for section in sections for field in fields(section)} - given
+    return dict.fromkeys(names, "the model that training continues with keeps its own; leave it out")
 
 
 @dataclass
 class ContinuedMaskedLMConfig(PretrainingConfig):
-    """The resolved arguments of one training that goes on with a masked language model."""
+    """The resolved arguments of one training that continues with a masked language model."""
 
     model: ContinuedModelArguments
     data: TextArguments
@@ -224,7 +226,7 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Go on training an encoder to find masked words, on other texts or longer sequences."
+        "Continue training an encoder to predict masked words, on other texts or longer sequences."
     )
     example: ClassVar[str] = "mlm_long"
     scores: ClassVar[Sequence[str]] = MaskedLMConfig.scores
@@ -236,7 +238,7 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
 
 @dataclass
 class ContinuedCausalLMConfig(PretrainingConfig):
-    """The resolved arguments of one training that goes on with a causal language model."""
+    """The resolved arguments of one training that continues with a causal language model."""
 
     model: ContinuedModelArguments
     data: TextArguments
@@ -245,7 +247,7 @@ class ContinuedCausalLMConfig(PretrainingConfig):
     card: CardArguments
 
     purpose: ClassVar[str] = (
-        "Go on training a decoder to tell the next word, on other texts or longer sequences."
+        "Continue training a decoder to predict the next word, on other texts or longer sequences."
     )
     scores: ClassVar[Sequence[str]] = CausalLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {

@@ -48,7 +48,7 @@ FIELDS_WITHOUT_EFFECT = {
 
 
 class BaseConfig:
-    """The resolved arguments of one run; each kind of run is a dataclass with a field for each section."""
+    """The resolved arguments of one run: a dataclass with a field for each section."""
 
     model: Any
     data: Any
@@ -63,7 +63,7 @@ class BaseConfig:
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> "type[BaseConfig]":
-        """The kind of run that is meant by what was given; this one, unless a field chooses among several."""
+        """The class for these values; this one, unless a field chooses among several."""
         return cls
 
     @property
@@ -72,14 +72,14 @@ class BaseConfig:
         return Path(self.training.output_dir or ".")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: every field of ours, and those of transformers that differ from their defaults."""
+        """Plain values of our own fields, and of those of transformers that differ from their defaults."""
         values: dict[str, Any] = {}
         for name in (name for name in sections(type(self)) if name != "training"):
             values |= asdict(getattr(self, name))
         return values | training_settings(self.training)
 
     def default_settings(self) -> dict[str, Any]:
-        """Plain values: the defaults of all fields."""
+        """Plain values of the defaults of all fields."""
         values: dict[str, Any] = {}
         for section in (section for name, section in sections(type(self)).items() if name != "training"):
             values |= {field.name: plain(default_of(field)) for field in fields(section)}
@@ -120,7 +120,7 @@ class RunConfig(BaseConfig):
     scores: ClassVar[Sequence[str]] = ("loss", *METRICS)
 
 
-def sections(kind: type[BaseConfig]) -> dict[str, type]:
-    """The sections of a run of this kind: a dataclass of arguments for each."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(cast(Any, kind))}
+def sections(config_class: type[BaseConfig]) -> dict[str, type]:
+    """Return the sections of a configuration: a dataclass of arguments for each."""
+    hints = typing.get_type_hints(config_class)
+    return {field.name: hints[field.name] for field in fields(cast(Any, config_class))}

@@ -1,0 +1,1 @@
+"""Every kind of training run, top to bottom."""
