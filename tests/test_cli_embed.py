@@ -220,7 +220,7 @@ def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
         (["--input", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
         (["--max_tokens_per_batch", "0"], "max_tokens_per_batch=0 must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used here"),
-        (["--revision", "main"], "revision 'main' is of a model on the Hub"),
+        (["--revision", "main"], "revision='main' applies to models on the Hub"),
         (["--layer", "1"], "No such option"),
     ],
 )

@@ -130,7 +130,7 @@ def test_fewer_shots_than_asked_for_are_told(
         (["--max_tokens_per_batch", "0"], "max_tokens_per_batch=0 must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used here"),
         (["--dtype", "fp16"], "dtype 'fp16' is unknown"),
-        (["--revision", "main"], "revision 'main' is of a model on the Hub"),
+        (["--revision", "main"], "revision='main' applies to models on the Hub"),
         (["--shot", "1"], "No such option"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The numbers that an option accepts: declared once, where it is defined, and checked before any work."""
+"""Bounds of numeric options, declared with the option and checked before any work."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from vaswani.errors import UserError
 
-LARGEST = 2**31 - 1  # no option that counts or measures something needs more
-LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
+LARGEST = 2**31 - 1  # enough for every option that counts or measures something
+LARGEST_SEED = 2**32 - 1  # numpy's limit
 MOST_BEAMS = 1000
-LARGEST_ALPHA = 10  # of a length penalty; that of model/decoding.py, which is slow to import
+LARGEST_ALPHA = 10  # of a length penalty; as in model/decoding.py, which is slow to import
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers that an option accepts; NaN and infinity are never among them.
+    """The numbers that an option accepts, never NaN or infinity.
 
     Args:
-        at_least, above, below, at_most: as in their names.
-        also: numbers beyond them that have a meaning of their own, such as -1 for "not set".
+        at_least, above, below, at_most: the limits.
+        also: numbers outside the limits with a special meaning, such as -1 for "not set".
     """
 
     at_least: float = -LARGEST
@@ -29,14 +29,14 @@ class Bounds:
     also: tuple[float, ...] = ()
 
     def check(self, name: str, value: float) -> None:
-        """Raise `UserError` unless the option accepts this number."""
+        """Raise a `UserError` unless the option accepts this number."""
         if value in self.also:
             return
         if not (self.at_least <= value <= self.at_most and self.above < value < self.below):
             raise UserError(f"{name}={value} must be {self._words(value)}")
 
     def _words(self, value: float) -> str:
-        """What is accepted; the largest number of all is named only where it was exceeded."""
+        """Describe the accepted numbers; the default maximum is named only if it was exceeded."""
         words = {
             "at least": None if self.at_least == -LARGEST else self.at_least,
             "above": None if self.above == -math.inf else self.above,

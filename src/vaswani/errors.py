@@ -1,4 +1,4 @@
-"""Errors that end a command with one line on standard error, and what led to them."""
+"""Errors that end a command with one line on standard error, and their causes."""
 
 import errno
 import os
@@ -6,48 +6,48 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# transformers and safetensors report a full disk as errors of their own, with these words in them.
+# transformers and safetensors report a full disk as their own errors, which contain these words.
 _FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed", "iostream error")
 
 
-# What the system says of a folder that cannot be made or written to.
+# Error numbers for folders that cannot be created or written to.
 _UNWRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EISDIR),
     *(errno.ENOTEMPTY,),
 )
 
 
-# What is said in the place of errors that advise to set these options.
+# Replacements for errors that advise setting these options.
 _NO_FOREIGN_CODE = {
-    "trust_remote_code=True": "it needs code that comes with it, and such code is not run",
-    "weights_only": "it is pickled and holds more than tensors, which could be code, and is not loaded",
+    "trust_remote_code=True": "it needs its own code, which is not run",
+    "weights_only": "it is pickled with more than tensors, which could be code, and is not loaded",
 }
 
 
 class UserError(ValueError):
-    """What was given, what was expected and what to do, in one line; the exit status is 2."""
+    """Invalid input: what was given, what was expected and what to do, in one line; exits with 2."""
 
     exit_status = 2
 
 
 class RunError(RuntimeError):
-    """What stopped a run that was given nothing wrong, and what is saved, in one line; exit status 1."""
+    """A failure with valid input, and what was saved, in one line; exits with 1."""
 
     exit_status = 1
 
 
 class OutputError(RunError):
-    """Standard output cannot be written: its disk is full, or nobody reads it."""
+    """Standard output cannot be written: the disk is full, or the pipe is closed."""
 
 
 class PipeClosedError(OutputError):
-    """Nobody reads standard output any more, as after `| head -1`: the command ends and says nothing."""
+    """Standard output is a closed pipe, as after `| head -1`: the command ends without a message."""
 
     exit_status = 128 + 13  # of SIGPIPE, as shells show it
 
 
 class StoppedError(RunError):
-    """A run that SIGTERM asked to stop has saved its state; the exit status is as shells tell it."""
+    """Stopped by SIGTERM after saving; exits with 143."""
 
     exit_status = 128 + signal.SIGTERM
 
@@ -60,19 +60,19 @@ def check_positive(**values: int) -> None:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names for a message, not too many of them."""
+    """Return names for a message, at most 30."""
     shown = [f"'{name}'" for name in names]
     return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
 
 
 def one_line(text: object) -> str:
-    """A text, or what an error says, on one line; a library's advice to run foreign code is left out."""
+    """Return a text or error message on one line, without advice to run untrusted code."""
     line = " ".join(str(text).split())
     return next((reason for option, reason in _NO_FOREIGN_CODE.items() if option in line), line)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
+    """Yield an error and the errors that caused it."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -80,7 +80,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, tells of a disk or a quota that is full."""
+    """Return whether an error or one of its causes is a full disk or quota."""
     return any(
         (isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT))
         or any(words in str(link) for words in _FULL_DISK)
@@ -89,40 +89,39 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def describe_system_failure(error: BaseException) -> str | None:
-    """What to tell when a disk or the memory is full; None for other errors."""
+    """Describe a full disk or memory; return None for other errors."""
     named = next((link for link in causes(error) if isinstance(link, OSError) and link.filename), None)
     place = f" of {os.fsdecode(named.filename)}" if named and isinstance(named.filename, str | bytes) else ""
     if is_full_disk(error):
-        return f"no space left on the disk{place}: free some, or write to another"
+        return f"no space left on the disk{place}: free some space, or write to another disk"
     if isinstance(error, MemoryError):
-        return "out of memory: end other programs, or give less at once"
+        return "out of memory: end other programs, or process less at once"
     return None
 
 
 def describe_cache_failure(error: BaseException, cache: Path, variables: str) -> str | None:
-    """What to tell when a cache cannot be written; None if the error is about something else.
+    """Describe why a cache cannot be written; return None if the error has another cause.
 
     Args:
-        error: that came while files were written there.
+        error: raised while writing to the cache.
         cache: the folder.
-        variables: of the environment, that put it elsewhere.
+        variables: the environment variables that move it.
     """
     if is_full_disk(error):
         return (
-            f"no space left on the disk of the cache {cache}: free some, or set {variables} to a folder on "
-            "another disk"
+            f"no space left on the disk of the cache {cache}: free some space, or set {variables} to a "
+            "folder on another disk"
         )
     for link in causes(error):
         if isinstance(link, OSError) and link.errno in _UNWRITABLE and _concerns(link.filename, cache):
             return (
-                f"cannot write to the cache {cache} ({link.strerror}): set {variables} to a folder that you "
-                "can write to"
+                f"cannot write to the cache {cache} ({link.strerror}): set {variables} to a writable folder"
             )
     return None
 
 
 def _concerns(file: object, folder: Path) -> bool:
-    """Whether an error about a file or folder tells that another folder cannot be written to."""
+    """Return whether an error about a file concerns a folder: one path contains the other."""
     if not isinstance(file, str | Path):
         return False
     path = Path(file)

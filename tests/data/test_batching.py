@@ -187,7 +187,7 @@ class TestTokenizing:
     def test_mistakes(self, corpus, tokenizer, caplog):
         rows = corpus().split("train")
         for limits in ([1], [None, 1], [0, 9]):
-            with pytest.raises(UserError, match=r"length=[01] leaves nothing of a text .*; give 2 or more"):
+            with pytest.raises(UserError, match=r"length=[01] leaves no room for text .*; give 2 or more"):
                 tokenize_corpus(rows, tokenizer, tokenizer, *limits)
         long = Dataset.from_dict({"source": ["two words"], "target": ["one"]})
         with pytest.raises(

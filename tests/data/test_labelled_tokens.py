@@ -133,7 +133,7 @@ def test_a_word_of_which_nothing_is_left_is_unknown():
     tokens, _ = tokenize(rows, tokenizer=word_tokenizer("[UNK]"), target=lambda row: row["word_starts"])
     assert tokens[0]["input_ids"] == [1, 0, 2]
     assert tokens[0]["labels"] == [0, 1, 2]
-    with pytest.raises(UserError, match="the tokenizer makes no token of the word"):
+    with pytest.raises(UserError, match="the tokenizer has no token for the word"):
         tokenize(rows, tokenizer=word_tokenizer(None))
 
 

@@ -255,9 +255,7 @@ class TestParquet:
     def test_a_column_of_numbers_is_no_text(self, tmp_path):
         path = tmp_path / "a.parquet"
         pq.write_table(pa.table({"source": ["a"], "target": [1]}), path)
-        with pytest.raises(
-            UserError, match=r"'target' of .*a\.parquet holds int64; a field of text is needed"
-        ):
+        with pytest.raises(UserError, match=r"'target' of .*a\.parquet holds int64; expected a text field"):
             rows_of(path)
 
     def test_a_file_of_another_kind(self, tmp_path):

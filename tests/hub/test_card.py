@@ -109,7 +109,7 @@ def test_a_model_that_summarizes_says_so_and_shows_no_whole_article() -> None:
     ]
     card = text_of(facts, task="summarization")
     assert "| ROUGE-2 | 36.14 |" in section(card, "Results")
-    assert "Its scores are against one reference" in section(card, "Limits")
+    assert "Scores compare with one reference per row" in section(card, "Limits")
     assert 'tokenizer(["word word' in section(card, "Use")
     assert len(card) < len(article)
 
@@ -117,14 +117,14 @@ def test_a_model_that_summarizes_says_so_and_shows_no_whole_article() -> None:
 def test_what_is_known_stands_in_its_section() -> None:
     card = text_of()
     assert "with 3 encoder layers and 6 decoder layers of width 64, 1,234,567 parameters." in card
-    assert "trained on multi30k to write the `en` of a row when it is given the `de`" in card
+    assert "trained on multi30k to predict the `en` of a row from its `de`" in card
     results = section(card, "Results")
     assert "| BLEU | 36.14 | 34.90 to 37.40 | `nrefs:1\\|case:mixed` |" in results
     assert "On the 1,000 rows of the test split of multi30k, decoded with num_beams 4" in results
     assert "| ein Hund | a dog | a hound |" in results
     assert "train: kept 29,000 of 29,000 rows (`train.jsonl` SHA-256 `abc`)" in section(card, "Data")
     assert "| `learning_rate` | 0.002 |" in section(card, "Training")
-    assert "With torch 2.13.0." in section(card, "Training")
+    assert "Versions: torch 2.13.0." in section(card, "Training")
     assert "| Width (d_model) | 64 |" in section(card, "Architecture")
     assert "| Size | 4.9 MB of weights in float32 |" in section(card, "Architecture")
     assert "sources of up to 256 tokens and targets of up to 128" in section(card, "Limits")
@@ -139,7 +139,7 @@ def test_what_is_not_known_is_said_to_be_unknown() -> None:
     assert section(card, "Results").startswith("No scores are known")
     assert "Licence: not stated" in section(card, "Data")
     assert "Languages: not stated" in section(card, "Data")
-    assert "Under which licence it may be used is not stated" in section(card, "Limits")
+    assert "No licence is stated" in section(card, "Limits")
     assert "## Training" not in card
     assert "was trained on" not in card.partition("## Use")[0]
 
@@ -152,7 +152,7 @@ def test_what_is_not_known_is_said_to_be_unknown() -> None:
         ({"data_license": "cc-by-4.0"}, "Data", "Licence: cc-by-4.0"),
         ({"dataset_config": "2016"}, "Data", "Name: multi30k (2016)"),
         ({"teacher": ["/home/ada/teacher"]}, "Training", "| `teacher` | teacher |"),
-        ({"license": None}, "Limits", "Under which licence"),
+        ({"license": None}, "Limits", "No licence is stated"),
     ],
     ids=str,
 )

@@ -31,10 +31,10 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
         },
         [
             "pipeline_tag: text-classification",
-            "fine-tuned from mlm on reviews to tell the `mood` of a text",
+            "fine-tuned from mlm on reviews to predict the `mood` of a text",
             "| Text | Prediction | Reference |",
             "| A joy \\| really | pos | neg |",
-            "it tells something wrong",
+            "expect errors without warning",
             'tokenizer(["A joy | really"]',
         ],
     ),
@@ -47,7 +47,7 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
         },
         [
             "pipeline_tag: token-classification",
-            "trained from new weights on reviews to tell the `label` of a text",
+            "trained from new weights on reviews to predict the `label` of a text",
             "| in Rome | O B | O O |",
             'tokenizer(["in Rome"]',
         ],

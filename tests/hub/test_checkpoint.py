@@ -74,7 +74,9 @@ def test_a_missing_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["no-such-model", "somebody/no-such-model", "not a name"])
 def test_a_name_that_the_hub_does_not_give(name: str) -> None:
-    assert message_of(name).startswith(f"model '{name}' is no local folder and cannot be loaded from the Hub")
+    assert message_of(name).startswith(
+        f"model '{name}' is not a local folder and cannot be loaded from the Hub"
+    )
 
 
 def test_a_folder_without_a_model(checkpoint: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_silent_hub_is_told_and_given_up(
     with pytest.raises(UserError) as failed:
         local_folder("ada/toy")
     assert str(failed.value) == (
-        "model 'ada/toy' is no local folder and cannot be loaded from the Hub: "
+        "model 'ada/toy' is not a local folder and cannot be loaded from the Hub: "
         f"{here.url} did not answer in time (ReadTimeout): check the network and run the same command again"
     )
     waits = [message for message in caplog.messages if message.startswith(f"Waiting for {here.url}/")]
@@ -101,7 +101,7 @@ def test_without_the_hub_the_copy_in_the_cache_is_used_and_that_is_told(
     else:
         silence(loss)
     assert local_folder("ada/toy") == folder
-    assert f"{words}. The copy of ada/toy in the cache is used: {folder}." in caplog.messages
+    assert f"{words}. Using the cached copy of ada/toy: {folder}." in caplog.messages
 
 
 @pytest.mark.parametrize("cache", ["/proc/nowhere", "a file"])

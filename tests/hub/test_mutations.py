@@ -193,7 +193,7 @@ def check_message(file: Path, result: str) -> None:
     assert f"MODEL/{file}" in result or f"MODEL/{file.parent}".removesuffix("/.") in result, result
     assert any(
         remedy in result
-        for remedy in ("use another", "give ", "mend it", "delete it", "config.json cannot be used")
+        for remedy in ("use another", "give ", "correct it", "delete it", "config.json cannot be used")
     )
     assert not any(advice in result for advice in ("trust_remote_code", "weights_only", "pip install"))
 

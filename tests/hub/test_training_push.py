@@ -43,7 +43,7 @@ def test_a_training_pushes_when_its_strategy_says(
     commits = hub.repositories["ada/run"].branches["main"]
     if strategy != "end":
         card = commits[1].files["README.md"].decode()
-        assert "Its training goes on: this is update 3 of 6." in card
+        assert "Training is not finished: this is update 3 of 6." in card
         assert "No scores are known" in card
     resumable = {name for name in commits[-1].files if name.startswith("last-checkpoint/")}
     assert ("last-checkpoint/optimizer.pt" in resumable) is (strategy == "checkpoint")

@@ -101,7 +101,10 @@ def test_weights_without_a_place(checkpoint: Path) -> None:
     extra = {"model.decoder.layers.7.fc1.bias": torch.zeros(3), "model.more": torch.zeros(2)}
     change(checkpoint, lambda weights: weights.update(extra))
     message = message_of(load_checkpoint, checkpoint)
-    assert f"the weights in {checkpoint} hold 2 that the model has no place for, model.decoder.l" in message
+    assert (
+        f"the weights in {checkpoint} hold 2 that the model has no parameter for, such as model.decoder.l"
+        in message
+    )
     load_checkpoint(checkpoint, allow_mismatch=True)
 
 
@@ -140,7 +143,7 @@ def test_a_new_head_is_new_and_an_old_one_is_left_behind(encoder: Path) -> None:
 
 def test_layers_of_the_base_model_are_not_left_behind(encoder: Path) -> None:
     change(encoder, lambda weights: weights.update({"model.encoder.layers.9.fc1.bias": torch.zeros(3)}))
-    assert "hold 1 that the model has no place for, model.encoder.layers.9" in message_of(
+    assert "hold 1 that the model has no parameter for, such as model.encoder.layers.9" in message_of(
         load_classifier, encoder
     )
 

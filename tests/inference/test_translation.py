@@ -451,7 +451,7 @@ def test_a_batch_that_does_not_fit_into_memory_names_its_size_and_the_remedy() -
         ({"num_beams": 0}, "num_beams=0 must be at least 1"),
         ({"max_length": 0}, "max_length=0 must be at least 1"),
         ({"max_tokens_per_batch": -1}, "max_tokens_per_batch=-1 must be at least 1"),
-        ({"max_source_length": 1}, "max_source_length=1 leaves nothing of a text .* give 2 or more"),
+        ({"max_source_length": 1}, "max_source_length=1 leaves no room for text .* give 2 or more"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, int], message: str) -> None:

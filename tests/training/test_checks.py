@@ -91,8 +91,8 @@ def test_every_run_is_rehearsed_before_its_corpus_is_read(tiny_run, capsys, monk
             "max_tokens_per_batch=511 is too small for a row of max_source_length=256 and max_target_",
         ),
         ({"attn_implementation": "fast"}, "attn_implementation=fast cannot work"),
-        ({"language": ["Deutsch"]}, "language='Deutsch' is no language code"),
-        ({"license": "Apache 2.0"}, "license='Apache 2.0' is no name of the Hub's"),
+        ({"language": ["Deutsch"]}, "language='Deutsch' is not a language code"),
+        ({"license": "Apache 2.0"}, "license='Apache 2.0' is not an identifier of the Hub"),
         ({"generation_max_length": 1}, "generation_max_length=1 must be at least 2"),
     ],
 )

@@ -529,7 +529,7 @@ def test_what_is_saved_says_what_happened(resumed):
     assert "max_steps" in listed
     for name in listed:
         assert f"| `{name}` | {settings.get(name)} |" in card
-    assert "Resumed after update 4, from which on `max_steps` was 4 and is 9." in card
+    assert "Resumed after update 4: `max_steps` changed from 4 to 9." in card
     repeated = load_config(folder / "training_config.yaml")
     assert repeated.to_dict() == settings
 

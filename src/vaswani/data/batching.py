@@ -1,8 +1,8 @@
-"""Token ids, and batches of a bounded number of tokens.
+"""Tokenize corpora and make batches of a bounded number of tokens.
 
-A batch is a rectangle of source tokens and one of target tokens. What it costs is their area, padding
-included: rows · (longest source + longest target). The batches here hold rows of like lengths (as in Vaswani
-et al., 2017, arXiv:1706.03762, section 5.1) and come as close to a budget of such tokens as they can.
+The cost of a batch is its number of tokens, padding included: rows · (longest source + longest target). The
+batches hold rows of similar lengths (as in Vaswani et al., 2017, arXiv:1706.03762, section 5.1) and come as
+close to a budget of tokens as possible.
 
 N rows of a corpus · B rows of a batch · S its longest source · T its longest target, end-of-sequence included
 """
@@ -40,9 +40,9 @@ from vaswani.errors import UserError
 logger = logging.getLogger(__name__)
 
 Integers = npt.NDArray[np.integer[Any]]
-Example = Mapping[str, Any]  # one tokenized row: input_ids, labels and whatever else the data set holds
+Example = Mapping[str, Any]  # one tokenized row: input_ids, labels and other columns
 
-IGNORED_LABEL = -100  # what cross-entropy passes over
+IGNORED_LABEL = -100  # cross-entropy skips these
 ROWS_IN_BUFFER = 20_000
 TOKEN_FEATURES = Features(
     {
@@ -63,20 +63,20 @@ def tokenize_corpus(
     report: RowReport | None = None,
     truncated: Collection[str] = (),
 ) -> Dataset | datasets.IterableDataset:
-    """Turn text into token ids; leave out, and count, what is too long or has no tokens.
+    """Tokenize a corpus; leave out and count rows that are too long or have no tokens.
 
-    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers. Under
-    BPE-dropout it is not: every call splits the text anew, into a file that goes with the result.
+    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers. With BPE-dropout
+    every call tokenizes again, into a temporary file that is deleted with the result.
 
     Args:
         dataset: text columns `source` and `target`. The rows of a stream are tokenized as they are read.
-        source_tokenizer: puts its end-of-sequence token behind each sequence by itself.
+        source_tokenizer: must add its end-of-sequence token.
         target_tokenizer: likewise; may be the same object. It encodes targets as `text_target`.
-        max_source_length: most tokens of a source, the end-of-sequence token counted; None for no limit.
+        max_source_length: maximum tokens of a source, including the end-of-sequence token; None for no limit.
         max_target_length: likewise for the target.
-        report: receives the counts. A second call would count twice: give it another report, or none.
-        truncated: `"source"`, `"target"` or both: which are cut off where they are too long, instead of being
-            left out; their special tokens stay.
+        report: receives the counts; use each report for one call.
+        truncated: `"source"`, `"target"` or both: sides on which texts that are too long are truncated, with
+            their special tokens kept, instead of left out.
 
     Returns:
         Columns `input_ids` and `labels` (lists of int32, with special tokens), `source_length` and
@@ -84,7 +84,7 @@ def tokenize_corpus(
 
     Raises:
         UserError: a column is missing, a tokenizer does not end sequences or does not know the language of
-            the targets, a limit leaves only special tokens, or no row is left.
+            the targets, a limit has no room for text, or no row is left.
     """
     columns = dataset.column_names or []
     if missing := {"source", "target"}.difference(columns):
@@ -111,19 +111,19 @@ def tokenize_corpus(
 
 
 def token_lengths(dataset: Dataset) -> tuple[Integers, Integers]:
-    """The columns `source_length` and `target_length` of a tokenized data set: two int32 arrays [N]."""
+    """Return the columns `source_length` and `target_length` of a tokenized data set: int32 arrays [N]."""
     table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
     return table["source_length"].to_numpy(), table["target_length"].to_numpy()
 
 
 @dataclass(frozen=True)
 class _LengthLimits:
-    """Which lengths are of use; each pair is (source, target).
+    """Limits on lengths; each pair is (source, target).
 
     Args:
         frames: the special tokens around each text.
-        longest: the greatest length allowed, or None.
-        truncated: whether what is longer is cut off instead of left out.
+        longest: the maximum length, or None.
+        truncated: whether longer texts are truncated instead of left out.
     """
 
     frames: tuple[Frame, Frame]
@@ -131,8 +131,8 @@ class _LengthLimits:
     truncated: tuple[bool, bool] = (False, False)
 
     def truncate(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Cut off the token ids of some rows, and count them anew; special tokens stay."""
-        rows = dict(rows)  # a copy: `map` removes the columns of the batch that it hands out
+        """Truncate the token ids of rows and update their lengths; special tokens are kept."""
+        rows = dict(rows)  # a copy, as `map` removes columns from its batch
         names = (("input_ids", "source_length"), ("labels", "target_length"))
         parts = zip(names, self.frames, self.longest, self.truncated, strict=True)
         for (ids, length), frame, most, cuts in parts:
@@ -142,7 +142,7 @@ class _LengthLimits:
         return rows
 
     def too_long(self, source: Integers, target: Integers, truncated: bool) -> npt.NDArray[np.bool_]:
-        """Which rows [N] are too long on a side that is truncated, or on one that is not."""
+        """Return which rows [N] are too long on a side that is truncated, or on one that is not."""
         is_long = np.zeros(len(source), dtype=bool)
         for lengths, most, cuts in zip((source, target), self.longest, self.truncated, strict=True):
             if most is not None and cuts == truncated:
@@ -150,7 +150,7 @@ class _LengthLimits:
         return is_long
 
     def fitting(self, source: Integers, target: Integers, report: RowReport) -> Integers:
-        """Indices of the rows [N] that are neither empty nor over-long; the others are reported."""
+        """Return indices of the rows [N] that are neither empty nor over-long; report the others."""
         empty = (source == 0) | (target == 0)
         over_long = self.too_long(source, target, truncated=False)
         report.leave_out("empty", int(empty.sum()))
@@ -164,16 +164,16 @@ class _LengthLimits:
 
 
 def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: int | None) -> TextCodec:
-    """What encodes the texts of one side for a training.
+    """Return the codec of one side for training.
 
     Args:
         tokenizer: of that side.
         side: of the texts.
-        max_length: most tokens of a text.
+        max_length: maximum tokens of a text.
 
     Raises:
-        UserError: nothing would tell the model where a text ends, the limit leaves only special tokens, or
-            the tokenizer does not know the language of the targets.
+        UserError: the tokenizer does not end sequences or does not know the language of the targets, or the
+            limit has no room for text.
     """
     codec = TextCodec(tokenizer, side)
     if not codec.ends_sequences():
@@ -186,7 +186,7 @@ def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: in
 
 
 def _encode(rows: dict[str, list[str]], sources: TextCodec, targets: TextCodec) -> dict[str, list[Any]]:
-    """Tokenize some rows; a text of which only special tokens are left has no tokens."""
+    """Tokenize rows; a text with only special tokens counts as empty."""
     input_ids, labels = _text_ids(sources, rows["source"]), _text_ids(targets, rows["target"])
     return {
         "input_ids": input_ids,
@@ -208,7 +208,7 @@ def _encode_fit(
     sources: TextCodec,
     targets: TextCodec,
 ) -> dict[str, list[Any]]:
-    """Tokenize some rows of a stream, without those that do not fit."""
+    """Tokenize rows of a stream, without those that do not fit."""
     tokens = _encode(rows, sources, targets)
     source, target = (np.asarray(tokens[name]) for name in ("source_length", "target_length"))
     fit = limits.fitting(source, target, report)
@@ -237,7 +237,7 @@ def _tokenize_to_file(
     key: str,
     folder: Path | None = None,
 ) -> Dataset:
-    """The rows that fit, from the cache, or from a folder of this process alone."""
+    """Return the rows that fit, from the cache or from a folder of this process alone."""
     options: dict[str, Any] = {"folder": folder, "fn_kwargs": codecs, "desc": "Tokenizing"}
     tokens = map_to_file(dataset, _encode, TOKEN_FEATURES, key, **options)
     source, target = token_lengths(tokens)
@@ -257,26 +257,26 @@ def _tokenize_to_file(
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """Batches of row indices that cost at most `max_tokens`, rows · (longest source + longest target).
 
-    The rows are walked in an order in which neighbours have like lengths, and the walk is cut as late as the
-    budget allows. Rows of equal lengths change places, and batches theirs, with every epoch; the shapes of
-    the batches depend on the lengths alone. So every epoch has the same number of batches and holds every row
-    once, and its order is a pure function of (`seed`, `epoch`): skipping batches resumes a run exactly.
+    The rows are ordered so that neighbours have similar lengths, and cut into batches that fill the budget.
+    Each epoch shuffles rows of equal lengths, and the batches; the shapes of the batches depend on the
+    lengths alone. Every epoch has the same number of batches and every row once, in an order that is a pure
+    function of (`seed`, `epoch`), so that skipping batches resumes a run exactly.
 
     Args:
         source_lengths: tokens of each source [N].
-        target_lengths: tokens of each target [N]; None where rows are one sequence each.
+        target_lengths: tokens of each target [N]; None for rows of one sequence each.
         max_tokens: the budget of a batch. (For a collator with `pad_to_multiple_of`, give rounded lengths.)
         seed: not negative.
-        shuffle: False gives the same order at every epoch, longest batches first, so that a want of memory
-            shows at once.
-        num_replicas: processes that take turns at the batches. The number of batches is made divisible by it
-            by halving those with most rows; no row is repeated or lost.
-        batches_per_update: of each process. Where there are rows enough, the number of batches is divisible
-            by that of an update too: then as many processes as divide it make the same updates of the same
-            batches, in the same order.
+        shuffle: False gives every epoch the same order, longest batches first, so that a lack of memory shows
+            at once.
+        num_replicas: processes that take turns at the batches. Batches with most rows are halved until the
+            number of batches is divisible by it; no row is repeated or lost.
+        batches_per_update: of each process. If there are enough rows, the number of batches is divisible by
+            that of an update too, so that any number of processes that divides it makes the same updates of
+            the same batches in the same order.
 
     Raises:
-        UserError: a row beyond the budget, no rows, or too few for `num_replicas` to share.
+        UserError: a row exceeds the budget, there are no rows, or too few for `num_replicas`.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._starts = _divisible(starts, of_an_update if of_an_update <= len(source) else num_replicas)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass."""
+        """Set the epoch, which selects the order of the next pass."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -340,10 +340,10 @@ def _check_lengths(source: Integers, target: Integers | None, max_tokens: int) -
 
 
 def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Integers, Integers]:
-    """The walk that pads least, with stripes one source length wide, or wider where rows are few.
+    """Find the order with least padding among serpentines with stripes of 1, 2, 4 … source lengths.
 
     Returns:
-        The place of each row's lengths on the walk [N]; where the batches start on it, and its end.
+        The position of each row's lengths in the order [N]; the starts of the batches in it, and its end.
     """
     height = int(target.max()) + 1
     pairs, pair_of_row, rows_of_pair = np.unique(
@@ -366,19 +366,19 @@ def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Int
 
 
 def _serpentine(source: Integers, target: Integers, width: int) -> Integers:
-    """Order pairs of lengths by stripes of like sources, up and down in target length by turns.
+    """Order pairs of lengths by stripes of similar sources, with alternating directions of target length.
 
-    Where one stripe ends and the next begins the targets are alike too, so that a batch may cross the border.
+    Targets are similar where one stripe ends and the next begins, so that a batch may cross the border.
     """
     stripe = np.unique(source // width, return_inverse=True)[1]
     return np.lexsort((source, np.where(stripe % 2 == 0, target, -target), stripe))
 
 
 def _cut(source: Integers, target: Integers, max_tokens: int) -> Integers:
-    """Cut rows in their order as late as the budget allows; returns the starts of the batches and the end."""
+    """Cut ordered rows into batches that fill the budget; return the starts of the batches and the end."""
     starts = [0]
     while (start := starts[-1]) < len(source):
-        most = start + max_tokens // int(source[start] + target[start])  # no batch with this row holds more
+        most = start + max_tokens // int(source[start] + target[start])  # an upper bound with this row
         longest = np.maximum.accumulate(source[start:most]) + np.maximum.accumulate(target[start:most])
         cost = np.arange(1, len(longest) + 1) * longest
         starts.append(start + int(np.searchsorted(cost, max_tokens, side="right")))
@@ -412,17 +412,17 @@ def token_budget_batches(
     epoch: int = 0,
     report: RowReport | None = None,
 ) -> Iterator[list[Example]]:
-    """Batch one pass over a stream: each buffer of rows as `TokenBudgetBatchSampler` does it.
+    """Batch one pass over a stream, with `TokenBudgetBatchSampler` for each buffer of rows.
 
     The batches are a pure function of the rows, `buffer_size`, `seed` and `epoch`.
 
     Args:
-        examples: rows with `input_ids` and, where there is a target, `labels`.
+        examples: rows with `input_ids` and, if there is a target, `labels`.
         max_tokens: the budget of a batch, rows · (longest source + longest target).
-        buffer_size: rows in memory at a time; more pad less and mix better.
+        buffer_size: rows in memory at a time; larger buffers pad less and mix better.
         seed: not negative.
-        epoch: another epoch, another order.
-        report: counts as over-long the rows beyond the budget, which are left out.
+        epoch: selects the order.
+        report: counts rows beyond the budget, which are left out, as over-long.
 
     Raises:
         UserError: no row is left.
@@ -452,23 +452,23 @@ def _within_budget(examples: Iterable[Example], max_tokens: int, report: RowRepo
 
 
 class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
-    """Batches of a stream without end, for a `DataLoader` with `batch_size=None` and a `Seq2SeqCollator`.
+    """Endless batches of a stream, for a `DataLoader` with `batch_size=None` and a `Seq2SeqCollator`.
 
-    Pass follows pass, each in another order. A trainer cannot tell where one ends (it counts `max_steps`), so
-    it finds its place again by skipping the batches that it has seen, after any number of passes.
+    Each pass over the stream has another order. A trainer counts `max_steps` and not passes, and resumes by
+    skipping the batches that it has seen, after any number of passes.
 
-    With several processes, give each its `rank` and leave the loader out of `Accelerator.prepare`, which
-    would deal the batches out a second time.
+    With several processes, give each its `rank`, and do not pass the loader to `Accelerator.prepare`, which
+    would distribute the batches again.
 
     Args:
-        examples: rows with `input_ids` and, where there is a target, `labels`, the same in every pass.
+        examples: rows with `input_ids` and, if there is a target, `labels`; the same in every pass.
         max_tokens: the budget of a batch, rows · (longest source + longest target).
-        buffer_size: rows in memory at a time; more pad less and mix better.
+        buffer_size: rows in memory at a time; larger buffers pad less and mix better.
         seed: not negative.
         num_replicas: processes that take turns at the batches; each reads the whole stream.
-        rank: number of this process.
-        report: counts as over-long the rows beyond the budget, which are left out.
-        on_pass: is told the number of each pass, from 0, as it begins.
+        rank: of this process.
+        report: counts rows beyond the budget, which are left out, as over-long.
+        on_pass: is called with the number of each pass, from 0, when it begins.
     """
 
     def __init__(
@@ -506,19 +506,18 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
 
 @dataclass(frozen=True)
 class Seq2SeqCollator:
-    """Pad rows to a batch, on the right.
+    """Pad rows on the right to a batch.
 
-    The decoder's input is made here, and not left to the model, because label smoothing takes the labels away
-    before the model sees them.
+    Makes the decoder's input too, because label smoothing removes the labels before the model is called.
 
     Args:
-        pad_token_id: fills `input_ids` and `decoder_input_ids`; labels are filled with -100.
+        pad_token_id: pads `input_ids` and `decoder_input_ids`; labels are padded with -100.
         decoder_start_token_id: begins every decoder input; the labels follow, shifted by one.
         pad_to_multiple_of: round S and T up to a multiple of this, for kernels that prefer it.
 
     Returns:
-        From rows with `input_ids` and `labels` (other columns are passed over), int64 tensors: `input_ids`
-        and `attention_mask` [B, S], `labels` and `decoder_input_ids` [B, T].
+        From rows with `input_ids` and `labels` (other columns are ignored), int64 tensors: `input_ids` and
+        `attention_mask` [B, S], `labels` and `decoder_input_ids` [B, T].
     """
 
     pad_token_id: int
@@ -548,7 +547,7 @@ class Seq2SeqCollator:
 def pad(
     sequences: Sequence[Any], filler: int, pad_to_multiple_of: int = 1
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Sequences of unequal length as a rectangle [B, S], filled on the right, and where it holds them."""
+    """Return sequences padded on the right, [B, S], and their mask."""
     longest = max(len(sequence) for sequence in sequences)
     shape = (len(sequences), -(-longest // pad_to_multiple_of) * pad_to_multiple_of)
     padded, mask = np.full(shape, filler, dtype=np.int64), np.zeros(shape, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Folders of rows that are made once and read by many runs, in the cache of `datasets`.
+"""Rows that many runs share, in the cache of `datasets`.
 
-A folder is written aside, with a manifest that holds the SHA-256 of every file, brought to the disk, and only
-then given its name. Each run compares the hashes before it reads: a folder that is damaged, or has no
-manifest, is made again.
+A folder is written under a temporary name, with a manifest of the SHA-256 of every file, flushed to the disk
+and then renamed. Each run checks the hashes before it reads and replaces a folder that is damaged or has no
+manifest.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ logger = logging.getLogger(__name__)
 ROWS = "rows.arrow"
 MANIFEST = "manifest.json"
 LOCKS = "locks"
-SECONDS_OF_SILENCE = 5  # before it is told what is waited for
+SECONDS_OF_SILENCE = 5  # before a message says what the process waits for
 VARIABLES = "HF_DATASETS_CACHE or HF_HOME"
 
 
 def cache_folder() -> Path:
-    """Where such folders lie."""
+    """Return the folder that holds the cached folders."""
     return Path(datasets.config.HF_DATASETS_CACHE, "vaswani")
 
 
 def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
-    """Return a folder of the cache, which is made first if there is none or if it is damaged.
+    """Return a folder of the cache, after making it if it is missing or damaged.
 
     Args:
-        name: of the folder, a key of all that its contents depend on.
-        make: writes the files into a folder that is given to it; other processes wait for it.
+        name: of the folder: a key of everything that its contents depend on.
+        make: writes the files into the folder that it is given; other processes wait meanwhile.
 
     Raises:
         UserError: the cache cannot be written.
@@ -64,17 +64,17 @@ def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def open_rows(file: Path, fingerprint: str) -> Dataset:
-    """The rows of an Arrow file, mapped into memory, under a fingerprint that tells what they depend on."""
+    """Return the memory-mapped rows of an Arrow file under a fingerprint of everything they depend on."""
     return Dataset(ArrowReader.read_table(str(file)), fingerprint=fingerprint)
 
 
 @contextmanager
 def cache_errors(cache: Path, variables: str = VARIABLES) -> Iterator[None]:
-    """Raise what keeps a cache from being written as one line that names its folder and the remedy.
+    """Turn errors about an unwritable cache into one line with its folder and the remedy.
 
     Args:
         cache: the folder.
-        variables: of the environment, that put it elsewhere.
+        variables: the environment variables that move it.
     """
     try:
         yield
@@ -88,14 +88,14 @@ def cache_errors(cache: Path, variables: str = VARIABLES) -> Iterator[None]:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time make a folder; the lock goes with the process."""
+    """Let one process at a time make a folder; the lock ends with the process."""
     locks = folder.with_name(LOCKS)
     locks.mkdir(exist_ok=True)
     lock = FileLock(locks / folder.name)
     try:
         lock.acquire(timeout=SECONDS_OF_SILENCE)
     except Timeout:
-        logger.warning("Waiting for another process, which is writing %s.", folder)
+        logger.warning("Waiting for another process that is writing %s.", folder)
         lock.acquire()
     try:
         yield
@@ -104,10 +104,10 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _make(folder: Path, make: Callable[[Path], object], fault: str) -> None:
-    """Make a folder in the place of what cannot be used."""
+    """Make a folder and replace the unusable one."""
     discard_unfinished(folder.parent)
     if os.path.lexists(folder):
-        logger.warning("%s is made again: %s.", folder, fault)
+        logger.warning("Making %s again: %s.", folder, fault)
     unfinished = unfinished_path(folder)
     try:
         unfinished.mkdir()
@@ -128,7 +128,7 @@ def _make(folder: Path, make: Callable[[Path], object], fault: str) -> None:
 
 
 def _fault_of(folder: Path) -> str | None:
-    """Why a folder cannot be used, or None if its files are those that were written."""
+    """Describe why a folder cannot be used; None if its files match their hashes."""
     if not folder.is_dir():
         return "it is not a folder"
     manifest = folder / MANIFEST
@@ -156,17 +156,17 @@ def map_to_file(
     folder: Path | None = None,
     **options: Any,
 ) -> Dataset:
-    """Map batches of rows to a file of the cache, or take the file that is there (see `cached_folder`).
+    """Map batches of rows to a file of the cache, or open the file that is there (see `cached_folder`).
 
-    The library alone would write it beside the rows, into the user's folder where a data set was saved on
-    disk, and would read it again whatever became of it.
+    The library alone would write the file beside the rows, possibly into the user's folder, and would read it
+    later without a check.
 
     Args:
-        dataset: the rows; where they are in memory, the result is too.
-        function: from the columns of some rows to those that take their place; rows may become more or fewer.
+        dataset: the rows; if they are in memory, so is the result.
+        function: maps the columns of a batch to new columns, with more or fewer rows.
         features: of the result.
-        key: all that it depends on, as a hash.
-        folder: of a file that is for this process alone; default the cache of `datasets`.
+        key: a hash of everything that the result depends on.
+        folder: for a file that this process alone uses; default the cache of `datasets`.
         options: as for `Dataset.map`.
 
     Raises:
@@ -192,16 +192,16 @@ def map_to_file(
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase, *modules: str) -> str | None:
-    """All that the token ids of a text depend on; None if they differ between calls, or it cannot be told.
+    """Return a hash of everything that token ids depend on; None if they are random or it is unknown.
 
     Args:
         tokenizer: makes the token ids.
-        modules: the files of the code that asks it: rows that an older version made are not served.
+        modules: source files of the calling code, so that other versions do not share rows.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or getattr(backend.model, "dropout", None):
         return None
-    of_last_call = {"padding": None, "truncation": None}  # set by each call, and not part of a tokenizer
+    of_last_call = {"padding": None, "truncation": None}  # each call sets these
     settings = {**json.loads(backend.to_str()), **of_last_call, "split": tokenizer.split_special_tokens}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for module in modules:

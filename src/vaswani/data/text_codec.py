@@ -1,8 +1,8 @@
-"""How the texts of one side of a model become tokens, and tokens become texts again.
+"""Encode and decode the texts of one side, source or target, of a model.
 
-A tokenizer of the library stores the settings of its last call: truncation, padding, and whether it reads
-sources or targets. Two threads that call it at the same time mix these up. A `TextCodec` lets one thread at a
-time use a tokenizer, and never lets it truncate: `Frame.cut` shortens the tokens afterwards.
+A tokenizer of the library stores the settings of its last call: truncation, padding, and whether it encodes
+sources or targets. Threads that share a tokenizer would mix these up. A `TextCodec` lets one thread at a time
+use a tokenizer and never lets it truncate: `Frame.cut` shortens the tokens afterwards.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from vaswani.errors import UserError, one_line
 
 Side = Literal["source", "target"]
 
-_PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these texts
+_PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these
 _locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
 
 def _forget_locks() -> None:
-    """A forked process has none of the threads that may have held a lock."""
+    """Reset the locks: a forked process has no thread that could release them."""
     global _locks_lock
     _locks_lock = threading.Lock()
     _locks.clear()
@@ -40,12 +40,12 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens that a tokenizer puts around every text.
+    """The special tokens that a tokenizer adds to every text.
 
     Args:
-        leading: those in front of it.
-        trailing: those behind it; some tokenizers add a language behind the end token.
-        keeps_end: whether a long text loses its beginning (`truncation_side="left"`).
+        leading: before the text.
+        trailing: after the text; some tokenizers add a language after the end token.
+        keeps_end: whether truncation removes the beginning (`truncation_side="left"`).
     """
 
     leading: tuple[int, ...]
@@ -56,7 +56,7 @@ class Frame:
         return len(self.leading) + len(self.trailing)
 
     def cut(self, row: Sequence[Any], most: int) -> list[Any]:
-        """Shorten a text's tokens, or what stands beside each of them, to `most`; special tokens stay."""
+        """Truncate tokens, or values per token, to `most` and keep the special tokens."""
         surplus = len(row) - most
         if surplus <= 0:
             return list(row)
@@ -64,24 +64,24 @@ class Frame:
         return [*row[:start], *row[start + surplus :]]
 
     def check_room(self, **limits: int | None) -> None:
-        """Raise a UserError for a limit on tokens that leaves nothing of a text beside the special tokens."""
+        """Raise a UserError if a limit leaves no room for text beside the special tokens."""
         for name, most in limits.items():
             if most is not None and most <= len(self):
                 raise UserError(
-                    f"{name}={most} leaves nothing of a text beside the {len(self)} special tokens that its "
+                    f"{name}={most} leaves no room for text beside the {len(self)} special tokens that the "
                     f"tokenizer adds; give {len(self) + 1} or more"
                 )
 
 
 class TextCodec:
-    """Encodes and decodes the sources, or the targets, of a model; safe in any number of threads.
+    """Encodes and decodes the sources or targets of a model; thread-safe.
 
-    Sources are encoded as `tokenizer(texts)` does it, targets as `tokenizer(text_target=texts)`. Both are
-    encoded and decoded with the vocabulary of their side, where a tokenizer has two.
+    Sources are encoded like `tokenizer(texts)`, targets like `tokenizer(text_target=texts)`, with the
+    vocabulary of their side where a tokenizer has two.
 
     Args:
-        tokenizer: adds the special tokens that the model was trained with. It may serve several codecs.
-        side: which texts these are.
+        tokenizer: adds the special tokens that the model was trained with. Codecs may share it.
+        side: of the texts.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, side: Side = "source"):
@@ -89,24 +89,21 @@ class TextCodec:
         self.side = side
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
-            self.tokenizer,
-            self.side,
-        )  # sentencepiece models are not pickled: view them again
+        return type(self), (self.tokenizer, self.side)  # the view may hold a model that cannot be pickled
 
     @cached_property
     def _view(self) -> Any:
         return _one_sided(self.tokenizer, self.side)
 
     def encode(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
-        """What the tokenizer makes of texts, whole and without padding.
+        """Encode texts without truncation and padding.
 
         Args:
             texts: a list of texts, or two for pairs.
-            options: as for the tokenizer's own call.
+            options: of the tokenizer's call.
 
         Raises:
-            UserError: the tokenizer fails on one of them, or does not know the language of the targets.
+            UserError: the tokenizer fails, or does not know the language of the targets.
         """
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
@@ -116,40 +113,40 @@ class TextCodec:
             return self._view(**given, truncation=False, padding=False, verbose=False, **options)
 
     def token_ids(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
-        """The token ids of each text, with special tokens."""
+        """Return the token ids of each text, with special tokens."""
         if not texts:
             return []
         options = {"return_attention_mask": False, "return_token_type_ids": False, **options}
         return self.encode(list(texts), **options)["input_ids"]
 
     def decode(self, token_ids: Any) -> list[str]:
-        """The text of each row of token ids, without special tokens."""
+        """Return the text of each row of token ids, without special tokens."""
         with exclusive(self.tokenizer):
             return self._view.batch_decode(token_ids, skip_special_tokens=True)
 
     def lost_in_tokens(self, texts: Sequence[str]) -> list[tuple[str, str]]:
-        """Those texts that do not come back from their tokens, each with what comes back.
+        """Return the texts that change when encoded and decoded, each with the decoded text.
 
-        Any amount of white space counts as one space.
+        Differences in white space do not count.
         """
         pairs = zip(texts, self.decode(self.token_ids(texts)), strict=True)
         return [(text, back) for text, back in pairs if text.split() != back.split()]
 
     def vocabulary(self) -> dict[str, int]:
-        """The id of each token of this side."""
+        """Return the vocabulary of this side: token to id."""
         return self._view.get_vocab()
 
     def unknown_id(self) -> int | None:
-        """The id that stands for unknown text; GPT-2's tokenizer names its end token, and has none."""
+        """Return the id of the unknown token, or None; GPT-2's tokenizer gives its end token for it."""
         unknown = self.tokenizer.unk_token_id
         return None if unknown == self.tokenizer.eos_token_id else unknown
 
     def special_ids(self) -> set[int]:
-        """The ids of tokens that stand for no text, not even for an unknown one."""
+        """Return the ids of special tokens, without the unknown token, which stands for text."""
         return set(self.tokenizer.all_special_ids) - {self.unknown_id()}
 
     def frame(self) -> Frame:
-        """The special tokens that stand around every text, as the tokenizer is set at present."""
+        """Return the special tokens that the tokenizer, as it is set now, adds to every text."""
         keeps_end = self.tokenizer.truncation_side == "left"
         for probe in _PROBES:
             (plain,), (whole,) = self.token_ids([probe], add_special_tokens=False), self.token_ids([probe])
@@ -160,15 +157,15 @@ class TextCodec:
         return Frame((), tuple(self.token_ids([""])[0]), keeps_end)
 
     def ends_sequences(self) -> bool:
-        """Whether the end-of-sequence token stands behind every text (FSMT calls it its separator)."""
+        """Return whether every text ends with the end-of-sequence token (FSMT's separator)."""
         end = self.tokenizer.eos_token_id
         return (self.tokenizer.sep_token_id if end is None else end) in self.frame().trailing
 
     def start_options(self) -> dict[str, int]:
-        """Options of `generate` by which a multilingual model writes in the tokenizer's target language.
+        """Return options of `generate` that select the tokenizer's target language.
 
-        Empty for tokenizers that have none. NLLB, M2M100 and mBART-50 begin a target with its language; mBART
-        ends it so, and begins the decoder's input with it.
+        Empty for tokenizers without languages. NLLB, M2M100 and mBART-50 begin a target with its language;
+        mBART ends it with the language, which also begins the decoder's input.
         """
         if not marks_languages(self.tokenizer) or self.tokenizer.tgt_lang is None:
             return {}
@@ -181,17 +178,17 @@ class TextCodec:
 
 
 def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> bool:
-    """Whether a token id means the same in sources and in targets."""
+    """Return whether sources and targets have the same vocabulary."""
     return TextCodec(source, "source").vocabulary() == TextCodec(target, "target").vocabulary()
 
 
 def marks_languages(tokenizer: Any) -> bool:
-    """Whether the tokenizer adds a language to each text, as NLLB's, M2M100's and mBART's do."""
+    """Return whether the tokenizer adds a language to each text, as those of NLLB, M2M100 and mBART do."""
     return hasattr(tokenizer, "_switch_to_target_mode") and hasattr(tokenizer, "tgt_lang")
 
 
 def _check_target_language(tokenizer: Any) -> None:
-    """Raise a UserError if the tokenizer adds a language to each target and was told none that it knows."""
+    """Raise a UserError if the tokenizer adds a language to each target and does not know it."""
     if not marks_languages(tokenizer):
         return
     known = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's
@@ -199,16 +196,16 @@ def _check_target_language(tokenizer: Any) -> None:
     if language is None or tokenizer.convert_tokens_to_ids(language) == tokenizer.unk_token_id:
         raise UserError(
             f"the tokenizer {_name(tokenizer)} adds its language to each target, and "
-            f'"tgt_lang" in its tokenizer_config.json is {tokenizer.tgt_lang!r}; set one that it knows '
+            f'"tgt_lang" in its tokenizer_config.json is {tokenizer.tgt_lang!r}; set a known one '
             f"(sources are in {tokenizer.src_lang!r})"
         )
 
 
 def _one_sided(tokenizer: PreTrainedTokenizerBase, side: Side) -> Any:
-    """The tokenizer itself or, if it has two vocabularies (MarianMT, FSMT), a view of it with one of them.
+    """Return the tokenizer or, if it has two vocabularies (MarianMT, FSMT), a view of one side.
 
-    The library encodes FSMT's targets with the source vocabulary, and decodes all with the target's. The view
-    encodes and decodes with the vocabulary, the sentencepiece model and the language of its side.
+    The library encodes FSMT's targets with the source vocabulary and decodes everything with the target
+    vocabulary. The view uses the vocabulary, sentencepiece model and language of its side.
     """
     if not hasattr(tokenizer, "get_tgt_vocab"):
         return tokenizer
@@ -220,7 +217,7 @@ def _one_sided(tokenizer: PreTrainedTokenizerBase, side: Side) -> Any:
     if "spm_source" in state:
         model = state[f"spm_{side}"]
         state["spm_source"] = state["spm_target"] = state["current_spm"] = model
-    if "tgt_lang" in state:  # FSMT's, for Moses' rules
+    if "tgt_lang" in state:  # of FSMT, for the Moses rules
         state["src_lang"] = state["tgt_lang"] = state["tgt_lang" if side == "target" else "src_lang"]
     view = object.__new__(type(tokenizer))
     view.__dict__ = state
@@ -257,5 +254,5 @@ def told_panics(name: str) -> Iterator[None]:
             raise
         raise UserError(
             f"the tokenizer {name} fails ({one_line(error)}); its files are damaged or do not belong "
-            "together: get them again from where they came from"
+            "together: download or copy them again"
         ) from error

@@ -1,19 +1,18 @@
-"""Byte-level BPE tokenizers that give back every text exactly.
+"""Byte-level BPE tokenizers that reproduce every text exactly.
 
-Sub-words follow Sennrich et al. (2016, arXiv:1508.07909); their symbols are bytes, so nothing is unknown. The
+Subwords follow Sennrich et al. (2016, arXiv:1508.07909), over bytes, so that nothing is unknown. The
 tokenizers are plain transformers ones: `AutoTokenizer.from_pretrained(directory)` loads them without this
 package, and `tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text` for every text.
 
-A space belongs to the word after it, and every text gets one in front, which decoding takes away again: a
-word has the same token at the beginning of a sentence as inside it. Letters form words (with their combining
-marks and joiners, so that Indic scripts are not cut within a syllable); each digit and each punctuation mark
-stands alone, so that numbers are spelled and copied digit by digit and a word is the same token before a
-comma as before a full stop.
+A space belongs to the next word, and every text is encoded with a space in front, which decoding removes, so
+that a word has the same token at the beginning of a sentence as inside it. Letters form words (with combining
+marks and joiners, so that Indic syllables stay whole); digits and punctuation marks are separate tokens, so
+that numbers are copied digit by digit and a word is the same token before any punctuation.
 
-Text that looks like a special token is text: "</s>" in a sentence is encoded as its four characters. The
-tokenizers of masked language models take it for the token: users write "<mask>" where a word is missing.
+Text that looks like a special token is text: "</s>" in a sentence is encoded as four characters. Tokenizers
+of masked language models are the exception: users write "<mask>" for a missing word.
 
-What stands around a text depends on what the model is for, its `Purpose`.
+The special tokens around a text depend on the `Purpose` of the model.
 """
 
 import copy
@@ -51,8 +50,8 @@ TARGET_SUBFOLDER = "target_tokenizer"
 NUM_BYTES = 256
 _NO_LIMIT = 10**12  # tokens; a tokenizer that knows no limit has a `model_max_length` far above
 
-# What a sequence begins and ends with: "translation" ends it with </s>; "masked" has a model of BERT's kind
-# read <s> text </s>, or two texts, and has a mask; "causal" begins with <s> and leaves the end to the model.
+# "translation" ends a text with </s>; "masked", for models like BERT, encodes <s> text </s> or pairs of
+# texts, and has a mask; "causal" begins with <s> and leaves the end to the model.
 Purpose = Literal["translation", "masked", "causal"]
 _TEMPLATES = {
     "translation": (f"$A {EOS_TOKEN}", f"$A {EOS_TOKEN} $B {EOS_TOKEN}"),
@@ -60,10 +59,10 @@ _TEMPLATES = {
     "causal": (f"{BOS_TOKEN} $A", f"{BOS_TOKEN} $A $B"),
 }
 
-_WORD = r" ?[\p{L}\p{M}\x{200C}\x{200D}]+"  # the last two are the joiners
+_WORD = r" ?[\p{L}\p{M}\x{200C}\x{200D}]+"  # the last two are joiners
 _DIGIT = r" ?\p{N}"
 _PUNCTUATION = r" ?[^\s\p{L}\p{M}\p{N}]"
-_SPACE = r"\s+(?!\S)|\s+"  # leaves the last space to the word after it
+_SPACE = r"\s+(?!\S)|\s+"  # leaves the last space to the next word
 _PIECES = Regex("|".join([_WORD, _DIGIT, _PUNCTUATION, _SPACE]))
 
 
@@ -79,16 +78,14 @@ def train_tokenizer(
     """Train a tokenizer.
 
     Args:
-        texts: texts or batches of texts, read once and never held together: only the distinct words are
-            kept, so the corpus may be larger than memory. For a vocabulary that source and target share,
-            give the texts of both.
-        vocab_size: tokens in the vocabulary with the special tokens and the 256 bytes. A small corpus may
+        texts: texts or batches of texts, read once. Only the distinct words are kept, so the corpus may be
+            larger than memory. For a vocabulary shared by source and target, give the texts of both.
+        vocab_size: tokens in the vocabulary, including special tokens and the 256 bytes. A small corpus may
             yield fewer, so a model's vocabulary size is `len(tokenizer)`.
-        purpose: what stands around each text (see `Purpose`).
-        token_types: hand the model `token_type_ids`, 0 and 1 for the first and the second text of a pair.
-        min_frequency: how often a pair of tokens must occur to be merged.
-        model_max_length: tokens to which `truncation=True` cuts; None for no limit, which is right for
-            sinusoidal positions.
+        purpose: selects the special tokens around each text (see `Purpose`).
+        token_types: return `token_type_ids`, 0 and 1 for the first and second text of a pair.
+        min_frequency: of pairs of tokens that are merged.
+        model_max_length: limit of `truncation=True`; None for no limit, as for sinusoidal positions.
 
     Raises:
         UserError: `vocab_size` has no room for the bytes and special tokens, or there are no texts.
@@ -108,7 +105,7 @@ def train_tokenizer(
 
 
 def _in_thread(work: Callable[[], object]) -> None:
-    """Run something in a thread of its own, so that Ctrl-C and SIGTERM end the wait for it.
+    """Run a function in a thread, so that Ctrl-C and SIGTERM can end the wait.
 
     Python handles signals in the main thread, between its own instructions: library code can take minutes.
     """
@@ -129,7 +126,7 @@ def _in_thread(work: Callable[[], object]) -> None:
 
 
 def check_vocab_size(vocab_size: int, purpose: Purpose) -> None:
-    """Raise `UserError` unless a vocabulary has room for the bytes and the special tokens."""
+    """Raise a `UserError` unless a vocabulary has room for the bytes and the special tokens."""
     special_tokens = _special_tokens(purpose, mask_takes_space=True)
     smallest = NUM_BYTES + len(special_tokens)
     if vocab_size < smallest:
@@ -142,9 +139,9 @@ def check_vocab_size(vocab_size: int, purpose: Purpose) -> None:
 def byte_tokenizer(
     *, purpose: Purpose, token_types: bool = False, model_max_length: int | None = None
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer without words: each byte of the UTF-8 text is a token, and there is nothing to train.
+    """Return a tokenizer in which each byte of the UTF-8 text is a token; it needs no training.
 
-    A text has no space put in front of it. Arguments are those of `train_tokenizer`.
+    No space is added before a text. Arguments are those of `train_tokenizer`.
     """
     special_tokens = _special_tokens(purpose, mask_takes_space=False)
     names = [*map(str, special_tokens), *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -156,9 +153,9 @@ def byte_tokenizer(
 
 
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
-    """Bytes of text that each token of a byte-level tokenizer stands for: int64 [V]; special ones for none.
+    """Return the number of bytes in each token of a byte-level tokenizer: int64 [V]; 0 for special tokens.
 
-    What the tokenizer puts in front of a text (see `bytes_in_front`) is counted with its first token.
+    Bytes that the tokenizer adds before a text (see `bytes_in_front`) count in its first token.
     """
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     lengths = np.array([len(name) for name in names], dtype=np.int64)  # a character stands for each byte
@@ -167,20 +164,20 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a character stands for each byte in the names of tokens, told by the bytes of a text."""
+    """Return whether token names have a character for each byte, tested on a text."""
     text = "aé 中"
     (ids,) = TextCodec(tokenizer).token_ids([text], add_special_tokens=False)
     return int(bytes_of_tokens(tokenizer)[ids].sum()) - bytes_in_front(tokenizer) == len(text.encode())
 
 
 def bytes_in_front(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Bytes that a byte-level tokenizer puts in front of each text: 1 where it is a space, else 0."""
+    """Return the number of bytes that a byte-level tokenizer adds before each text: 1 for a space, else 0."""
     (ids,) = TextCodec(tokenizer).token_ids(["a"], add_special_tokens=False)
     return int(bytes_of_tokens(tokenizer)[ids].sum()) - 1
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The most tokens that a model takes as its tokenizer says, or None if it does not say."""
+    """Return the tokenizer's limit on tokens, or None if it has none."""
     longest = tokenizer.model_max_length
     return longest if isinstance(longest, int) and longest < _NO_LIMIT else None
 
@@ -188,20 +185,20 @@ def length_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def save_tokenizers(
     source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, directory: str | Path
 ) -> None:
-    """Save the source tokenizer in `directory` and, unless it is the same object, the target's below it."""
+    """Save the source tokenizer in `directory` and a different target tokenizer in a subfolder."""
     target_directory = Path(directory) / TARGET_SUBFOLDER
     _save_tokenizer(source, Path(directory))
     if target is not source:
         _save_tokenizer(target, target_directory)
     elif target_directory.exists():
-        shutil.rmtree(target_directory)  # of an earlier model, which would be loaded with this one
+        shutil.rmtree(target_directory)  # of an earlier model; it would be loaded with this one
 
 
 def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Return the source and target tokenizers of a folder: the same object where the vocabulary is shared.
+    """Return the source and target tokenizers of a folder, the same object if the vocabulary is shared.
 
     Raises:
-        UserError: there is no such folder, or no tokenizer in it, or a tokenizer that cannot be read.
+        UserError: the folder or a tokenizer is missing or cannot be read.
     """
     source = _load_tokenizer(Path(directory))
     target_directory = Path(directory) / TARGET_SUBFOLDER
@@ -209,19 +206,18 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
 
 
 def with_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> PreTrainedTokenizerBase:
-    """A copy of a tokenizer that skips each merge with probability `p` (Provilkov et al., 2020).
+    """Return a copy of a tokenizer that skips each merge with probability `p` (Provilkov et al., 2020).
 
-    For training only; the tokenizer itself stays as it is, whoever else uses it. The draws come from the
-    tokenizers library, which takes no seed: they differ from run to run.
+    For training only. The tokenizers library cannot be seeded, so the draws differ between runs.
 
     Raises:
-        UserError: `p` is not a probability, or the tokenizer is no BPE.
+        UserError: `p` is not a probability, or the tokenizer is not BPE.
     """
     if not 0 <= p <= 1:
         raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
     if not _is_bpe(tokenizer):
-        kind = type(tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer).__name__
-        raise UserError(f"BPE-dropout needs a BPE tokenizer and this one is {kind}; leave it at 0")
+        found = type(tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer).__name__
+        raise UserError(f"BPE-dropout needs a BPE tokenizer and this one is {found}; leave it at 0")
     other = copy.deepcopy(tokenizer)
     other.backend_tokenizer.model.dropout = p or None
     return other
@@ -232,7 +228,7 @@ def _is_bpe(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _special_tokens(purpose: Purpose, mask_takes_space: bool) -> list[AddedToken]:
-    """In the order of their ids; a mask may stand for a word with the space in front of it."""
+    """Return the special tokens in the order of their ids; a mask may include the space before it."""
     tokens = [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
     if purpose == "masked":
         tokens.append(AddedToken(MASK_TOKEN, special=True, normalized=False, lstrip=mask_takes_space))
@@ -246,9 +242,9 @@ _PIECES_OF_BYTES = [
 
 
 def _with_words(tokenizer: Tokenizer, purpose: Purpose) -> Tokenizer:
-    """Cut texts into words, with a space in front of the first too."""
+    """Make a tokenizer split texts into words, with a space before the first too."""
     if purpose == "masked":
-        # What follows a mask is no beginning. (A space that a text begins with itself is lost when decoded.)
+        # Only the first piece gets a space, not the text after a mask. (Decoding drops a text's own space.)
         first_space = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first_space, *_PIECES_OF_BYTES])
     else:
@@ -282,13 +278,13 @@ def _for_transformers(
         padding_side="right",
         model_input_names=names,
         split_special_tokens=purpose != "masked",  # "</s>" inside a text is text
-        clean_up_tokenization_spaces=False,  # the spaces before punctuation are the writer's
+        clean_up_tokenization_spaces=False,  # keep spaces before punctuation
         **options,
     )
 
 
 def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
-    """Pass the texts on, once it is sure that there is one."""
+    """Yield the texts; raise a UserError if there are none."""
     iterator = iter(texts)
     try:
         first = next(iterator)
@@ -301,9 +297,9 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     if _is_bpe(tokenizer) and tokenizer.backend_tokenizer.model.dropout:
-        tokenizer = with_bpe_dropout(tokenizer, 0)  # dropout would be saved and loaded again
+        tokenizer = with_bpe_dropout(tokenizer, 0)  # else the dropout is saved
     with exclusive(tokenizer):
-        if tokenizer.is_fast:  # or what the last call set would be saved with it
+        if tokenizer.is_fast:  # else the settings of the last call are saved
             tokenizer.backend_tokenizer.no_padding()
             tokenizer.backend_tokenizer.no_truncation()
         tokenizer.save_pretrained(directory)
@@ -325,7 +321,7 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
-    except Exception as error:  # the tokenizers library raises nothing more specific
+    except Exception as error:  # the tokenizers library raises no specific error
         if not any(any(directory.glob(pattern)) for pattern in _VOCABULARIES):
             raise UserError(f"{directory / 'tokenizer.json'} is missing; use another checkpoint") from error
         reason = one_line(f"{type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""Files that are written whole and read with checks: JSON, YAML, lines; and files of the Hub."""
+"""Files: atomic writes, JSON, YAML and lines; and the Hub's client."""

@@ -1,4 +1,4 @@
-"""Files and folders that appear once they are complete, and hashes that tell whether they still are."""
+"""Atomic writing of files and folders, and their hashes."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically and durably; safe with concurrent writers.
 
     Raises:
-        OSError: the file cannot be written; what was there stays.
+        OSError: the file cannot be written; the old file stays.
     """
     unfinished = unfinished_path(path)
     try:
@@ -34,14 +34,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Where this thread writes a file or a folder before it gets its name (see `discard_unfinished`)."""
+    """Return the temporary path of this thread for a file or folder (see `discard_unfinished`)."""
     owner = f"{_HOST}-{os.getpid()}-{threading.get_native_id()}"
     return path.with_name(f"unfinished-{owner}-{path.name[:40]}")
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Delete what processes of this machine left unfinished in a folder when they died."""
-    if os.name != "posix":  # elsewhere there is no harmless way to ask for a process
+    """Delete temporary files that dead processes of this machine left in a folder."""
+    if os.name != "posix":  # elsewhere there is no harmless test for a process
         return
     for path in folder.glob("unfinished-*"):
         owner = re.match(rf"unfinished-{re.escape(_HOST)}-(\d+)-\d+-", path.name)
@@ -60,7 +60,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link, or a folder with all that it holds; errors are ignored."""
+    """Delete a file, a link, or a folder with its contents; ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -69,7 +69,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # Windows cannot open folders
@@ -85,7 +85,7 @@ def check_empty(output: Path, what: str) -> None:
 
     Args:
         output: the folder.
-        what: is to be written there, such as "the student".
+        what: the content, for the message, such as "the student".
     """
     if not os.path.lexists(output):
         return
@@ -99,17 +99,16 @@ def check_empty(output: Path, what: str) -> None:
 
 @contextmanager
 def whole_folder(output: Path, what: str) -> Iterator[Path]:
-    """Give a folder to write files into, which move into `output` when the block ends without an error.
+    """Yield a temporary folder whose files move into `output` when the block succeeds.
 
-    After an error, a full disk for one, nothing is left: the same command can be tried again. What can be
-    known before the work, `check_output_folder` tells.
+    After an error nothing is left, so the same command can be repeated.
 
     Args:
         output: a folder that is empty or does not exist yet; it may be a mount point.
-        what: is to be written there, such as "the student".
+        what: the content, for messages, such as "the student".
 
     Raises:
-        UserError: `output` is not empty, or cannot be made.
+        UserError: `output` is not empty, or cannot be created.
         RunError: the files cannot be written.
     """
     moved: list[Path] = []
@@ -130,13 +129,13 @@ def whole_folder(output: Path, what: str) -> Iterator[Path]:
 
 
 def check_output_folder(output: Path, what: str) -> None:
-    """Raise a UserError unless `whole_folder` can make the folder and write into it."""
+    """Raise a UserError unless `whole_folder` can create the folder and write into it."""
     unfinished, made = _make_unfinished(output, what)
     _remove_all([unfinished], made)
 
 
 def _make_unfinished(output: Path, what: str) -> tuple[Path, list[Path]]:
-    """An empty folder in `output`, and the folders that were made for it, the deepest first."""
+    """Return a new folder in `output`, and the folders created for it, the deepest first."""
     if "\ufffd" in os.fsencode(output).decode(errors="replace"):
         raise UserError(f"output {output} has a name that is not UTF-8; give another one for {what}")
     made = [folder for folder in (output, *output.absolute().parents) if not os.path.exists(folder)]
@@ -162,7 +161,7 @@ def _remove_all(paths: list[Path], empty_folders: list[Path]) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The hash of a file, of any size, in hexadecimal digits."""
+    """Return the SHA-256 hash of a file in hexadecimal digits, in bounded memory."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -1,7 +1,7 @@
-"""Time-outs for the Hub's client, and a line that says what is waited for.
+"""Time-outs for the Hub's client, and a message while it waits.
 
-The library's own client waits without end for a Hub that accepts a connection and then says nothing, and
-where it gives up, it takes what the cache holds without a word.
+The library's client waits forever for a Hub that accepts a connection and does not answer, and falls back to
+the cache silently.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from huggingface_hub.utils import _http
 
 logger = logging.getLogger(__name__)
 
-SECONDS_OF_SILENCE = 5.0  # before it is told what is waited for
-UPLOAD_PATIENCE = 6  # the Hub takes longer to answer to what it has to store
+SECONDS_OF_SILENCE = 5.0  # before a message says what the client waits for
+UPLOAD_PATIENCE = 6  # the Hub answers uploads more slowly
 
-_problems: list[str] = []  # of the requests since the last one that was answered
+_problems: list[str] = []  # of the requests since the last answer
 
 
 def use_patient_client() -> None:
-    """Give the Hub's client time-outs, unless a program has set a client of its own.
+    """Give the Hub's client time-outs, unless the program has set its own client.
 
-    A request waits HF_HUB_DOWNLOAD_TIMEOUT or HF_HUB_ETAG_TIMEOUT seconds (the library's default is 10), the
-    longer of both, for each part of an answer, and six times as long where something is sent. The second
-    time-out in a row is an error that the library does not meet by asking again.
+    A request waits for each part of an answer for HF_HUB_DOWNLOAD_TIMEOUT or HF_HUB_ETAG_TIMEOUT seconds
+    (default 10), whichever is longer, and six times as long for uploads. The second time-out in a row raises
+    an error that the library does not retry.
     """
     _problems.clear()
     if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
@@ -35,7 +35,7 @@ def use_patient_client() -> None:
 
 
 def last_problem() -> str | None:
-    """Why the last request since `use_patient_client` had no answer; None if it had one."""
+    """Describe why the last request since `use_patient_client` had no answer; None if it had one."""
     return _problems[-1] if _problems else None
 
 
@@ -73,7 +73,7 @@ def _patient_client() -> Any:
 
 
 def _set_timeouts(request: Any) -> float:
-    """Bound how long each part of an answer is waited for, and return it."""
+    """Limit the wait for each part of an answer, and return the limit."""
     seconds = float(max(constants.HF_HUB_DOWNLOAD_TIMEOUT, constants.HF_HUB_ETAG_TIMEOUT))
     if request.method not in ("GET", "HEAD"):
         seconds *= UPLOAD_PATIENCE

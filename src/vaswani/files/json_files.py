@@ -1,4 +1,4 @@
-"""JSON that is read from files that may be damaged, and JSON that is written and must be valid."""
+"""Read JSON files that may be damaged, and write valid JSON."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 
 from vaswani.errors import RunError, UserError
 
-LARGEST_FILE = 1 << 28  # bytes; the largest tokenizers of the Hub have a tenth of this
+LARGEST_FILE = 1 << 28  # bytes; ten times the largest tokenizers on the Hub
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Raises:
-        UserError: it is missing, a folder, unreadable, or holds something else; the message names the file
-            and says what to do.
+        UserError: the file is missing, a folder or unreadable, or holds something else.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-            raise UserError(f"{path} is no regular file; use another checkpoint")
+        if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would block
+            raise UserError(f"{path} is not a regular file; use another checkpoint")
         if path.stat().st_size > LARGEST_FILE:
             raise UserError(f"{path} is larger than {LARGEST_FILE:,} bytes; use another checkpoint")
         value = json.loads(path.read_bytes().decode("utf-8"))
@@ -32,9 +31,9 @@ def read_object(path: Path) -> dict[str, Any]:
             raise
         raise UserError(f"{path} is damaged or half-written ({error}); use another checkpoint") from error
     if not isinstance(value, dict):
-        kind = type(value).__name__
         raise UserError(
-            f"{path} holds a JSON value of type {kind}; expected an object: use another checkpoint"
+            f"{path} holds a JSON value of type {type(value).__name__}; expected an object: use another "
+            "checkpoint"
         )
     return value
 
@@ -50,7 +49,7 @@ def unreadable(path: Path, error: OSError) -> str:
 
 
 def finite_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON that every reader takes: without NaN and infinity.
+    """Return a value as standard JSON, which has no NaN and infinity.
 
     Raises:
         RunError: the value holds NaN or infinity.
@@ -74,7 +73,7 @@ def without_non_finite(value: Any) -> Any:
 
 
 def _first_non_finite(value: Any, name: str = "") -> str:
-    """The place of the first NaN or infinity in a JSON value, with the value; empty if there is none."""
+    """Return the place and value of the first NaN or infinity in a JSON value; empty if there is none."""
     if isinstance(value, float):
         return "" if math.isfinite(value) else f"{name or 'value'}={value}"
     parts = (

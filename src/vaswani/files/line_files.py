@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from vaswani.errors import PipeClosedError, RunError, UserError
 
 STANDARD_STREAM = "-"
-LONGEST_LINE = 1 << 22  # bytes; a tokenizer takes up to 400 times as many, and /dev/zero never ends
+LONGEST_LINE = 1 << 22  # bytes; tokenizing takes up to 400 times as much memory, and /dev/zero never ends
 
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -41,10 +41,10 @@ def open_lines(name: str) -> Iterator[BinaryIO]:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a stream, each with its line feed, which the last may lack.
+    """Yield the lines of a stream with their line feeds, which the last may lack.
 
     Raises:
-        UserError: a line of more than `LONGEST_LINE` bytes, naming its number; a text in UTF-16.
+        UserError: a line is longer than `LONGEST_LINE` bytes, or the text is UTF-16.
         RunError: the stream cannot be read.
     """
     number = 0
@@ -67,7 +67,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def count_lines(name: str) -> int | None:
-    """Count the lines of a file; None where counting would use them up."""
+    """Count the lines of a file; None for pipes and streams, which can be read only once."""
     if not os.path.isfile(name):
         return None
     with open_lines(name) as stream:
@@ -75,7 +75,7 @@ def count_lines(name: str) -> int | None:
 
 
 def check_not_input(output: str, *inputs: str | Path | None) -> None:
-    """Raise a UserError if the output would replace a file that is read."""
+    """Raise a UserError if the output would replace an input file."""
     for name in inputs:
         if name and os.path.isfile(output) and os.path.isfile(name) and os.path.samefile(output, name):
             raise UserError(f"--output {output} would replace the input {name}; give another file")
@@ -84,11 +84,11 @@ def check_not_input(output: str, *inputs: str | Path | None) -> None:
 class LineWriter:
     """Writes lines to a file, which appears when it is complete, or to standard output for "-".
 
-    Until then, and after a failure, the lines are in the file's name + ".partial".
+    Until then, and after a failure, the lines are in a file of that name + ".partial".
 
     Raises:
         UserError: the file cannot be opened.
-        PipeClosedError: standard output is a pipe that nobody reads any more.
+        PipeClosedError: standard output is a closed pipe.
         RunError: a line cannot be written, for example because the disk is full.
     """
 
@@ -108,7 +108,7 @@ class LineWriter:
             self._stream = open(self._name, "wb")  # noqa: SIM115 - closed in __exit__
         except (OSError, ValueError) as error:
             folder = Path(name).absolute().parent
-            advice = "" if os.path.exists(folder) else f"; make the folder {folder} first"
+            advice = "" if os.path.exists(folder) else f"; create the folder {folder} first"
             raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
 
     def write(self, line: str) -> None:
@@ -122,10 +122,10 @@ class LineWriter:
         self._is_empty = False
 
     def _check_open(self) -> None:
-        """Fail now, and not after hours of work, where standard output is closed or its disk is full."""
+        """Raise now, not after hours of work, if standard output is closed or its disk is full."""
         try:
             os.write(self._stream.fileno(), b"")
-        except io.UnsupportedOperation:  # it lives in memory
+        except io.UnsupportedOperation:  # a stream in memory
             return
         except OSError as error:
             raise self._failure(error) from error
@@ -139,7 +139,7 @@ class LineWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_class: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if self._is_standard:
             return
@@ -162,13 +162,13 @@ class LineWriter:
 
 
 def give_up(stream: Any) -> None:
-    """Drop what a stream could not write, or Python would try again, and complain, at the end."""
+    """Discard what a stream could not write: Python would try again, and complain, at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def reason(error: Exception) -> str:
-    """What the system says about a file, without Python's number and quotes."""
+    """Return the system's message for an error, without Python's number and quotes."""
     if getattr(error, "errno", None) == errno.EBADF:
         return "it is closed"
     return getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""YAML as this project reads it: plain values only, and no key twice."""
+"""YAML with plain values only and without duplicate keys."""
 
 import reprlib
 from typing import Any
@@ -13,8 +13,8 @@ def load_yaml(text: str) -> Any:
     """Read YAML into plain values.
 
     Raises:
-        yaml.YAMLError: for text that is not YAML, that is nested too deeply, or that gives a key twice: of
-            these PyYAML would keep the last.
+        yaml.YAMLError: the text is not YAML, is nested too deeply, or gives a key twice, of which PyYAML
+            would keep the last.
     """
     try:
         return yaml.load(text, _Loader)
@@ -23,12 +23,12 @@ def load_yaml(text: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its beginning, since a few aliases can stand for gigabytes."""
+    """Return the beginning of a value for a message: a few aliases can expand to gigabytes."""
     return _SHORT.repr(value)
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which refuses a mapping that has a key twice."""
+    """PyYAML's safe loader, which rejects duplicate keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -1,1 +1,1 @@
-"""Sharing a model: its card, what travels with it, and the upload."""
+"""Opening checkpoints, model cards and pushing to the Hub."""

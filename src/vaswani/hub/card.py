@@ -1,11 +1,11 @@
-"""The model card: a Markdown file for people, under metadata for the Hub; both say only what is known."""
+"""The model card: metadata for the Hub and a Markdown text, which state only what is known."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -25,7 +25,7 @@ from vaswani.hub.plain_card import (
 from vaswani.hub.run_metadata import DISTILLATION_PLOT, RunMetadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
-# Fields of a training's configuration that the card lists, if they are known.
+# Training settings that the card lists where they are known.
 LISTED_SETTINGS = (
     *("max_steps", "num_train_epochs", "max_tokens_per_batch", "gradient_accumulation_steps"),
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "label_smoothing_factor", "weight_decay"),
@@ -37,95 +37,64 @@ LISTED_SETTINGS = (
 NOT_STATED = "not stated"
 
 
-class Kind(NamedTuple):
-    """What models of a kind do.
-
-    Args:
-        pipeline: as the Hub calls it.
-        errs: what one does wrong.
-        trained: on what it was trained to do what.
-    """
-
-    pipeline: str
-    errs: str
-    trained: Callable[[RunMetadata], str]
-
-
-def _trained_on_pairs(facts: RunMetadata) -> str:
-    source, target = (facts.settings.get(f"{side}_field", side) for side in ("source", "target"))
-    way = "distilled" if facts.settings.get("teacher") else "trained"
-    return f"{way} on {name_of_data(facts)} to write the `{target}` of a row when it is given the `{source}`"
-
-
-def _trained_on_labels(facts: RunMetadata) -> str:
-    begin = facts.settings.get("model")
-    what = f"fine-tuned from {Path(str(begin)).name}" if begin else "fine-tuned"
-    if facts.settings.get("from_scratch"):
-        what = "trained from new weights"
-    label = facts.settings.get("label_field", "label")
-    return f"{what} on {name_of_data(facts)} to tell the `{label}` of a text"
-
-
-KIND_OF_TASK = {  # of models that were trained on pairs of texts
-    task: Kind(task, "writes something wrong", _trained_on_pairs) for task in ("translation", "summarization")
+# What models of these classes do, as the Hub calls it.
+PIPELINES = {
+    "ForMaskedLM": "fill-mask",
+    "ForPreTraining": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
 }
 
 
-def _trained_to(do: str) -> Callable[[RunMetadata], str]:
-    return lambda facts: f"trained on {name_of_data(facts)} to {do}"
+def _pipeline(run: RunMetadata) -> str:
+    found = (task for suffix, task in PIPELINES.items() if _class_name(run).endswith(suffix))
+    return next(found, "summarization" if run.settings.get("task") == "summarization" else "translation")
 
 
-_FILL_IN, _FOLLOWS = "fill in masked words", ", and to tell whether one text follows another"
-KINDS = {
-    "ForMaskedLM": Kind("fill-mask", "fills in something wrong", _trained_to(_FILL_IN)),
-    "ForPreTraining": Kind("fill-mask", "fills in something wrong", _trained_to(_FILL_IN + _FOLLOWS)),
-    "ForCausalLM": Kind("text-generation", "writes something wrong", _trained_to("continue texts")),
-    "ForSequenceClassification": Kind("text-classification", "tells something wrong", _trained_on_labels),
-    "ForTokenClassification": Kind("token-classification", "tells something wrong", _trained_on_labels),
-}
+def _class_name(run: RunMetadata) -> str:
+    return next(iter(run.config.architectures or ()), "")
 
 
-def _kind(facts: RunMetadata) -> Kind:
-    names = facts.config.architectures or [""]
-    found = (kind for suffix, kind in KINDS.items() if names[0].endswith(suffix))
-    return next(found, KIND_OF_TASK.get(facts.settings.get("task", ""), KIND_OF_TASK["translation"]))
+def _is_trained_on_pairs(run: RunMetadata) -> bool:
+    return _pipeline(run) in ("translation", "summarization")
 
 
-def model_card(facts: RunMetadata, repo_id: str) -> ModelCard:
-    """The card of a model.
+def model_card(run: RunMetadata, repo_id: str) -> ModelCard:
+    """Return the card of a model.
 
     Args:
-        facts: what is known of it.
-        repo_id: where the model can be loaded from; its last part is the model's name.
+        run: what is known about the model and its training.
+        repo_id: where the model is loaded from; its last part is the model's name.
     """
     name = repo_id.rpartition("/")[2]
     sections = {
-        "Use": _usage(facts, repo_id),
-        "Results": _results(facts),
-        "Data": _data(facts),
-        "Training": _training(facts),
-        "Architecture": _architecture(facts),
-        "Limits": "\n".join(f"- {limit}" for limit in _limits(facts)),
+        "Use": _usage(run, repo_id),
+        "Results": _results(run),
+        "Data": _data(run),
+        "Training": _training(run),
+        "Architecture": _architecture(run),
+        "Limits": "\n".join(f"- {limit}" for limit in _limits(run)),
     }
-    parts = [f"# {name}", _summary(facts)]
+    parts = [f"# {name}", _summary(run)]
     parts += [f"## {title}\n\n{text}" for title, text in sections.items() if text]
-    if facts.distillation:
-        picture = f"\n\n![Quality against speed]({DISTILLATION_PLOT})" if facts.has_plot else ""
-        parts.insert(-1, facts.distillation.strip() + picture)
-    return card_of(_metadata(facts, name), parts)
+    if run.distillation:
+        picture = f"\n\n![Quality against speed]({DISTILLATION_PLOT})" if run.has_plot else ""
+        parts.insert(-1, run.distillation.strip() + picture)
+    return card_of(_metadata(run, name), parts)
 
 
-def write_card(folder: Path, facts: RunMetadata, repo_id: str) -> None:
-    """Write the card into a folder, unless there is one that someone wrote."""
+def write_card(folder: Path, run: RunMetadata, repo_id: str) -> None:
+    """Write the card into a folder, unless a card written by hand is there."""
     if handwritten_card(folder) is None:
-        write_whole(folder / CARD_FILE_NAME, str(model_card(facts, repo_id)).encode())
+        write_whole(folder / CARD_FILE_NAME, str(model_card(run, repo_id)).encode())
 
 
 def handwritten_card(folder: Path) -> str | None:
-    """The card in a folder that someone wrote; None where there is none, or one of ours.
+    """Return the text of a card that was written by hand; None for a generated card or none.
 
     Raises:
-        UserError: it cannot be read, or is not UTF-8.
+        UserError: the file cannot be read or is not UTF-8.
     """
     path = folder / CARD_FILE_NAME
     try:
@@ -144,53 +113,54 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def check_stated(language: Sequence[str], license_name: str | None) -> None:
-    """Raise `UserError` for codes that the Hub does not take in the metadata of a card."""
+    """Raise `UserError` for language or licence codes that the Hub does not accept."""
     for code in language:
         if not _LANGUAGE.fullmatch(code):
-            raise UserError(f"language={code!r} is no language code; expected one such as 'de' or 'pt-BR'")
+            raise UserError(f"language={code!r} is not a language code; expected one such as 'de' or 'pt-BR'")
     if license_name is not None and not _LICENSE.fullmatch(license_name):
         raise UserError(
-            f"license={license_name!r} is no name of the Hub's; expected one such as 'apache-2.0' or 'mit'"
+            f"license={license_name!r} is not an identifier of the Hub; expected one such as 'apache-2.0' "
+            "or 'mit'"
         )
 
 
 # ------------------------------------------------------------------------------------------------- metadata
 
 
-def _metadata(facts: RunMetadata, name: str) -> ModelCardData:
-    hub_dataset = _hub_dataset(facts)
+def _metadata(run: RunMetadata, name: str) -> ModelCardData:
+    hub_dataset = _hub_dataset(run)
     return ModelCardData(
-        language=_languages(facts) or None,
-        license=facts.settings.get("license"),
+        language=_languages(run) or None,
+        license=run.settings.get("license"),
         library_name="transformers",
-        pipeline_tag=_kind(facts).pipeline if facts.evaluation else None,
-        tags=_tags(facts),
+        pipeline_tag=_pipeline(run) if run.evaluation else None,
+        tags=_tags(run),
         datasets=[hub_dataset] if hub_dataset else None,
-        metrics=list(dict.fromkeys(map(_hub_metric, facts.evaluation.get("metrics", {})))) or None,
+        metrics=list(dict.fromkeys(map(_hub_metric, run.evaluation.get("metrics", {})))) or None,
         model_name=name,
-        eval_results=list(_eval_results(facts)) or None,
+        eval_results=list(_eval_results(run)) or None,
     )
 
 
-def _tags(facts: RunMetadata) -> list[str]:
-    config = facts.config
+def _tags(run: RunMetadata) -> list[str]:
+    config = run.config
     tags = (
         model_tags(config)
         if isinstance(config, VaswaniFamilyConfig)
         else [config.model_type, *(["encoder-decoder"] if config.is_encoder_decoder else [])]
     )
-    return [*tags, *(["knowledge-distillation"] if facts.distillation else [])]
+    return [*tags, *(["knowledge-distillation"] if run.distillation else [])]
 
 
-def _eval_results(facts: RunMetadata) -> Iterator[EvalResult]:
-    evaluation, task = facts.evaluation, _kind(facts).pipeline
+def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
+    evaluation, task = run.evaluation, _pipeline(run)
     for metric, score in evaluation.get("metrics", {}).items():
         yield EvalResult(
             task_type=task,
             task_name=task.replace("-", " ").capitalize(),
-            dataset_type=_hub_dataset(facts) or name_of_data(facts),
-            dataset_name=name_of_data(facts),
-            dataset_config=facts.settings.get("dataset_config"),
+            dataset_type=_hub_dataset(run) or name_of_data(run),
+            dataset_name=name_of_data(run),
+            dataset_config=run.settings.get("dataset_config"),
             dataset_split=evaluation["split"],
             metric_type=_hub_metric(metric),
             metric_name=score["name"],
@@ -200,70 +170,89 @@ def _eval_results(facts: RunMetadata) -> Iterator[EvalResult]:
 
 
 def _hub_metric(name: str) -> str:
-    """As the Hub calls it: one `rouge` of several kinds."""
+    """Return the Hub's name of a metric: all ROUGE variants are `rouge`."""
     return "rouge" if name.startswith("rouge") else name
 
 
-def _languages(facts: RunMetadata) -> list[str]:
-    """Codes of languages, as the Hub takes them: without scripts and regions."""
-    stated = facts.settings.get("language") or facts.corpus.get("locales") or []
+def _languages(run: RunMetadata) -> list[str]:
+    """Return language codes without script and region, as the Hub expects them."""
+    stated = run.settings.get("language") or run.corpus.get("locales") or []
     return sorted({code.replace("_", "-").partition("-")[0] for code in stated})
 
 
-def _hub_dataset(facts: RunMetadata) -> str | None:
-    """The name of a data set that came from the Hub."""
-    splits = [value for value in facts.corpus.values() if isinstance(value, dict)]
+def _hub_dataset(run: RunMetadata) -> str | None:
+    """Return the name of a data set from the Hub, or None."""
+    splits = [value for value in run.corpus.values() if isinstance(value, dict)]
     return next((split["dataset"] for split in splits if split.get("dataset")), None)
 
 
-def name_of_data(facts: RunMetadata) -> str:
-    """What the data are called: as stated, or as they were given, without the folders of this machine."""
-    settings = facts.settings
-    if name := settings.get("data_name") or _hub_dataset(facts):
+def name_of_data(run: RunMetadata) -> str:
+    """Return the stated name of the data, or the file names, without local folders."""
+    settings = run.settings
+    if name := settings.get("data_name") or _hub_dataset(run):
         return name
     paths = [settings["dataset"]] if settings.get("dataset") else settings.get("train_file") or []
-    return " and ".join(Path(path).name for path in paths) or "data that were not recorded"
+    return " and ".join(Path(path).name for path in paths) or "unrecorded data"
 
 
 # ------------------------------------------------------------------------------------------------- sections
 
 
-def _summary(facts: RunMetadata) -> str:
-    config = facts.config
+def _summary(run: RunMetadata) -> str:
+    config = run.config
     if isinstance(config, VaswaniFamilyConfig):
-        what = describe(config, facts.num_parameters)
+        what = describe(config, run.num_parameters)
     else:
-        kind = "An encoder-decoder" if config.is_encoder_decoder else "A model"
-        what = f"{kind} of type {config.model_type} with {facts.num_parameters:,} parameters"
+        form = "An encoder-decoder" if config.is_encoder_decoder else "A model"
+        what = f"{form} of type {config.model_type} with {run.num_parameters:,} parameters"
     parts = [f"{what}."]
-    if facts.corpus:
-        parts.append(f"It was {_kind(facts).trained(facts)}, with the `vaswani` plugin.")
-    if facts.unfinished:
-        parts.append(f"**Its training goes on: this is {facts.unfinished}.**")
+    if run.corpus:
+        parts.append(f"It was {_training_task(run)}, with the `vaswani` plugin.")
+    if run.unfinished:
+        parts.append(f"**Training is not finished: this is {run.unfinished}.**")
     return " ".join(parts)
 
 
-def _usage(facts: RunMetadata, repo_id: str) -> str:
-    example: dict[str, Any] = next(iter(facts.evaluation.get("examples", ())), {})
+def _training_task(run: RunMetadata) -> str:
+    """Training data and task."""
+    settings, pipeline, data = run.settings, _pipeline(run), name_of_data(run)
+    if pipeline == "fill-mask":
+        pairs = ", and to predict whether one text follows another"
+        return f"trained on {data} to fill in masked words" + (
+            pairs if _class_name(run).endswith("ForPreTraining") else ""
+        )
+    if pipeline == "text-generation":
+        return f"trained on {data} to continue texts"
+    if _is_trained_on_pairs(run):
+        how = "distilled" if settings.get("teacher") else "trained"
+        source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
+        return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
+    how = f"fine-tuned from {Path(str(settings['model'])).name}" if settings.get("model") else "fine-tuned"
+    how = "trained from new weights" if settings.get("from_scratch") else how
+    return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of a text"
+
+
+def _usage(run: RunMetadata, repo_id: str) -> str:
+    example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), {})
     text = example.get("source", example.get("text", "Guten Tag!"))
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
-    return usage(facts.config, repo_id, _shortened(text), facts.target_tokenizer)
+    return usage(run.config, repo_id, _shortened(text), run.target_tokenizer)
 
 
-def _results(facts: RunMetadata) -> str:
-    evaluation = facts.evaluation
+def _results(run: RunMetadata) -> str:
+    evaluation = run.evaluation
     if not evaluation:
-        return "No scores are known: the training had nothing to evaluate on, or has not come to its end."
+        return "No scores are known: the run had no evaluation data, or is not finished."
     search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
     rows = map(_score_cells, evaluation["metrics"].values())
     parts = [
-        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {name_of_data(facts)}"
+        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {name_of_data(run)}"
         + (f", decoded with {search}:" if search else ":"),
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",
     ]
     if evaluation.get("examples"):
-        parts += ["Rows of that split, evenly spread and not chosen:", _examples(evaluation["examples"])]
+        parts += ["Evenly spaced rows of that split:", _examples(evaluation["examples"])]
     return "\n\n".join(parts)
 
 
@@ -280,7 +269,7 @@ def _examples(examples: list[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A text, a label, or a list of words or labels."""
+    """Return a table cell for a text, a label, or a list of words or labels."""
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return " ".join(_shortened(text).split()).replace("|", "\\|")
 
@@ -289,20 +278,20 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]} …"
 
 
-def _data(facts: RunMetadata) -> str:
-    corpus, settings = facts.corpus, facts.settings
+def _data(run: RunMetadata) -> str:
+    corpus, settings = run.corpus, run.settings
     lines = [
-        f"- Name: {name_of_data(facts)}" + _in_brackets(settings.get("dataset_config")),
-        f"- Source: {settings.get('data_url') or corpus.get('source') or _origin(facts)}",
+        f"- Name: {name_of_data(run)}" + _in_brackets(settings.get("dataset_config")),
+        f"- Source: {settings.get('data_url') or corpus.get('source') or _origin(run)}",
         f"- Licence: {settings.get('data_license') or corpus.get('license') or NOT_STATED}",
-        f"- Languages: {', '.join(_languages(facts)) or NOT_STATED}",
+        f"- Languages: {', '.join(_languages(run)) or NOT_STATED}",
     ]
     for split, count in corpus.get("rows", {}).items():
         files = corpus.get(split, {}).get("files", [])
         hashes = ", ".join(
             f"`{Path(file['path']).name}` SHA-256 `{file['sha256']}`"
             for file in files
-            if "sha256" in file  # a stream is not read for it
+            if "sha256" in file  # streamed files are not hashed
         )
         rows = f"{count:,} rows" if isinstance(count, int) else count
         lines.append(f"- {split}: {rows}" + _in_brackets(hashes))
@@ -315,67 +304,64 @@ def _in_brackets(text: str | None) -> str:
     return f" ({text})" if text else ""
 
 
-def _origin(facts: RunMetadata) -> str:
-    name = _hub_dataset(facts)
+def _origin(run: RunMetadata) -> str:
+    name = _hub_dataset(run)
     return f"https://huggingface.co/datasets/{name}" if name else NOT_STATED
 
 
-def _training(facts: RunMetadata) -> str:
-    rows = [(f"`{name}`", _plain(value)) for name, value in _listed_settings(facts)]
+def _training(run: RunMetadata) -> str:
+    rows = [(f"`{name}`", _plain(value)) for name, value in _listed_settings(run)]
     if not rows:
         return ""
-    versions = facts.evaluation.get("versions", {})
+    versions = run.evaluation.get("versions", {})
     made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
-    parts = [markdown_table(["Setting", "Value"], rows), *_resumptions(facts)]
-    return "\n\n".join([*parts, *([f"With {made_with}."] if made_with else [])])
+    parts = [markdown_table(["Setting", "Value"], rows), *_resumptions(run)]
+    return "\n\n".join([*parts, *([f"Versions: {made_with}."] if made_with else [])])
 
 
-def _resumptions(facts: RunMetadata) -> Iterator[str]:
-    """What changed when the run was resumed, of the settings that are listed."""
-    for resumption in facts.settings.get(HISTORY, ()):
+def _resumptions(run: RunMetadata) -> Iterator[str]:
+    """Yield a sentence for each resumption that changed a listed setting."""
+    for resumption in run.settings.get(HISTORY, ()):
         changes = [
-            f"`{name}` was {_plain(before)} and is {_plain(now)}"
+            f"`{name}` changed from {_plain(before)} to {_plain(now)}"
             for name, (before, now) in resumption["changed"].items()
             if name in LISTED_SETTINGS or name == "num_processes"
         ]
         if changes:
-            yield f"Resumed after update {resumption['update']:,}, from which on {', '.join(changes)}."
+            yield f"Resumed after update {resumption['update']:,}: {', '.join(changes)}."
 
 
-def _listed_settings(facts: RunMetadata) -> Iterator[tuple[str, Any]]:
+def _listed_settings(run: RunMetadata) -> Iterator[tuple[str, Any]]:
     for name in LISTED_SETTINGS:
-        value = facts.settings.get(name)
+        value = run.settings.get(name)
         if value is not None and value != [] and not (name == "max_steps" and value <= 0):
             yield name, value
 
 
 def _plain(value: Any) -> str:
-    """A setting without the folders of this machine."""
+    """Return a setting without local folders."""
     values = value if isinstance(value, list) else [value]
     return ", ".join(Path(each).name if isinstance(each, str) else str(each) for each in values)
 
 
-def _architecture(facts: RunMetadata) -> str:
-    if isinstance(facts.config, VaswaniFamilyConfig):
-        return architecture_table(facts.config, facts.num_parameters)
-    return f"As transformers' `{', '.join(facts.config.architectures or [])}`; see `config.json`."
+def _architecture(run: RunMetadata) -> str:
+    if isinstance(run.config, VaswaniFamilyConfig):
+        return architecture_table(run.config, run.num_parameters)
+    return f"That of `{_class_name(run)}` in transformers; see `config.json`."
 
 
-def _limits(facts: RunMetadata) -> Iterator[str]:
-    settings, config = facts.settings, facts.config
-    yield (
-        "It knows what its data taught it: on text of other kinds, domains or languages it "
-        f"{_kind(facts).errs}, without a sign that it is."
-    )
+def _limits(run: RunMetadata) -> Iterator[str]:
+    settings, config = run.settings, run.config
+    yield "Outside the domains and languages of its training data, expect errors without warning."
     if {"max_source_length", "max_target_length"} <= settings.keys():
         yield (
             f"It was trained on sources of up to {settings['max_source_length']:,} tokens and targets of up "
-            f"to {settings['max_target_length']:,}, and has not been tested beyond."
+            f"to {settings['max_target_length']:,} tokens; longer texts are untested."
         )
     if isinstance(config, VaswaniFamilyConfig) and config.position_embedding == "learned":
-        yield f"It has positions for {config.max_position_embeddings:,} tokens and takes no longer texts."
-    if facts.evaluation and _kind(facts) in KIND_OF_TASK.values():
-        yield "Its scores are against one reference for each row, of the kind of text that it was trained on."
-    yield "It was not examined for bias, nor for harmful or private text that it may repeat."
+        yield f"It has positions for {config.max_position_embeddings:,} tokens and rejects longer texts."
+    if run.evaluation and _is_trained_on_pairs(run):
+        yield "Scores compare with one reference per row, from the same source as the training data."
+    yield "It has not been examined for bias, or for harmful or private text that it may repeat."
     if not settings.get("license"):
-        yield "Under which licence it may be used is not stated: ask those who published it."
+        yield "No licence is stated; ask the publisher before you use it."

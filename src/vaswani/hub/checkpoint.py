@@ -1,4 +1,4 @@
-"""Opening a checkpoint for use: a model and its tokenizers, or one line that says what is wrong with it."""
+"""Load a checkpoint, a model and its tokenizers, or say in one line what is wrong with it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GENERATION_CONFIG = "generation_config.json"
 _ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
 
 
-# What a model of an Auto class does, and some that do, for those who gave one that does not.
+# For errors: what a model lacks that an Auto class does not load, and models that it loads.
 _PURPOSES = {
     "AutoModelForSeq2SeqLM": (
         "does not translate",
@@ -64,21 +64,21 @@ def load_checkpoint(
     auto_class: Any = AutoModelForSeq2SeqLM,
     allow_mismatch: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Return the model, in evaluation mode, with its source and its target tokenizer.
+    """Return a model in evaluation mode with its source and target tokenizers.
 
     Args:
-        name: a folder with any model that the Auto class loads, or its name on the Hub.
-        device: where to put the model; `None` means a CUDA device if there is one, and else the CPU.
+        name: a folder, or a name on the Hub.
+        device: `None` means a CUDA device if there is one, else the CPU.
         dtype: of the weights; `None` means as saved.
         revision: branch, tag or commit on the Hub; `None` means `main`.
-        auto_class: that loads it; `None` means the class that the checkpoint was saved from.
-        allow_mismatch: take tokenizers that seem to be another model's, and leave out weights that the model
-            has no place for.
+        auto_class: loads the model; `None` means the class that the checkpoint was saved from.
+        allow_mismatch: accept tokenizers that seem to belong to another model, and ignore weights that the
+            model has no parameter for.
 
     Raises:
-        UserError: no such folder; no model of that kind in it; weights missing, damaged, incomplete, not
-            finite or of another model; a tokenizer missing or of another model; a device or dtype that does
-            not exist here.
+        UserError: the folder is missing or holds no such model; weights are missing, damaged, incomplete,
+            not finite or of another model; a tokenizer is missing or of another model; the device or dtype
+            is not available.
     """
     device, dtype = _device(device), _dtype(dtype)
     directory = local_folder(name, revision)
@@ -88,9 +88,9 @@ def load_checkpoint(
     _check_generation_config(directory, meta_model(config, auto_class))
     model, report = load_weights(directory, auto_class or auto_class_of(config), config, dtype=dtype)
     unplaced = report["unexpected_keys"]
-    if auto_class is None:  # what a head computes is not asked for
+    if auto_class is None:  # weights of a head are not needed
         unplaced = [name for name in unplaced if is_of_base_model(name, model)]
-    remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, leaves out what has no place"
+    remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, ignores them"
     check_places(directory, report["missing_keys"], ())
     check_places(directory, (), () if allow_mismatch else unplaced, remedy)
     check_vocabulary(directory, model, source_tokenizer, target_tokenizer, allow_mismatch=allow_mismatch)
@@ -119,26 +119,26 @@ def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 
 def local_folder(name: str | Path, revision: str | None = None) -> Path:
-    """The folder of a model: itself, or where a model of the Hub was put.
+    """Return the local folder of a model, after downloading it where the name is one of the Hub.
 
-    Where the Hub does not answer, the copy in the cache is used, with a warning.
+    If the Hub does not answer, use the cached copy and log a warning.
 
     Raises:
-        UserError: found no local folder and no Hub model, the folder cannot be read, or a revision was given
-            to a folder.
+        UserError: there is no such folder or Hub model, the folder cannot be read, or a revision was given
+            for a folder.
     """
     folder = Path(name)
     if not _is_folder(folder):
         return _download(str(name), revision)
     if revision is not None:
         raise UserError(
-            f"revision {revision!r} is of a model on the Hub, and {name} is a folder: leave it out"
+            f"revision={revision!r} applies to models on the Hub, and {name} is a folder; leave it out"
         )
     return folder
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether there is such a folder; a UserError is raised if it may not be read."""
+    """Return whether a path is a folder; raise a UserError if it cannot be read."""
     try:
         return path.is_dir() and os.listdir(path) is not None
     except PermissionError as error:
@@ -146,7 +146,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    """Fetch a model from the Hub, or from its cache, and return the folder."""
+    """Download a model, or find it in the cache, and return its folder."""
     check_hub_name(name)
     use_patient_client()
     try:
@@ -155,17 +155,17 @@ def _download(name: str, revision: str | None) -> Path:
         cached = _cached(name, revision) if is_connection_lost(error) else None
         if cached is None:
             raise UserError(
-                f"model {name!r} is no local folder and cannot be loaded from the Hub: "
+                f"model {name!r} is not a local folder and cannot be loaded from the Hub: "
                 f"{describe_hub_failure(error, name, revision)}"
             ) from error
         directory = cached
     if problem := last_problem():
-        logger.warning("%s. The copy of %s in the cache is used: %s.", problem, name, directory)
+        logger.warning("%s. Using the cached copy of %s: %s.", problem, name, directory)
     return directory
 
 
 def _fetch(name: str, revision: str | None, **options: Any) -> Path:
-    """The folder of a model in the Hub's cache, after what is missing there has been fetched."""
+    """Download what the cache lacks of a model and return its folder there."""
     wanted = [*_ALL_BUT_WEIGHTS, "model*.safetensors"]
     directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))
     if not any(directory.glob("*.safetensors")):
@@ -174,7 +174,7 @@ def _fetch(name: str, revision: str | None, **options: Any) -> Path:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The folder of a model in the Hub's cache, if it is whole."""
+    """Return the cached folder of a model, or None unless it is complete."""
     try:
         return _fetch(name, revision, local_files_only=True)
     except LocalEntryNotFoundError:
@@ -194,10 +194,9 @@ def _load_config(directory: Path, auto_class: Any) -> PreTrainedConfig:
 
 
 def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
-    """Whether an Auto class makes of this configuration what it is.
+    """Return whether an Auto class loads a configuration as the model that was trained.
 
-    `AutoModelForCausalLM` would make a decoder of a BERT, or of half a translator, with weights that never
-    saw the task.
+    `AutoModelForCausalLM` also loads a BERT, or the decoder of a translator, which were not trained for it.
     """
     if auto_class is AutoModelForCausalLM:
         fills_gaps = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
@@ -207,11 +206,7 @@ def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
 
 
 def _check_generation_config(directory: Path, model: PreTrainedModel) -> None:
-    """Check the options of `generate` that are saved with a model, where there are any.
-
-    Raises:
-        UserError: they cannot be read, or their special tokens are not the model's.
-    """
+    """Raise a UserError if the saved options of `generate` are unreadable or name other special tokens."""
     path = directory / _GENERATION_CONFIG
     if not path.exists():
         return
@@ -220,12 +215,12 @@ def _check_generation_config(directory: Path, model: PreTrainedModel) -> None:
         generation = GenerationConfig.from_dict(values)
         generation.validate()
         _check_special_tokens(generation, model)
-    except Exception as error:  # of many kinds: a field of another type may fail anywhere
-        raise UserError(f"{path} cannot be used: {one_line(error)}; mend it, or delete it") from error
+    except Exception as error:  # a field of a wrong type may fail anywhere
+        raise UserError(f"{path} cannot be used: {one_line(error)}; correct it, or delete it") from error
 
 
 def _check_special_tokens(generation: GenerationConfig, model: PreTrainedModel) -> None:
-    """Raise a ValueError unless `generate` starts, pads and ends with tokens that the model has."""
+    """Raise a ValueError unless the special tokens of `generate` are in the model's vocabulary."""
     output: Any = model.get_output_embeddings()
     for name, value in generation.to_dict().items():
         for token in value if isinstance(value, list) else [value]:
@@ -234,7 +229,7 @@ def _check_special_tokens(generation: GenerationConfig, model: PreTrainedModel) 
             if not isinstance(token, int) or isinstance(token, bool):
                 raise ValueError(f"{name}={token!r} must be the number of a token")
             if output is not None and token >= len(output.weight):
-                raise ValueError(f"{name}={token} lies outside the vocabulary of {len(output.weight)} tokens")
+                raise ValueError(f"{name}={token} is outside the vocabulary of {len(output.weight)} tokens")
     if model.config.is_encoder_decoder:
         for name in ("decoder_start_token_id", "eos_token_id"):
             of_model, given = getattr(model.config, name, None), getattr(generation, name)

@@ -1,7 +1,7 @@
-"""Hashes of a saved model's files: a bit that flips on a disk changes what a model says, and nothing else.
+"""Hashes of a saved model's files, which detect bits that flip on a disk.
 
-Trainings and conversions write `model_hashes.json` beside the model; whoever loads the model here compares.
-A model without such a file, as other software writes it, is loaded unchecked.
+Training and conversion write `model_hashes.json` beside the model, and loading compares the files with it. A
+model without that file, as other software saves it, is not checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_TOKENIZERS = (
 
 
 def write_hashes(folder: Path) -> None:
-    """Write the hashes of the model and the tokenizers in a folder, once all of them are saved."""
+    """Write the hashes of the saved model and tokenizers in a folder."""
     patterns = (*_OF_MODEL, *_OF_TOKENIZERS, *(f"{TARGET_SUBFOLDER}/{name}" for name in _OF_TOKENIZERS))
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(files)}
@@ -31,22 +31,21 @@ def write_hashes(folder: Path) -> None:
 
 
 def forget_hashes(folder: Path) -> None:
-    """Delete the hashes in a folder, whose model is about to be saved anew."""
+    """Delete the hashes in a folder before its model is saved again."""
     (folder / HASHES).unlink(missing_ok=True)
 
 
 def check_hashes(folder: Path) -> None:
-    """Compare the files of a model with their hashes, where there are any; 260 MB take 0.3 s.
+    """Raise a UserError if a file differs from its hash, is missing or unreadable, or the hashes are damaged.
 
-    Raises:
-        UserError: a file is missing, unreadable or not what was written, or the hashes are damaged.
+    Does nothing where there are no hashes. 260 MB take 0.3 s.
     """
     path = folder / HASHES
     if not path.exists():
         return
     hashes = read_object(path).get("sha256")
     if not isinstance(hashes, dict) or any(Path(name).is_absolute() or ".." in name for name in hashes):
-        raise UserError(f"{path} holds no hashes; delete it to load the model without them")
+        raise UserError(f"{path} has no valid hashes; delete it to load the model without a check")
     for name, expected in hashes.items():
         try:
             if not (folder / name).is_file():
@@ -56,6 +55,6 @@ def check_hashes(folder: Path) -> None:
             raise UserError(unreadable(folder / name, error)) from error
         if found != expected:
             raise UserError(
-                f"{folder / name} is not what was written: its hash is another than in {HASHES}; use another "
+                f"{folder / name} is damaged: its hash differs from the one in {HASHES}; use another "
                 f"checkpoint, or delete {HASHES} if you changed the file yourself"
             )

@@ -1,4 +1,4 @@
-"""Publishing a trained model: all that it takes to use it elsewhere, in one commit, and nothing else."""
+"""Push a trained model to the Hub in one commit: only the files that are needed to use it."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ TOKENIZERS = (
     "chat_template.jinja",
 )
 PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *TOKENIZERS)
-# What the configuration and the card of a push are made from.
+# Files that the pushed configuration and card are made from.
 _READ = ("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, DISTILLATION_REPORT)
 
 
 def allowed_files(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
-    """The files of a folder that may leave this machine, and those of its target tokenizer, by name.
+    """Return the files of a folder that may be uploaded, with those of its target tokenizer, by name.
 
     Args:
         folder: of a model.
-        patterns: of their names; nothing else leaves.
+        patterns: names that may be uploaded.
 
     Raises:
-        UserError: one of them is a symbolic link, which may lead to any file of this machine.
+        UserError: one of them is a symbolic link, which may point to any file of this machine.
     """
     target = folder / TARGET_SUBFOLDER
     _refuse_link(target)
@@ -59,7 +59,7 @@ def allowed_files(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
         if others := sorted(
             {path.name for path in target.iterdir()} - {path.name for path in files.values()}
         ):
-            logger.warning("%s in %s is not pushed: it is no tokenizer's file.", listing(others), target)
+            logger.warning("%s in %s is not pushed: it is not a tokenizer file.", listing(others), target)
     return files
 
 
@@ -74,21 +74,17 @@ def _matching(folder: Path, patterns: Iterable[str]) -> Iterator[Path]:
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise UserError(
-            f"{path} is a symbolic link, and no link is followed to what is pushed; "
-            "push a copy of the folder without links (cp -rL)"
+            f"{path} is a symbolic link, and links are not pushed; push a copy of the folder without links "
+            "(cp -rL)"
         )
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a folder holds a whole model: what cannot be loaded here, nobody loads from the Hub.
-
-    Raises:
-        UserError: something is missing, damaged, or does not belong together.
-    """
+    """Raise a UserError unless the model in a folder can be loaded and has safetensors weights."""
     load_checkpoint(folder, device="cpu", auto_class=None)
     if not any(folder.glob("model*.safetensors")):
         raise UserError(
-            f"{folder} has pickled weights, which are not pushed; load the model and save it anew"
+            f"{folder} has pickled weights, which are not pushed; load the model and save it again"
         )
 
 
@@ -102,28 +98,28 @@ def push_folder(
     token: str | None = None,
     message: str = "Upload model",
 ) -> str:
-    """Push the model of a folder, with its code, tokenizers and card, in one commit: wholly, or not at all.
+    """Push a model with its code, tokenizers and card in one commit.
 
-    Only files of known names leave this machine: checkpoints, the state of the optimizer, the run's
-    configuration with its paths and whatever else lies in the folder stay, and no link is followed. A card
-    that someone wrote by hand, in the folder or else in the repository, is kept.
+    Only files with known names are uploaded: checkpoints, optimizer states, the run's configuration with its
+    paths and all other files stay here, and links are not followed. A card that was written by hand, in the
+    folder or in the repository, is kept.
 
     Args:
-        folder: what a training wrote.
-        repo_id: `owner/name`, or a name of the user's own; made if it does not exist.
-        facts: what the card is made of.
-        private: whether a repository that is made is private.
-        revision: branch to push to, made if it does not exist; default `main`.
+        folder: of the model.
+        repo_id: `owner/name`, or a name in the user's own namespace; created if it does not exist.
+        facts: the content of the card.
+        private: whether a new repository is private.
+        revision: branch to push to, created if it does not exist; default `main`.
         token: default that of `hf auth login` or HF_TOKEN.
         message: of the commit.
 
     Returns:
-        The address of the repository.
+        The URL of the repository.
 
     Raises:
-        UserError: there is no model in the folder, its weights are not finite, one of its files is a link, or
-            the name, the token or the right to write is wrong.
-        RunError: the Hub or the way to it failed; nothing has been published.
+        UserError: the folder holds no model, its weights are not finite, a file is a link, or the name, token
+            or permission is wrong.
+        RunError: the Hub or the connection failed; nothing was published.
     """
     for name in _READ:
         _refuse_link(folder / name)
@@ -149,14 +145,14 @@ def push_folder(
 
 
 def _is_the_users(error: BaseException) -> bool:
-    """Whether what was given is wrong, rather than the Hub or the way to it."""
+    """Return whether the input is wrong, rather than the Hub or the connection."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     refused = status is not None and 400 <= status < 500 and status not in (408, 412, 429)
     return isinstance(error, ValueError) or refused
 
 
 def _files(folder: Path, facts: RunMetadata, card: bytes | None) -> dict[str, Path | bytes]:
-    """What is pushed: contents by name."""
+    """Return the files to push: paths or contents by name."""
     files: dict[str, Path | bytes] = {"config.json": _config(folder, facts), **allowed_files(folder, PUSHED)}
     if isinstance(facts.config, VaswaniFamilyConfig):
         files |= {path.name: path for path in code_files(facts.config)}
@@ -166,7 +162,7 @@ def _files(folder: Path, facts: RunMetadata, card: bytes | None) -> dict[str, Pa
 
 
 def _config(folder: Path, facts: RunMetadata) -> bytes:
-    """The configuration; one that was saved before models brought their code learns where that is."""
+    """Return the configuration, with the `auto_map` that older checkpoints lack."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if isinstance(facts.config, VaswaniFamilyConfig):
         values["auto_map"] = facts.config.auto_classes
@@ -174,26 +170,26 @@ def _config(folder: Path, facts: RunMetadata) -> bytes:
 
 
 def code_files(config: VaswaniFamilyConfig) -> list[Path]:
-    """The code of such a model, as it travels: its module and those that it imports from beside it."""
+    """Return the modeling file of a model and the files beside it that it imports."""
     module = config.auto_classes["AutoModel"].partition(".")[0]
     modeling = Path(configuration_vaswani.__file__).with_name(f"{module}.py")
     return [modeling, *map(Path, sorted(get_relative_import_files(str(modeling))))]
 
 
 def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: RunMetadata) -> bytes | None:
-    """A new card, or one that someone wrote: that of the folder, or else, by None, the repository's."""
+    """Return the folder's own card or a generated one; None keeps the card in the repository."""
     if (here := handwritten_card(folder)) is not None:
         return here.encode()
-    with suppress(RemoteEntryNotFoundError):  # not where the Hub is silent: then nobody knows
+    with suppress(RemoteEntryNotFoundError):
         there = api.hf_hub_download(repo_id, CARD_FILE_NAME, revision=revision)
         if not is_written_by_us(Path(there).read_text(encoding="utf-8", errors="replace")):
-            logger.warning("the card of %s was edited and is kept; delete it there for a new one", repo_id)
+            logger.warning("The card of %s was edited and is kept; delete it there for a new one.", repo_id)
             return None
     return str(model_card(facts, repo_id)).encode()
 
 
 def _stale_weights(api: HfApi, repo_id: str, revision: str | None, files: dict[str, Any]) -> Iterator[str]:
-    """Weights of an earlier push that this one does not replace, and that would be loaded with it."""
+    """Yield weight files of earlier pushes that this one would leave in the repository."""
     for name in api.list_repo_files(repo_id, revision=revision):
         if name not in files and any(fnmatchcase(name, pattern) for pattern in WEIGHTS):
             yield name

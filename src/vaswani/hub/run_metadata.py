@@ -1,4 +1,4 @@
-"""What is known of a trained model: read from the folder that its training wrote, for its card."""
+"""Metadata of a trained model for its card, read from the folder of its run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.files.yaml_files import load_yaml
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
-# In the order in which they are tried for a configuration that names no class.
+# In the order in which they are tried for a configuration without `architectures`.
 _AUTO_CLASSES: tuple[Any, ...] = (
     *(AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining),
     *(AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering),
@@ -44,18 +44,18 @@ DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """What a card can tell; all but the model itself may be unknown, and is then empty.
+    """The content of a card; fields that are unknown are empty.
 
     Args:
         config: of the model, with the name of its class.
-        num_parameters: those that layers share count once.
+        num_parameters: shared parameters count once.
         settings: of the training, flat, as in its configuration file.
-        corpus: where the rows came from, and how many there were.
-        evaluation: scores with intervals and signatures, how they were decoded, and examples.
-        distillation: the report's Markdown.
-        has_plot: whether the report's picture is there.
-        target_tokenizer: its folder beside the model, if it is not the source's.
-        unfinished: how far a training is that goes on, such as "update 200 of 1,000".
+        corpus: the sources of the rows and their numbers.
+        evaluation: scores with intervals and signatures, search options, and examples.
+        distillation: the report in Markdown.
+        has_plot: whether the report has a plot.
+        target_tokenizer: its folder beside the model, if it differs from the source tokenizer.
+        unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
     """
 
     config: PreTrainedConfig
@@ -69,20 +69,20 @@ class RunMetadata:
     unfinished: str = ""
 
     def with_settings(self, **stated: Any) -> RunMetadata:
-        """The same with some settings replaced: those that are given a value."""
+        """Return a copy in which the settings that are given a value are replaced."""
         given = {name: value for name, value in stated.items() if value}
         return replace(self, settings={**self.settings, **given})
 
 
 def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> RunMetadata:
-    """Read what a training wrote.
+    """Read the metadata of a run.
 
     Args:
         folder: of the run.
         config: of the model; default the folder's.
 
     Raises:
-        UserError: there is no model, or a file cannot be read.
+        UserError: the folder holds no model, or a file cannot be read.
     """
     config = config or read_config(folder)
     return RunMetadata(
@@ -98,7 +98,7 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the run in a folder, flat; empty where they are not recorded.
+    """Return the settings of the run in a folder, flat; empty if they are not recorded.
 
     Raises:
         UserError: the file cannot be read.
@@ -110,7 +110,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """Read the configuration of the model in a folder.
 
     Raises:
-        UserError: there is no model, or its configuration cannot be one.
+        UserError: the folder holds no model, or its configuration is invalid.
     """
     path = folder / "config.json"
     if not path.exists():
@@ -129,17 +129,13 @@ def read_config(folder: Path) -> PreTrainedConfig:
             or model_type not in CONFIG_MAPPING
         ):
             reason = (
-                f"model_type={model_type!r} is unknown to transformers, and code of checkpoints is not run"
+                f"model_type={model_type!r} is unknown to transformers, and checkpoints' own code is not run"
             )
         raise UserError(f"{path} cannot be used: {reason}") from error
 
 
 def _check_sizes(values: dict[str, Any]) -> None:
-    """Check the numbers from which transformers builds lists before it builds a model.
-
-    Raises:
-        ValueError: one is larger than any model needs.
-    """
+    """Raise a ValueError for sizes from which transformers would build lists too large for any model."""
     for name, value in values.items():
         most = MOST_LABELS if name == "num_labels" else MOST_LAYERS if _COUNTS_LAYERS.search(name) else None
         if most is not None and isinstance(value, int | float) and not value <= most:
@@ -147,39 +143,38 @@ def _check_sizes(values: dict[str, Any]) -> None:
 
 
 def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:
-    """How many a model of this shape has, without making room for them (see `meta_model`)."""
+    """Return the number of parameters of a model of this shape, without allocating them."""
     return meta_model(config, auto_class).num_parameters()
 
 
 def meta_model(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedModel:
-    """A model on the meta device, whose parameters have shapes and no values.
+    """Return a model on the meta device, whose parameters have shapes and no values.
 
     Args:
         config: of the model.
-        auto_class: that makes it; default that of the class which `config.architectures` names and, of a
-            configuration alone, the one it is most at home in: of language models and translators, with their
-            output projection.
+        auto_class: creates the model; default the one of the class that `config.architectures` names, else
+            the first that supports the configuration, with a language-model head where possible.
     """
     with torch.device("meta"):
         return (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)
 
 
 def auto_class_of(config: PreTrainedConfig) -> Any:
-    """The Auto class of the class that a configuration names (see `meta_model`)."""
+    """Return the Auto class for the class that a configuration names (see `meta_model`)."""
     names = config.architectures or ()
     for auto_class in _AUTO_CLASSES:
         known = auto_class._model_mapping.get(type(config), None)
         classes = known if isinstance(known, tuple) else (known,)
-        if known is not None and (not names or {kind.__name__ for kind in classes} & set(names)):
+        if known is not None and (not names or {each.__name__ for each in classes} & set(names)):
             return auto_class
     return AutoModel
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
-    """The contents of a file, or nothing where there is none."""
+    """Return the parsed contents of a file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({one_line(error)}); mend it, or move it away") from error
+        raise UserError(f"{path} cannot be read ({one_line(error)}); correct it, or move it away") from error

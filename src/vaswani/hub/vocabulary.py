@@ -1,9 +1,9 @@
-"""Whether tokenizers belong to a model: by the numbers of their tokens, and by their special tokens.
+"""Check that tokenizers belong to a model, by their vocabulary sizes and special tokens.
 
-A model may embed more tokens than its tokenizer has: libraries pad embeddings to a multiple, or keep rows for
-tokens to come. As padding count fewer than m rows, where m is the largest power of two up to 128 that divides
-the number of embeddings (T5 embeds 32,128 and has 32,100 tokens), and otherwise `MOST_SPARE` of the rows, of
-models of ours `MOST_SPARE_OF_OURS`.
+A model may have more embeddings than its tokenizer has tokens: libraries pad embeddings to a multiple, or
+reserve rows. Fewer than m unused rows are accepted, where m is the largest power of two up to 128 that
+divides the number of embeddings (T5 has 32,128 and 32,100 tokens), or `MOST_SPARE` of the rows, if that is
+more (`MOST_SPARE_OF_OURS` for vaswani models).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.get_logger(__name__)
 
 LARGEST_MULTIPLE = 128
 MOST_SPARE = 0.02  # Phi-2 embeds 51,200 and has 50,295 tokens
-MOST_SPARE_OF_OURS = 0.001  # of students that have the embeddings of their teacher
+MOST_SPARE_OF_OURS = 0.001  # students may have the embeddings of their teacher
 
 
 def check_vocabulary(
@@ -36,12 +36,12 @@ def check_vocabulary(
     """Check that tokenizers have the model's tokens.
 
     Args:
-        directory: where they are, for messages.
+        directory: of the tokenizers, for messages.
         model: with or without a head.
-        source: the tokenizer of what the model reads.
-        target: of what it writes; None for a model that writes nothing, or is given a new head.
-        allow_mismatch: warn of tokenizers that may be another model's. More tokens than embeddings are
-            always an error.
+        source: the tokenizer of inputs.
+        target: the tokenizer of outputs; None for a model without outputs or with a new head.
+        allow_mismatch: warn instead of raising where a tokenizer may belong to another model. More tokens
+            than embeddings are always an error.
 
     Raises:
         UserError: a tokenizer has more tokens than the model, or far fewer, or other special tokens.
@@ -66,13 +66,13 @@ def check_vocabulary(
 
 
 def most_spare(rows: int, is_ours: bool) -> int:
-    """How many of so many embeddings may be of no token."""
+    """Return how many rows of an embedding may be unused."""
     multiple = math.gcd(rows, LARGEST_MULTIPLE)
     return max(multiple - 1, int(rows * (MOST_SPARE_OF_OURS if is_ours else MOST_SPARE)))
 
 
 def _num_tokens(tokenizer: PreTrainedTokenizerBase, is_target: bool) -> int:
-    """The tokens of one side; some library tokenizers serve two vocabularies."""
+    """Return the vocabulary size of one side; some library tokenizers have two vocabularies."""
     if is_target and (encoder := getattr(tokenizer, "target_encoder", None)):  # Marian's
         return len(encoder) if getattr(tokenizer, "separate_vocabs", False) else len(tokenizer)
     if is_target and (size := getattr(tokenizer, "tgt_vocab_size", None)):  # FSMT's
@@ -83,7 +83,7 @@ def _num_tokens(tokenizer: PreTrainedTokenizerBase, is_target: bool) -> int:
 def _check_special_tokens(
     directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allow_mismatch: bool
 ) -> None:
-    """Check that a tokenizer pads and ends texts with the model's tokens, where both know such tokens."""
+    """Check that the padding and end tokens of tokenizer and model agree, where both have them."""
     for name in ("pad_token_id", "eos_token_id"):
         of_model, of_tokenizer = getattr(model.config, name, None), getattr(tokenizer, name)
         known = of_model if isinstance(of_model, list) else [of_model]
@@ -98,7 +98,7 @@ def _check_special_tokens(
 def _check_pads(
     directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allow_mismatch: bool
 ) -> None:
-    """Check that a tokenizer names its padding, as the file does that is saved with our translators."""
+    """Check that a tokenizer has a padding token if the model has one."""
     if model.config.pad_token_id is not None and tokenizer.pad_token is None:
         file = Path(tokenizer.name_or_path or directory) / "tokenizer_config.json"
         problem = f"{file} names no pad_token and the model has pad_token_id={model.config.pad_token_id}"
@@ -106,8 +106,8 @@ def _check_pads(
 
 
 def _object(problem: str, allow_mismatch: bool) -> None:
-    """Raise a UserError, or warn of what was allowed."""
+    """Raise a UserError, or log a warning where the mismatch is allowed."""
     if not allow_mismatch:
         remedy = "give a folder in which they do, or --allow_mismatch where a command has it"
         raise UserError(f"{problem}: {remedy}")
-    logger.warning(f"{problem}; allow_mismatch takes them.")
+    logger.warning(f"{problem}; allow_mismatch accepts them.")

@@ -1,4 +1,4 @@
-"""The weights in a folder: found, held against the configuration, loaded, and searched for NaN."""
+"""The weights in a folder: find, compare with the configuration, load, and check for NaN."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vaswani.hub.run_metadata import meta_model
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLED_WEIGHTS = "pytorch_model*.bin"  # many older checkpoints on the Hub have no others
-OTHER_CHECKPOINT = "they are incomplete or of another model: use another checkpoint"
-_MOST_UNSAVED = 1 << 20  # parameters that may be made beside the loaded ones, as sinusoidal positions are
+OTHER_CHECKPOINT = "they are incomplete, or belong to another model: use another checkpoint"
+_MOST_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions
 
 
 class StoredTensor(NamedTuple):
-    """What the header of a file says of a tensor; dtypes are called as safetensors calls them: F32, I8 ..."""
+    """A tensor as the header of its file describes it; dtypes have safetensors' names: F32, I8 ..."""
 
     num_elements: int
     dtype: str
@@ -43,10 +43,10 @@ class StoredTensor(NamedTuple):
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files of weights in a folder, in the order in which transformers looks for them.
+    """Return the weight files in a folder, in the order in which transformers looks for them.
 
     Raises:
-        UserError: there are none, or the index of several is damaged.
+        UserError: there are none, or the index of the shards is damaged.
     """
     if (directory / WEIGHTS).exists():
         return [directory / WEIGHTS]
@@ -70,10 +70,10 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def stored_tensors(file: Path) -> dict[str, StoredTensor]:
-    """What a file of weights holds, from its header.
+    """Return the tensors of a weight file from its header.
 
     Raises:
-        UserError: it is missing, damaged, unreadable, or pickled with more than tensors in it.
+        UserError: the file is missing, damaged, unreadable, or pickled with more than tensors.
     """
     if not file.is_file():
         raise UserError(unreadable(file, FileNotFoundError() if not file.exists() else IsADirectoryError()))
@@ -104,11 +104,11 @@ def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
         weights = torch.load(file, map_location="meta", weights_only=True)
     except UnpicklingError as error:
         raise UserError(
-            f"the weights in {file} cannot be loaded: they are pickled, and are cut short or hold more "
-            "than tensors, which could be code, so nothing of them was run; ask who made them for safetensors"
+            f"the weights in {file} cannot be loaded: they are pickled, and are truncated or hold more than "
+            "tensors, which could be code and was not run; ask their author for safetensors"
         ) from error
     if not isinstance(weights, dict) or not all(map(torch.is_tensor, weights.values())):
-        raise UserError(f"{file} holds no weights by their names; use another checkpoint")
+        raise UserError(f"{file} does not hold tensors by name; use another checkpoint")
     return {
         name: StoredTensor(weight.numel(), "F" if weight.is_floating_point() else str(weight.dtype))
         for name, weight in weights.items()
@@ -119,13 +119,9 @@ def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
 
 
 def check_weights(directory: Path, config: PreTrainedConfig) -> None:
-    """Check that the weights are whole, as many as a model of this configuration has, and of its dtypes.
+    """Raise a UserError unless the weights are complete and match the configuration in size and dtype.
 
-    The headers of the files tell, so nothing large is read: a configuration that was changed may ask for more
-    room than there is.
-
-    Raises:
-        UserError: they are not.
+    Reads the headers of the files alone, before a model is allocated for a configuration that may be wrong.
     """
     stored: dict[str, StoredTensor] = {}
     for file in weight_files(directory):
@@ -133,7 +129,7 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     held = sum(tensor.num_elements for tensor in stored.values())
     try:
         model = meta_model(config)
-    except Exception as error:  # sizes that do not even fit a number of 64 bits
+    except Exception as error:  # for example sizes beyond 64 bits
         raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
     needed = model.num_parameters()
     if needed - min(_count_unsaved(model), _MOST_UNSAVED) > 2 * held:
@@ -141,18 +137,18 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
             f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
             f"it hold {held:,}; they do not belong together: use another checkpoint"
         )
-    if not getattr(config, "quantization_config", None):  # whose integers are not cast
+    if not getattr(config, "quantization_config", None):  # quantized integers are not cast
         _check_dtypes(directory, stored, model)
 
 
 def _count_unsaved(model: PreTrainedModel) -> int:
-    """How many parameters a checkpoint of the model lacks, for they are the same in every model."""
+    """Return the number of parameters that are not saved, as every such model has the same."""
     names = model._keys_to_ignore_on_save or ()
     return sum(weight.numel() for name, weight in model.named_parameters() if name in names)
 
 
 def _check_dtypes(directory: Path, stored: dict[str, StoredTensor], model: PreTrainedModel) -> None:
-    """Raise a UserError if integers stand where the model has floating-point numbers."""
+    """Raise a UserError if a checkpoint has integers where the model has floating-point numbers."""
     floats = [name for name, weight in model.state_dict().items() if weight.is_floating_point()]
     for name, tensor in stored.items():
         if tensor.is_float:
@@ -167,43 +163,37 @@ def _check_dtypes(directory: Path, stored: dict[str, StoredTensor], model: PreTr
 def check_places(
     directory: Path, missing: Iterable[str], unplaced: Iterable[str], remedy: str = OTHER_CHECKPOINT
 ) -> None:
-    """Check that the model and its weights have the same tensors.
+    """Raise a UserError unless the weights have exactly the model's tensors.
 
     Args:
         directory: of the weights.
         missing: names of the model's tensors that the weights lack.
-        unplaced: those without a place in the model that matter.
-        remedy: what to do.
-
-    Raises:
-        UserError: the weights lack a tensor, or hold one that the model has no place for.
+        unplaced: names of weights that the model has no parameter for.
+        remedy: the advice in the message.
     """
     for names, problem in (
         (sorted(missing), "lack {} of the model's"),
-        (sorted(unplaced), "hold {} that the model has no place for"),
+        (sorted(unplaced), "hold {} that the model has no parameter for"),
     ):
         if names:
             raise UserError(
-                f"the weights in {directory} {problem.format(len(names))}, {names[0]} for one; {remedy}"
+                f"the weights in {directory} {problem.format(len(names))}, such as {names[0]}; {remedy}"
             )
 
 
 def is_of_base_model(name: str, model: PreTrainedModel) -> bool:
-    """Whether a weight is the base model's and not of a head; pre-training may have no use for a pooler."""
+    """Return whether a weight belongs to the base model, poolers left out, and not to a head."""
     inner = name.removeprefix(f"{model.base_model_prefix}.")
     parts = {child for child, _ in model.base_model.named_children()}
     return (inner != name or inner.partition(".")[0] in parts) and ".pooler." not in f".{name}"
 
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str | Path) -> None:
-    """Check that weights are finite: of 65 million it takes 30 ms.
+    """Raise a UserError if a weight holds NaN or infinity; 65 million take 30 ms.
 
     Args:
         weights: with their names.
-        where: they are, for the message: a file or a folder.
-
-    Raises:
-        UserError: one holds NaN or infinity.
+        where: the file or folder, for the message.
     """
     for name, weight in weights:
         local = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -225,11 +215,7 @@ def _is_finite(weight: torch.Tensor) -> bool:
 
 
 def check_finite_files(directory: Path) -> None:
-    """Check the safetensors in a folder as `check_finite` does, a tensor at a time.
-
-    Raises:
-        UserError: one holds NaN or infinity, or a file cannot be read.
-    """
+    """Raise a UserError if a safetensors file in a folder holds NaN or infinity, or cannot be read."""
     check_hashes(directory)
     for file in weight_files(directory):
         names = stored_tensors(file)
@@ -244,7 +230,7 @@ def check_finite_files(directory: Path) -> None:
 def load_weights(
     directory: Path, model_class: Any, config: PreTrainedConfig, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Load a model from a folder, and from nowhere else; no code that a checkpoint brings is run.
+    """Load a model from a local folder without running a checkpoint's own code.
 
     Args:
         directory: the folder.
@@ -253,16 +239,16 @@ def load_weights(
         options: of `from_pretrained`.
 
     Returns:
-        The model, and what became of the weights: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
+        The model, and the loading report: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
 
     Raises:
-        UserError: pickled weights that are cut short or hold more than tensors, weights of other shapes than
-            the configuration's, NaN or infinity among them, files that changed since they were written, an
-            option that cannot be.
+        UserError: pickled weights are truncated or hold more than tensors, shapes differ from the
+            configuration, a weight is NaN or infinite, a file has changed since it was written, or an option
+            is invalid.
     """
     check_hashes(directory)
     try:
-        with without_remarks():  # the checks of the report say what matters
+        with without_remarks():  # `check_places` reports what matters
             model, report = model_class.from_pretrained(
                 directory,
                 config=config,
@@ -271,7 +257,7 @@ def load_weights(
                 trust_remote_code=False,
                 **options,
             )
-    except Exception as error:  # of many kinds: torch's, safetensors' and the library's
+    except Exception as error:  # of torch, safetensors or transformers
         reason = one_line(error.__cause__ or error)
         raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
     check_finite(_saved_tensors(model), directory)
@@ -279,7 +265,7 @@ def load_weights(
 
 
 def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers that a checkpoint holds, tied ones once."""
+    """Yield the parameters and buffers of a checkpoint, tied ones once."""
     seen = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
@@ -289,7 +275,7 @@ def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Keep the library from printing its table of new weights and of those that have no place."""
+    """Silence the library's table of missing and unexpected weights."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -1,6 +1,6 @@
-"""What the cells of labelled rows say: a text or its words, and the labels of each task.
+"""Parse the cells of labelled rows: a text or its words, and the labels of each task.
 
-A cell is what a reader found: text, a number, true or false, a list of these, or None.
+A cell is text, a number, true or false, a list of these, or None.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ TASKS = ("classification", "multi_label", "regression", "tagging")
 
 
 def read_text(cell: Any, task: str) -> str | list[str] | None:
-    """The text of a cell, for tagging its words: a list, or text with spaces between them.
+    """Return the text of a cell or, for tagging, its words, which are a list or separated by spaces.
 
     Returns:
-        None where there is no text.
+        None if there is no text.
 
     Raises:
-        ValueError: a list for a task on texts, or one that holds something else than words.
+        ValueError: the cell is a list for a task on texts, or a list of something else than words.
     """
     if task == "tagging":
         return _names(cell)
@@ -30,18 +30,18 @@ def read_text(cell: Any, task: str) -> str | list[str] | None:
 
 
 def read_label(cell: Any, task: str, separator: str = ",") -> str | list[str] | float | None:
-    """The label of a cell: a name; for `multi_label` and `tagging` a list of names; else a number.
+    """Return the label of a cell: a name, a list of names (`multi_label`, `tagging`) or a number.
 
     Args:
-        cell: what a file holds.
+        cell: from a file.
         task: one of `TASKS`.
-        separator: between several labels that are one text; a list, also one of JSON, needs none.
+        separator: between labels in one text, unless it is a JSON list.
 
     Returns:
-        None where there is nothing: null, or not a number (NaN).
+        None for null and NaN.
 
     Raises:
-        ValueError: it holds something that is no label of this task; the message is to follow "row 1".
+        ValueError: the cell is not a label of this task; the message continues "row 1 of FILE".
     """
     if cell is None or cell != cell:
         return None
@@ -55,7 +55,7 @@ def read_label(cell: Any, task: str, separator: str = ",") -> str | list[str] | 
 
 
 def _name(cell: Any) -> str:
-    """One label: text, a whole number, or true or false."""
+    """Return one label from text, a whole number, true or false."""
     if isinstance(cell, str):
         return cell.strip()
     if isinstance(cell, bool):
@@ -68,7 +68,7 @@ def _name(cell: Any) -> str:
 
 
 def _several(cell: Any, separator: str) -> list[str]:
-    """A set of labels, in the order in which they are given."""
+    """Return the distinct labels in their order."""
     if isinstance(cell, str):
         cell = _list_of_json(cell, otherwise=cell.split(separator))
     names = [_name(item) for item in (cell if isinstance(cell, list) else [cell])]
@@ -87,14 +87,14 @@ def _number(cell: Any) -> float | None:
     try:
         number = float(cell) if not isinstance(cell, bool) else math.inf
     except (TypeError, ValueError):
-        number = math.inf if cell else math.nan  # an empty cell holds nothing
+        number = math.inf if cell else math.nan  # an empty cell is missing
     if math.isinf(number):
         raise ValueError(f"has {_shown(cell)} where task=regression takes a number")
     return None if math.isnan(number) else number
 
 
 def _names(cell: Any) -> list[str] | None:
-    """A sequence of words, or of tags."""
+    """Return a sequence of words or tags."""
     if isinstance(cell, str):
         return cell.split()
     return [_name(item) for item in cell] if isinstance(cell, list) else None

@@ -1,8 +1,8 @@
-"""Labelled texts: rows that hold a text, or two, and one label, several, a number, or a tag for each word.
+"""Labelled texts: rows with one or two texts and a label, several labels, a number, or a tag for each word.
 
-They lie where other corpora lie (see `data/sources/corpus.py`), and each row is accounted for as there.
-Labels need not be text: numbers, true and false, and lists are read as what they say, and the classes of data
-sets that `datasets` wrote, by their names. Words and tags may also stand in columns, as in CoNLL's files.
+Sources and counts are those of other corpora (see `data/sources/corpus.py`). Labels may be text, numbers,
+true and false, or lists; classes in files of `datasets` are read by their names. Words and tags may be in
+columns, as in CoNLL files.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ LABEL_FEATURES = {
 
 @dataclass
 class LabelledSpec(BaseCorpusSpec):
-    """Labelled texts, and which of their fields hold what; two text files pair texts and labels line by line.
+    """Labelled texts with their fields; two text files pair texts and labels line by line.
 
     Args:
-        task: `"classification"` (one label for a text), `"multi_label"` (any number of them), `"regression"`
+        task: `"classification"` (one label per text), `"multi_label"` (any number of labels), `"regression"`
             (a number) or `"tagging"` (a tag for each word).
-        text_field: field of the text; of its words, where there are tags.
+        text_field: field of the text or, for tagging, its words.
         text_pair_field: field of a second text.
-        label_field: field of the label, the labels, the number or the tags.
-        label_separator: between labels that are one text.
+        label_field: field of the label, labels, number or tags.
+        label_separator: separates labels that are given as one text.
     """
 
     columns = ("text", "label")
@@ -71,18 +71,18 @@ class LabelledSpec(BaseCorpusSpec):
 
     @property
     def options(self) -> dict[str, str]:
-        """The option for each column, and the field that it names."""
+        """The option for each column, with the field that it names."""
         names = {name: getattr(self, name) for name in ("text_field", "text_pair_field", "label_field")}
         return {option: name for option, name in names.items() if name is not None}
 
     @property
     def folder_endings(self) -> tuple[str, ...]:
-        """Of the files that a folder may hold; words and tags may stand in columns."""
+        """The endings of files that are found in a folder, CoNLL's included for tagging."""
         return (*super().folder_endings, *(CONLL_ENDINGS if self.task == "tagging" else ()))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the rows of given files depend on."""
+        """The options that the rows of given files depend on."""
         return {**self.options, "task": self.task, "label_separator": self.label_separator}
 
     @property
@@ -95,7 +95,7 @@ class LabelledSpec(BaseCorpusSpec):
 
 @dataclass
 class LabelledReport(RowReport):
-    """What became of the rows of a split; those without a label are counted too."""
+    """Counts of the rows of a split, with those without a label."""
 
     missing_label: int = 0
 
@@ -112,12 +112,12 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
     """Load all splits of labelled texts into memory.
 
     Returns:
-        Splits with columns `text` (of tagging its words), `text_pair` if there is one, and `label`: a name, a
-        list of names, or a number. Rows without a text or a label are left out and counted. A split in which
-        no row has a label, as in the test of a competition, is left out whole.
+        Splits with columns `text` (for tagging a list of words), `text_pair` if there is one, and `label`: a
+        name, a list of names, or a number. Rows without a text or a label are left out and counted, and so is
+        a split without labels, such as the test data of a competition.
 
     Raises:
-        UserError: as `load_corpus`; a label that is none for the task; words and tags of different number.
+        UserError: as `load_corpus`; or a label does not fit the task, or numbers of words and tags differ.
     """
     corpus = Corpus({}, {}, {}, available=[])
     found = find_splits(spec, _file_table, _dataset_table)
@@ -126,7 +126,7 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
         report = LabelledReport()
         rows = list(_labelled_rows(table, spec, report))
         if split != "train" and report.missing_label and not report.kept:
-            logger.warning("%s has no labels and is left out: %s.", table.name, report)
+            logger.warning("%s has no labels and is skipped: %s.", table.name, report)
             continue
         check_report(table, report)
         columns = {name: [row[name] for row in rows] for name in spec.features}
@@ -137,11 +137,11 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
     return corpus
 
 
-# ---------------------------------------------------------------------------------------- where the rows lie
+# --------------------------------------------------------------------------------------------------- sources
 
 
 def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
-    """One file of rows, or two of plain text, the one of texts and the other of their labels."""
+    """Return a source of one file of rows, or of two plain text files with texts and labels."""
     paths = [existing_file(name) for name in names]
     identity = partial(file_identity, paths, spec)
     formats = [reading.table_format(path) for path in paths]
@@ -164,12 +164,12 @@ def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
 
 
 def _paired_lines(names: Sequence[str], paths: Sequence[Path]) -> Iterator[Row]:
-    """Texts and labels, line by line."""
+    """Yield texts and labels, line by line."""
     for number, row in enumerate(reading.read_text_pair(*paths), start=1):
         if row is None or None in row:
             raise UserError(
                 f"{names[0]} and {names[1]} must have a line for each other, and only one of them has line "
-                f"{number:,}: mend them"
+                f"{number:,}: correct them"
             )
         yield row
 
@@ -177,7 +177,7 @@ def _paired_lines(names: Sequence[str], paths: Sequence[Path]) -> Iterator[Row]:
 def _dataset_table(
     dataset: Dataset, spec: LabelledSpec, split: str, identity: Callable[[], dict[str, Any]]
 ) -> Source:
-    """The rows of a data set that `datasets` itself has opened."""
+    """Return a source of a data set that `datasets` has opened."""
     name = f"{spec.dataset} ({split})"
     check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
     table = dataset.select_columns(_columns(spec, dataset.column_names)).with_format("arrow")[:]
@@ -185,13 +185,13 @@ def _dataset_table(
 
 
 def _columns(spec: LabelledSpec, existing: Sequence[str]) -> list[str]:
-    """Those that hold the fields."""
+    """Return the columns that hold the fields."""
     roots = (name if name in existing else name.split(".")[0] for name in spec.options.values())
     return list(dict.fromkeys(roots))
 
 
 def _arrow_rows(table: pa.Table, spec: LabelledSpec) -> Iterator[Row]:
-    """The rows of a table in memory; classes, which `datasets` writes as numbers, are told by their names."""
+    """Yield the rows of a table in memory, with names for the classes that `datasets` stores as numbers."""
     is_of_datasets = b"huggingface" in (table.schema.metadata or {})
     features = Features.from_arrow_schema(table.schema) if is_of_datasets else {}
     fields = spec.options.values()
@@ -201,13 +201,13 @@ def _arrow_rows(table: pa.Table, spec: LabelledSpec) -> Iterator[Row]:
 
 
 def _class_names(features: Mapping[str, Any], field: str) -> list[str] | None:
-    """The names of the classes that a field, or the lists in it, holds as numbers."""
-    kind: Any = features
+    """Return the names of the classes that a field, or a list in it, stores as numbers."""
+    feature: Any = features
     for part in [field] if field in features else field.split("."):
-        kind = kind.get(part) if isinstance(kind, dict) else None
-    while isinstance(kind, List):
-        kind = kind.feature
-    return kind.names if isinstance(kind, ClassLabel) else None
+        feature = feature.get(part) if isinstance(feature, dict) else None
+    while isinstance(feature, List):
+        feature = feature.feature
+    return feature.names if isinstance(feature, ClassLabel) else None
 
 
 def _named(cell: Any, names: list[str] | None) -> Any:
@@ -215,15 +215,15 @@ def _named(cell: Any, names: list[str] | None) -> Any:
         return cell
     if isinstance(cell, list):
         return [_named(item, names) for item in cell]
-    return names[cell] if cell >= 0 else None  # -1 stands for a label that is not told
+    return names[cell] if cell >= 0 else None  # -1 marks a missing label
 
 
 def read_conll(path: Path) -> Iterator[Row]:
-    """Sentences of a file in columns, as in CoNLL's shared tasks: a line for each word, then a blank one.
+    """Read sentences from a CoNLL file, which has a line for each word and a blank line after each sentence.
 
     Yields:
-        The words, from the first column, and their tags, from the last one; None for a sentence with a line
-        of one column. Lines that begin a document are passed over.
+        The words, from the first column, and their tags, from the last; None for a sentence with a line of
+        one column. Lines that begin a document are skipped.
     """
     words: list[list[str]] = []
     for line in itertools.chain(reading._lines(path), [""]):
@@ -236,11 +236,11 @@ def read_conll(path: Path) -> Iterator[Row]:
             words = []
 
 
-# ----------------------------------------------------------------------------------------- what the rows hold
+# ------------------------------------------------------------------------------------------------------ rows
 
 
 def _labelled_rows(table: Source, spec: LabelledSpec, report: LabelledReport) -> Iterator[dict[str, Any]]:
-    """The rows that can be used, as `LabelledSpec.features` has them; the others are counted."""
+    """Yield the usable rows with the columns of `LabelledSpec.features`; count the others."""
     columns, uneven = list(spec.features), []
     for number, cells in enumerate(table.rows(), start=1):
         where = f"row {number:,} of {table.name}"
@@ -255,11 +255,11 @@ def _labelled_rows(table: Source, spec: LabelledSpec, report: LabelledReport) ->
             yield row
     if uneven:
         others = f" ({len(uneven):,} rows are uneven)" if len(uneven) > 1 else ""
-        raise UserError(f"every word needs a tag, but {uneven[0]}{others}: mend them, or leave them out")
+        raise UserError(f"every word needs a tag, but {uneven[0]}{others}: correct or remove them")
 
 
 def _read_row(cells: tuple[Any, ...], spec: LabelledSpec, where: str) -> list[Any]:
-    """What the cells of a row say: its texts and its label; None where there is nothing."""
+    """Return the texts and the label of a row, None where there is nothing."""
     *texts, label = cells
     try:
         return [
@@ -271,7 +271,7 @@ def _read_row(cells: tuple[Any, ...], spec: LabelledSpec, where: str) -> list[An
 
 
 def _problem_of(row: dict[str, Any] | None) -> str | None:
-    """Why a row cannot be used, as `LabelledReport` calls it, or None if it can."""
+    """Return the field of `LabelledReport` that counts an unusable row, or None for a usable one."""
     if row is None:
         return "malformed"
     *texts, label = row.values()
@@ -285,6 +285,6 @@ def _problem_of(row: dict[str, Any] | None) -> str | None:
 
 
 def _problem_of_texts(texts: list[Any]) -> str | None:
-    """Likewise, of texts and lists of words."""
+    """Return the same for texts and lists of words."""
     parts = [part for text in texts for part in (text if isinstance(text, list) else [text])]
     return next(filter(None, (reading.problem_of((part,)) for part in parts)), None)

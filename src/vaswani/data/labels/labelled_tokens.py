@@ -1,4 +1,4 @@
-"""Token ids of labelled texts, and batches of them.
+"""Tokenize labelled texts, and make batches of them.
 
 N rows · B rows of a batch · T its longest row, in tokens · L labels
 """
@@ -36,27 +36,26 @@ def tokenize_labelled(
     """Turn labelled texts into token ids and targets.
 
     Args:
-        rows: columns `text`, `text_pair` if there is one, and `label`; a list of words is a text as well.
-        tokenizer: adds the special tokens of the model by itself.
-        target: makes the `labels` of a row, from its `label`, `input_ids` and, of words, `word_starts`: the
-            places of their first tokens, as far as they are not cut off.
-        max_length: most tokens of a row, special ones counted; None for any number.
-        report: receives the counts of rows that are longer.
-        truncate: cut these off; else they are left out.
+        rows: columns `text`, which may be a list of words, `text_pair` if there is one, and `label`.
+        tokenizer: adds the special tokens of the model.
+        target: returns the `labels` of a row from its `label`, `input_ids` and, for words, `word_starts`: the
+            positions of their first tokens, as far as they are not truncated.
+        max_length: maximum tokens of a row, including special tokens; None for no limit.
+        report: receives the counts of longer rows.
+        truncate: truncate longer rows; otherwise they are left out.
 
     Returns:
-        The rows with `input_ids`, `labels`, `length` and, if the tokenizer makes them, `token_type_ids`.
+        The rows with `input_ids`, `labels`, `length` and, if the tokenizer returns them, `token_type_ids`.
 
     Raises:
-        UserError: there is no room for a text beside the special tokens, no row is left, or no token stands
-            for a word.
+        UserError: the limit has no room for text, no row is left, or a word has no token.
     """
     check_room(tokenizer, max_length, pairs="text_pair" in rows.column_names)
     tokens = rows.map(
-        partial(_encode, copy.deepcopy(tokenizer), target, max_length),  # it keeps its last truncation
+        partial(_encode, copy.deepcopy(tokenizer), target, max_length),  # a copy, as truncation is stored
         batched=True,
         keep_in_memory=True,
-        new_fingerprint=secrets.token_hex(16),  # the library would take long to find one
+        new_fingerprint=secrets.token_hex(16),  # computing one takes long
         desc="Tokenizing",
     )
     is_long, is_empty = (np.array(tokens[name][:]) for name in ("is_long", "is_empty"))
@@ -73,7 +72,7 @@ def tokenize_labelled(
 
 
 def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int | None, pairs: bool) -> None:
-    """Raise a UserError if a limit on the tokens of a row, of one text or two, leaves only special tokens."""
+    """Raise a UserError if a limit on the tokens of a row has no room beside the special tokens."""
     special = tokenizer.num_special_tokens_to_add(pair=pairs)
     if max_length is not None and max_length <= special:
         raise UserError(
@@ -87,7 +86,7 @@ def _encode(
     max_length: int | None,
     rows: dict[str, list[Any]],
 ) -> dict[str, list[Any]]:
-    """What `tokenize_labelled` adds to some rows; whether they are longer than `max_length`, or empty."""
+    """Return the columns that `tokenize_labelled` adds, and whether rows are too long or empty."""
     texts = [rows[name] for name in ("text", "text_pair") if name in rows]
     of_words = isinstance(texts[0][0], list)
     if of_words:
@@ -122,7 +121,7 @@ def _row(encoding: BatchEncoding, number: int, of_words: bool) -> dict[str, Any]
 
 
 def _word_starts(word_ids: Sequence[int | None]) -> list[int]:
-    """The places of the first token of each word, in the order of the words."""
+    """Return the positions of the first token of each word."""
     first: dict[int, int] = {}
     for place, word in enumerate(word_ids):
         if word is not None:
@@ -131,16 +130,18 @@ def _word_starts(word_ids: Sequence[int | None]) -> list[int]:
 
 
 def _words_as_in_text(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]]) -> list[list[str]]:
-    """The words of rows, to be split into the tokens that they have inside a text.
+    """Return the words of rows in the form in which they get the tokens that they have inside a text.
 
-    Some tokenizers (of GPT-2's kind, or of bytes) take the space before a word for a part of it, and have to
-    be given it. Words of which a tokenizer makes nothing, such as a joiner alone, are unknown words.
+    Some tokenizers, such as GPT-2's and byte tokenizers, expect the space before a word as a part of it. A
+    word without tokens, such as a single joiner, becomes the unknown token.
 
     Raises:
-        UserError: it cannot tell to which word a token belongs, or has no token for a word.
+        UserError: the tokenizer does not map tokens to words, or a word has no token.
     """
     if not tokenizer.is_fast:
-        raise UserError(f"tagging needs a tokenizer that knows words; {type(tokenizer).__name__} does not")
+        raise UserError(
+            f"tagging needs a fast tokenizer, which maps tokens to words; {type(tokenizer).__name__} is slow"
+        )
 
     def ids(texts: list[list[str]]) -> list[list[int]]:
         return (
@@ -155,21 +156,21 @@ def _words_as_in_text(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]])
         word for word, tokens in zip(distinct, ids([[word] for word in distinct]), strict=True) if not tokens
     }
     if lost and tokenizer.unk_token is None:
-        raise UserError(f"the tokenizer makes no token of the word {lost.pop()!r}; leave such rows out")
+        raise UserError(f"the tokenizer has no token for the word {lost.pop()!r}; remove such rows")
     return [[tokenizer.unk_token if word in lost else word for word in row] for row in spaced]
 
 
 @dataclass(frozen=True)
 class LabelCollator:
-    """Pad rows to a batch, on the right.
+    """Pad rows on the right to a batch.
 
     Args:
-        pad_token_id: fills `input_ids`.
+        pad_token_id: pads `input_ids`.
 
     Returns:
-        From rows with `input_ids`, `labels` and perhaps `token_type_ids`: `input_ids`, `attention_mask` and
-        `token_type_ids`, int64 [B, T], and `labels`: [B] of one label or number, [B, L] of several, [B, T] of
-        tags, int64 or, of numbers and several labels, float32; −100 fills those of tags.
+        From rows with `input_ids`, `labels` and optionally `token_type_ids`: these and `attention_mask`,
+        int64 [B, T]. `labels` are int64 [B] for classes, float32 [B] for numbers, float32 [B, L] for several
+        labels and int64 [B, T], padded with −100, for tags.
     """
 
     pad_token_id: int

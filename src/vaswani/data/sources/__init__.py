@@ -1,1 +1,1 @@
-"""Where rows come from: files, data sets, the built-in dates."""
+"""Sources of rows: files, data sets and the built-in dates."""

@@ -2,9 +2,9 @@
 
 A corpus is parallel, of sources and targets (`CorpusSpec`), or of plain texts (`TextCorpusSpec`).
 
-Every row is accounted for: it is kept as it is, or left out and counted in a `RowReport`. A corpus is read
-once into the cache of `datasets` (`HF_DATASETS_CACHE`) under a key of its contents, so that an edited file is
-read again; or it is streamed, in constant memory. Nothing is written beside the user's files.
+Every row is kept unchanged, or left out and counted in a `RowReport`. A corpus is read once into the cache of
+`datasets` (`HF_DATASETS_CACHE`) under a key of its contents, so that an edited file is read again; or it is
+streamed in constant memory. Nothing is written beside the user's files.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
 @dataclass
 class BaseCorpusSpec:
-    """Where a corpus lies, of any kind; each kind says which fields of it are read.
+    """The location of a corpus; subclasses add the fields that are read.
 
     Args:
-        dataset: `"dates"` for the built-in corpus; else a folder, saved with `save_to_disk` or holding
-            `train.jsonl`, `validation.jsonl`, `test.jsonl` (or another known format); else a name on the Hub.
+        dataset: `"dates"` for the built-in corpus; a folder that was saved with `save_to_disk` or holds
+            `train.jsonl`, `validation.jsonl`, `test.jsonl` (or other known formats); or a name on the Hub.
         dataset_config: configuration of a Hub data set; for the dates, their locales (`"de,fr"` or `"all"`).
         train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or a
             plain text file (also `.gz`) for each column.
         validation_file: likewise.
         test_file: likewise.
-        streaming: read rows as they are needed, for corpora larger than memory and the cache's disk.
+        streaming: read rows when they are needed, for corpora larger than memory and the cache's disk.
 
     Raises:
-        UserError: neither or both of `dataset` and files, or more files for a split than columns.
+        UserError: neither or both of `dataset` and files are given, or more files for a split than columns.
     """
 
-    columns: ClassVar[tuple[str, ...]]  # of the rows; the field that becomes one is given as NAME_field
+    columns: ClassVar[tuple[str, ...]]  # of the rows; each is read from the field that NAME_field gives
 
     dataset: str | None = None
     dataset_config: str | None = None
@@ -82,23 +82,23 @@ class BaseCorpusSpec:
 
     @property
     def files(self) -> dict[str, list[str]]:
-        """The files of each split that has some."""
+        """The files of each split that has files."""
         named = {split: getattr(self, f"{split}_file") for split in SPLITS}
         return {split: files for split, files in named.items() if files}
 
     @property
     def options(self) -> dict[str, str]:
-        """The option for each column, and the field that it names."""
+        """The option for each column, with the field that it names."""
         return {f"{column}_field": getattr(self, f"{column}_field") for column in self.columns}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the rows of given files depend on."""
+        """The options that the rows of given files depend on."""
         return self.options
 
     @property
     def folder_endings(self) -> tuple[str, ...]:
-        """Of the files that a folder may hold."""
+        """The endings of files that are found in a folder."""
         return tuple(reading.TABLE_FORMATS)
 
     @property
@@ -107,13 +107,13 @@ class BaseCorpusSpec:
         return Features({column: Value("string") for column in self.columns})
 
     def read_text(self, *paths: Path) -> Iterator[Row]:
-        """The rows of plain text files, one file for each column."""
+        """Yield the rows of plain text files, one file for each column."""
         raise NotImplementedError
 
 
 @dataclass
 class CorpusSpec(BaseCorpusSpec):
-    """A parallel corpus, and which of its fields are the source and the target; two text files pair lines.
+    """A parallel corpus with its source and target fields; two text files are paired line by line.
 
     Args:
         source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
@@ -126,13 +126,13 @@ class CorpusSpec(BaseCorpusSpec):
     target_field: str = "target"
 
     def read_text(self, *paths: Path) -> Iterator[Row]:
-        """Sources and targets, line by line."""
+        """Yield sources and targets, line by line."""
         return reading.read_text_pair(*paths)
 
 
 @dataclass
 class TextCorpusSpec(BaseCorpusSpec):
-    """A corpus of plain texts, and which of its fields they are.
+    """A corpus of plain texts with its text field.
 
     Args:
         text_field: field of the text; a dot reaches into nested columns.
@@ -147,27 +147,27 @@ class TextCorpusSpec(BaseCorpusSpec):
 
     @property
     def folder_endings(self) -> tuple[str, ...]:
-        """Of the files that a folder may hold."""
+        """The endings of files that are found in a folder."""
         return (*super().folder_endings, *reading.TEXT_ENDINGS)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the rows of given files depend on."""
+        """The options that the rows of given files depend on."""
         return {**self.options, "documents": self.documents}
 
     def read_text(self, *paths: Path) -> Iterator[Row]:
-        """Documents."""
+        """Yield the documents."""
         return (reading.read_lines if self.documents == "line" else reading.read_paragraphs)(*paths)
 
 
 @dataclass
 class RowReport:
-    """What became of the rows of one split, as far as they have been read.
+    """Counts of the rows of one split that have been read so far.
 
-    `kept` rows are used. Left out are rows with nothing but white space on a side (`empty`), with too many
-    tokens (`over_long`), with bytes that are not UTF-8 (`not_utf8`), that do not parse (`malformed`), and
-    with no text at all on a side (`missing_source`, `missing_target`; of a corpus of plain texts
-    `missing_text`). Some of those kept may have been cut off (`truncated`).
+    `kept` rows are used, of which some may be `truncated`. Rows are left out if a side has only white space
+    (`empty`), too many tokens (`over_long`), bytes that are not UTF-8 (`not_utf8`) or no text at all
+    (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), or if they do not
+    parse (`malformed`).
     """
 
     kept: int = 0
@@ -182,7 +182,7 @@ class RowReport:
 
     @property
     def mispaired(self) -> int:
-        """Rows without text on a side, such as the lines that one text file has and the other has not."""
+        """Rows without text on a side, such as the last lines of the longer of two text files."""
         return self.missing_source + self.missing_target
 
     @property
@@ -191,12 +191,12 @@ class RowReport:
         return sum(asdict(self).values()) - self.truncated
 
     def reset(self) -> None:
-        """Forget all counts: a new pass over the rows begins."""
+        """Reset all counts for a new pass over the rows."""
         for count in fields(self):
             setattr(self, count.name, 0)
 
     def leave_out(self, problem: str, count: int) -> None:
-        """Move rows that had been kept to the count of a problem (the name of one of the fields)."""
+        """Move rows from `kept` to the count of a problem, which is the name of a field."""
         self.kept -= count
         setattr(self, problem, getattr(self, problem) + count)
 
@@ -219,13 +219,13 @@ class RowReport:
 
 @dataclass
 class Corpus:
-    """The splits of a corpus, with text columns `source` and `target`, or `text`, and nothing else.
+    """The splits of a corpus, with only the text columns `source` and `target`, or `text`.
 
     Args:
-        splits: the splits that were asked for and exist.
-        reports: for each split, what became of its rows; of a stream, in its latest pass so far.
-        fingerprint: where the rows came from, with hashes where they are known; plain JSON values.
-        available: the names of all splits of the corpus, asked for or not.
+        splits: the requested splits that exist.
+        reports: counts of the rows of each split; for a stream, of its latest pass so far.
+        fingerprint: the origin of the rows, with hashes where they are known; plain JSON values.
+        available: the names of all splits of the corpus.
     """
 
     splits: dict[str, Dataset | IterableDataset]
@@ -234,16 +234,16 @@ class Corpus:
     available: list[str]
 
     def identity(self) -> dict[str, Any]:
-        """What tells the rows of training and validation from others, without where they lie."""
+        """Return what identifies the rows of training and validation, without their paths."""
         values = self.fingerprint
         whole = {name: values[name] for name in ("dataset", "sha256") if name in values}
         return whole | {name: _without_places(values[name]) for name in SPLITS[:2] if name in values}
 
     def split(self, name: str) -> Dataset | IterableDataset:
-        """One split by name.
+        """Return a split by name.
 
         Raises:
-            UserError: if the corpus has none of that name, naming those that it has.
+            UserError: the corpus has no such split.
         """
         if name not in self.splits:
             raise UserError(f"the corpus has no split '{name}'; it has {listing(self.available)}")
@@ -259,15 +259,15 @@ def _without_places(split: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
-    """Load the splits of a corpus that are asked for and exist.
+    """Load the requested splits of a corpus that exist.
 
-    Rows that cannot be used are left out and counted in `Corpus.reports` (see `RowReport`). A warning is
-    logged for text files of different length and for a split that loses more than half of its rows. Splits
-    of a streaming corpus are `IterableDataset`s: their reports count, and errors come, as they are read.
+    Unusable rows are left out and counted in `Corpus.reports` (see `RowReport`). Text files of different
+    lengths, and a split that loses more than half of its rows, log a warning. Splits of a streaming corpus
+    are `IterableDataset`s, whose counts and errors come while they are read.
 
     Raises:
-        UserError: a missing file or folder, an unknown format, a field that does not exist (naming those that
-            do), a data set that the Hub does not give, none of the splits, or a split without a usable row.
+        UserError: a file, folder, field or Hub data set does not exist, a format is unknown, there is none of
+            the splits, or a split has no usable row.
     """
     if spec.dataset == BUILT_IN_DATES:
         return _load_dates(spec, splits)
@@ -276,7 +276,7 @@ def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     if not wanted:
         raise UserError(f"the corpus has none of the splits {listing(splits)}; it has {listing(found)}")
     corpus = Corpus({}, {}, {}, available=list(found))
-    sources = {split: found[split]() for split in wanted}  # all are opened before the first is read
+    sources = {split: found[split]() for split in wanted}  # open all before reading the first
     for split, source in sources.items():
         identity = source.identity()
         rows, report = _stream(source, spec) if spec.streaming else _cache(source, spec, identity)
@@ -304,18 +304,18 @@ def _load_dates(spec: BaseCorpusSpec, splits: Sequence[str]) -> Corpus:
     return corpus
 
 
-# How the rows of a split are read, counted and kept.
+# Reading, counting and caching the rows of a split.
 
 
 @dataclass(frozen=True)
 class Source:
-    """One split as it lies on disk or on the Hub.
+    """One split on disk or on the Hub.
 
     Args:
-        name: how messages call it.
-        rows: starts a pass over all its rows.
-        identity: what its rows depend on, as plain JSON values.
-        sides: names of the two text files of a pair.
+        name: for messages.
+        rows: starts a pass over all rows.
+        identity: returns what the rows depend on, as plain JSON values.
+        sides: the names of a pair of text files.
     """
 
     name: str
@@ -329,13 +329,13 @@ def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, 
         problem = reading.problem_of(row)
         if problem is None:
             report.kept += 1
-            yield row  # type: ignore[misc]  # without a problem it is a tuple of texts
+            yield row  # type: ignore[misc]  # a row without a problem is a tuple of texts
         else:
             setattr(report, problem, getattr(report, problem) + 1)
 
 
 def check_report(source: Source, report: RowReport) -> None:
-    """Stop when nothing is left of a split, and speak up when much is missing from it."""
+    """Raise a UserError if no row of a split is usable, and log a warning if many are not."""
     if report.rows == 0:
         raise UserError(f"{source.name} holds no rows")
     if report.kept == 0:
@@ -344,7 +344,7 @@ def check_report(source: Source, report: RowReport) -> None:
         logger.warning("More than half of the rows of %s cannot be used: %s.", source.name, report)
     if source.sides and report.mispaired:
         logger.warning(
-            "%s has %d lines but %s has %d: they may be shifted against each other; only pairs are used.",
+            "%s has %d lines but %s has %d: they may be misaligned; only pairs are used.",
             source.sides[0],
             report.rows - report.missing_source,
             source.sides[1],
@@ -354,7 +354,7 @@ def check_report(source: Source, report: RowReport) -> None:
 
 @dataclass
 class _RowStream:
-    """The rows of a source as a generator function; counts start again with each pass."""
+    """The rows of a source as a generator function; each pass starts new counts."""
 
     source: Source
     columns: tuple[str, ...]
@@ -374,9 +374,9 @@ def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowR
 
 
 def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tuple[Dataset, RowReport]:
-    """The rows as a memory-mapped Arrow file, written when the cache has none for this content.
+    """Return the rows as a memory-mapped Arrow file, which is written if the cache does not have it.
 
-    This module and the readers are part of the key: rows that an older version read are not served.
+    The key includes this module and the readers, so that other versions do not share rows.
     """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     for module in (__file__, reading.__file__):
@@ -389,7 +389,7 @@ def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tu
 
 
 def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
-    """Read a source into files of a folder."""
+    """Write the rows of a source and their report into a folder."""
     report = RowReport()
     rows = _usable_rows(source.rows(), report)
     with (
@@ -403,7 +403,7 @@ def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
     (folder / REPORT).write_text(json.dumps(asdict(report)))
 
 
-# Where the splits of a corpus are found.
+# Finding the splits of a corpus.
 
 
 FileSource = Callable[[Sequence[str], Any], Source]
@@ -413,16 +413,16 @@ RowsSource = Callable[[Any, Any, str, Callable[[], dict[str, Any]]], Source]
 def find_splits(
     spec: BaseCorpusSpec, file_source: FileSource, rows_source: RowsSource
 ) -> dict[str, Callable[[], Source]]:
-    """How to open each split that the corpus has.
+    """Return a function for each split of a corpus that opens it.
 
     Args:
-        spec: where it lies.
+        spec: the location of the corpus.
         file_source: opens the files of a split.
-        rows_source: opens a split of a data set that `datasets` has opened, given its rows, its name and what
-            tells what they depend on.
+        rows_source: makes a source of a split that `datasets` has opened, from its rows, the spec, its name
+            and a function that returns what the rows depend on.
 
     Raises:
-        UserError: nothing is there.
+        UserError: the corpus does not exist.
     """
     if spec.files:
         return {split: partial(file_source, names, spec) for split, names in spec.files.items()}
@@ -456,16 +456,20 @@ def _splits_of_dataset(
 
 
 def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
-    """Raise a UserError unless each field that was asked for exists, and only once."""
+    """Raise a UserError unless each requested field exists exactly once."""
     for option, name in spec.options.items():
         if (times := list(existing).count(name)) > 1:
-            raise UserError(f"{option}: {where} has {times} fields '{name}'; give each a name of its own")
+            raise UserError(f"{option}: {where} has {times} fields '{name}'; rename all but one")
         if existing and name not in existing:
             raise UserError(f"{option}: {where} has no field '{name}'; it has {listing(existing)}")
 
 
 def existing_file(name: str) -> Path:
-    """A file that was named, or a UserError that says what is wrong with it."""
+    """Return the path of a readable file.
+
+    Raises:
+        UserError: it is missing, a folder or unreadable.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         raise UserError(f"{name} is a folder, not a file; give a folder as dataset")
@@ -477,7 +481,7 @@ def existing_file(name: str) -> Path:
 
 
 def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
-    """The rows of one table file, or of a plain text file for each column."""
+    """Return a source of one table file, or of a plain text file for each column."""
     paths = [existing_file(name) for name in names]
     identity = partial(file_identity, paths, spec)
     tables = [reading.table_format(path) for path in paths]
@@ -497,7 +501,7 @@ END_BYTES = 1 << 20  # at the start and the end of a streamed file
 
 
 def file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]:
-    """What the rows of files depend on."""
+    """Return what the rows of files depend on."""
     describe = _size_and_ends if spec.streaming else _whole_content
     files = [{"path": str(path), **describe(path)} for path in paths]
     return {"files": files, **spec.identity}
@@ -508,7 +512,7 @@ def _whole_content(path: Path) -> dict[str, Any]:
 
 
 def _size_and_ends(path: Path) -> dict[str, Any]:
-    """What can be told of a file that is too large to be read for it."""
+    """Identify a file that is too large to hash in full."""
     size = path.stat().st_size
     with path.open("rb") as file:
         ends = hashlib.sha256(file.read(END_BYTES))
@@ -518,7 +522,7 @@ def _size_and_ends(path: Path) -> dict[str, Any]:
 
 
 def _folder_files(folder: Path, endings: Sequence[str]) -> dict[str, list[str]]:
-    """The file of each split in a folder."""
+    """Return the file of each split in a folder."""
     found: dict[str, list[str]] = {}
     for split in SPLITS:
         paths = [folder / (split + ending) for ending in endings]
@@ -538,7 +542,7 @@ def _folder_files(folder: Path, endings: Sequence[str]) -> dict[str, list[str]]:
 def _open_saved(folder: Path) -> Mapping[str, Dataset]:
     try:
         saved = datasets.load_from_disk(str(folder))
-    except Exception as error:  # whatever a damaged folder makes of it
+    except Exception as error:  # a damaged folder can raise anything
         raise UserError(
             f"cannot open the data set saved in {folder}: {type(error).__name__}: {one_line(error)}"
         ) from error
@@ -559,7 +563,7 @@ def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
             return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
     except (UserError, RunError):
         raise
-    except Exception as error:  # whatever the Hub, the network or the builder of the data set can raise
+    except Exception as error:  # of the Hub, the network or the builder of the data set
         raise UserError(
             f"cannot load the data set '{spec.dataset}' from the Hub: {type(error).__name__}: "
             f"{one_line(error)}; check its name, dataset_config and the connection, or give a folder or files"
@@ -571,7 +575,7 @@ def _hub_identity(dataset: Dataset, spec: BaseCorpusSpec, split: str) -> dict[st
         "dataset": spec.dataset,
         "dataset_config": spec.dataset_config,
         "split": split,
-        "fingerprint": getattr(dataset, "_fingerprint", None),  # of a stream it cannot be told
+        "fingerprint": getattr(dataset, "_fingerprint", None),  # streams have none
         **spec.identity,
     }
 
@@ -582,7 +586,7 @@ def _dataset_source(
     split: str,
     identity: Callable[[], dict[str, Any]],
 ) -> Source:
-    """The rows of a data set that `datasets` itself has opened."""
+    """Return a source of a data set that `datasets` has opened."""
     name = f"{spec.dataset} ({split})"
     if dataset.features is not None:
         schema = dataset.features.arrow_schema

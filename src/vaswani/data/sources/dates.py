@@ -1,16 +1,15 @@
-"""The default corpus: dates as people write them, and what they mean in ISO 8601.
+"""The default corpus: dates in 55 languages and in ISO 8601.
 
 A row is, for example, `mercredi 27 janvier 1999` and `1999-01-27`. The sources follow the Unicode CLDR
 locale data inside Babel, so the corpus needs no download. It is a pure function of its arguments and of the
-Babel version; `describe_dates` gives that version and a hash of all rows.
+Babel version; `describe_dates` returns that version and a hash of all rows.
 
 Two rules keep the targets right:
 
-1. A text that can be read as two days is left out. Either two writers of the corpus mean different days by
-   it (`30 Kas 1999` is November in Turkish and May in Taita), or it gives the day and the month in numbers
-   with the year last, and exchanging the two numbers gives another day (`05/06/1999`; but `27/01/1999`,
-   `05/05/1999` and `1999/06/05` stay).
-2. A day belongs to one split, so no day of the validation and test splits is ever seen in training.
+1. A text that can mean two days is left out. Either two locales write different days so (`30 Kas 1999` is in
+   November in Turkish and in May in Taita), or day and month are numbers, the year is last, and swapping the
+   numbers gives another day (`05/06/1999`; but `27/01/1999`, `05/05/1999` and `1999/06/05` stay).
+2. A day belongs to one split, so no day of the validation and test splits occurs in training.
 """
 
 from __future__ import annotations
@@ -40,63 +39,12 @@ DATE_FORMATS: tuple[DateFormat, ...] = get_args(DateFormat)
 FIRST_DAY = datetime.date(1900, 1, 1)
 LAST_DAY = datetime.date(2099, 12, 31)
 
-# One locale for each of the languages that many people write.
+# One locale for each widely written language.
 DEFAULT_LOCALES = (
-    "am",  # Amharic
-    "ar",  # Arabic
-    "az",  # Azerbaijani
-    "bg",  # Bulgarian
-    "bn",  # Bengali
-    "ca",  # Catalan
-    "cs",  # Czech
-    "da",  # Danish
-    "de",  # German
-    "el",  # Greek
-    "en",  # English
-    "es",  # Spanish
-    "fa",  # Persian
-    "fi",  # Finnish
-    "fil",  # Filipino
-    "fr",  # French
-    "gu",  # Gujarati
-    "ha",  # Hausa
-    "he",  # Hebrew
-    "hi",  # Hindi
-    "hu",  # Hungarian
-    "id",  # Indonesian
-    "it",  # Italian
-    "ja",  # Japanese
-    "jv",  # Javanese
-    "kk",  # Kazakh
-    "km",  # Khmer
-    "kn",  # Kannada
-    "ko",  # Korean
-    "ml",  # Malayalam
-    "mr",  # Marathi
-    "ms",  # Malay
-    "my",  # Burmese
-    "nb",  # Norwegian Bokmål
-    "ne",  # Nepali
-    "nl",  # Dutch
-    "pa",  # Punjabi
-    "pl",  # Polish
-    "pt",  # Portuguese
-    "ro",  # Romanian
-    "ru",  # Russian
-    "sk",  # Slovak
-    "sr",  # Serbian
-    "sv",  # Swedish
-    "sw",  # Swahili
-    "ta",  # Tamil
-    "te",  # Telugu
-    "th",  # Thai
-    "tr",  # Turkish
-    "uk",  # Ukrainian
-    "ur",  # Urdu
-    "uz",  # Uzbek
-    "vi",  # Vietnamese
-    "yo",  # Yoruba
-    "zh",  # Chinese
+    *("am", "ar", "az", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "fa", "fi"),
+    *("fil", "fr", "gu", "ha", "he", "hi", "hu", "id", "it", "ja", "jv", "kk", "km", "kn"),
+    *("ko", "ml", "mr", "ms", "my", "nb", "ne", "nl", "pa", "pl", "pt", "ro", "ru", "sk"),
+    *("sr", "sv", "sw", "ta", "te", "th", "tr", "uk", "ur", "uz", "vi", "yo", "zh"),
 )
 
 # The part of a date that each letter of a CLDR pattern writes.
@@ -116,15 +64,15 @@ _ANY_YEAR = "YYYY"  # stands for the year where only the rest of a text matters
 
 
 def normalize(text: str) -> str:
-    """NFKC without directional marks (U+200E, U+200F, U+061C, U+202A to U+202E, U+2066 to U+2069)."""
+    """Return a text in NFKC without directional marks."""
     return _DIRECTIONAL_MARKS.sub("", unicodedata.normalize("NFKC", text))
 
 
 @dataclass(frozen=True)
 class DateWriter:
-    """How a locale writes a date in one format: a template and the words that fill it.
+    """How a locale writes dates in one format: a template and the words that fill it.
 
-    Writing from these tables is some twenty times faster than asking Babel for each date.
+    Writing from these tables is about twenty times as fast as formatting with Babel.
     """
 
     template: str  # for example "{weekday}, {day} {month} {year}"
@@ -153,7 +101,7 @@ class DateWriter:
         return cls(template, words["month"], words["day"], words.get("weekday", ()))
 
     def write(self, day: datetime.date, year: str = "") -> str:
-        """Return the normalised text of `day`; `year`, where given, is written in place of its year."""
+        """Return the normalized text of `day`; `year` replaces its year where given."""
         return self.template.format(
             year=year or day.year,
             month=self.months[day.month - 1],
@@ -163,7 +111,7 @@ class DateWriter:
 
     @property
     def is_legible(self) -> bool:
-        """Whether year and day are written as numbers of the Gregorian calendar in the digits 0 to 9."""
+        """Whether year and day are Gregorian numbers in the digits 0 to 9."""
         for month in range(1, 13):
             day = datetime.date(1999, month, 12 + month)  # the days 13 to 24, and every weekday
             text = self.write(day)
@@ -174,19 +122,19 @@ class DateWriter:
 
     @cached_property
     def is_numeric_with_year_last(self) -> bool:
-        """Whether the month is a number and does not come after the year."""
+        """Whether the month is a number before the year."""
         month_is_a_number = not any(character.isalpha() for character in self.months[0])
         return month_is_a_number and self.template.index("{month}") < self.template.index("{year}")
 
     def allows_exchange(self, day: datetime.date) -> bool:
-        """Whether exchanging the numbers of day and month in the text gives another day."""
+        """Return whether swapping the numbers of day and month gives another day."""
         return self.is_numeric_with_year_last and day.day <= 12 and day.day != day.month
 
 
 def ambiguous_texts(writers: Iterable[DateWriter]) -> set[str]:
-    """Return the texts, with "YYYY" for the year, by which the writers mean two different days of one year.
+    """Return the texts, with "YYYY" for the year, that mean different days of one year to the writers.
 
-    A legible text shows its year, so texts can only coincide within a year.
+    A legible text contains its year, so texts can coincide only within a year.
     """
     day_of_text: dict[str, tuple[int, int]] = {}
     ambiguous = set()
@@ -201,7 +149,7 @@ def ambiguous_texts(writers: Iterable[DateWriter]) -> set[str]:
 
 
 def available_locales() -> tuple[str, ...]:
-    """Return all locales that Babel writes with a Gregorian calendar and ASCII digits (takes seconds)."""
+    """Return all locales with a Gregorian calendar and ASCII digits (takes seconds)."""
     names = sorted(localedata.locale_identifiers())
     return tuple(name for name in names if all(writer.is_legible for writer in _writers(name)))
 
@@ -216,13 +164,13 @@ def generate_dates(
 ) -> DatasetDict:
     """Generate the corpus of dates.
 
-    Each split goes round the locales, so that each has the same share of it but for the ambiguous texts left
-    out, with formats and days drawn at random. No generator but its own is used.
+    Each split cycles through the locales, so that each has the same share, ambiguous texts apart, with random
+    formats and days. Uses its own random generator only.
 
     Args:
-        locales: names as Babel writes them (`"de"`, `"pt_BR"`), in a list or in one text with commas;
-            `"all"` for all `available_locales`; None for `DEFAULT_LOCALES`.
-        seed: decides which days are held out and which rows are drawn.
+        locales: names as in Babel (`"de"`, `"pt_BR"`), in a list or separated by commas; `"all"` for
+            `available_locales`; None for `DEFAULT_LOCALES`.
+        seed: selects the held-out days and the rows.
         train_rows: rows of the training split (the sizes of the others do not change it).
         validation_rows: rows of the validation split.
         test_rows: rows of the test split.
@@ -231,7 +179,7 @@ def generate_dates(
         The splits `train`, `validation` and `test` with the text columns `source`, `target` and `locale`.
 
     Raises:
-        UserError: an unknown locale, or one whose dates are not in ASCII digits.
+        UserError: a locale is unknown or does not use ASCII digits.
     """
     writers = {name: _writers(name) for name in _resolve_locales(locales)}
     ambiguous = ambiguous_texts(writer for group in writers.values() for writer in group)
@@ -244,7 +192,7 @@ def generate_dates(
 
 
 def describe_dates(dates: DatasetDict) -> dict[str, object]:
-    """Describe a corpus of `generate_dates`: origin, licence, locales, sizes, a SHA-256 hash of all rows."""
+    """Return the origin, licence, locales, sizes and SHA-256 hash of a corpus of `generate_dates`."""
     digest = hashlib.sha256()
     locales: set[str] = set()
     for split, rows in dates.items():
@@ -273,7 +221,7 @@ def _days(first: datetime.date, last: datetime.date) -> Iterator[datetime.date]:
 
 
 def _split_days(seed: int) -> dict[str, list[datetime.date]]:
-    """Give each day to a split by a hash of seed and day: of 20 days 18, 1 and 1 on average."""
+    """Assign each day to a split by a hash of seed and day, in a ratio of 18 : 1 : 1."""
     days: dict[str, list[datetime.date]] = {"train": [], "validation": [], "test": []}
     for day in _days(FIRST_DAY, LAST_DAY):
         remainder = int(hashlib.sha256(f"{seed}/{day}".encode()).hexdigest(), 16) % 20
@@ -287,9 +235,9 @@ def _draw_rows(
     days: Sequence[datetime.date],
     generator: random.Random,
 ) -> Iterator[dict[str, str]]:
-    """Yield rows without end."""
+    """Yield rows forever."""
     for locale in cycle(writers):
-        # Of all methods, only random() promises the same numbers in every Python version.
+        # Only random() gives the same numbers in every Python version.
         writer = writers[locale][int(generator.random() * len(writers[locale]))]
         day = days[int(generator.random() * len(days))]
         if not writer.allows_exchange(day) and writer.write(day, year=_ANY_YEAR) not in ambiguous:
@@ -306,7 +254,7 @@ def _resolve_locales(locales: Sequence[str] | str | None) -> tuple[str, ...]:
     resolved = tuple(dict.fromkeys(_canonical_name(name) for name in names))
     if not resolved:
         raise UserError(
-            "no locales given; name at least one, such as 'en', or 'all', or leave the option out"
+            "no locales given; give at least one, such as 'en', or 'all', or leave the option out"
         )
     for name in resolved:
         if not all(writer.is_legible for writer in _writers(name)):
@@ -324,7 +272,7 @@ def _canonical_name(name: str) -> str:
         canonical = ""
     if canonical in known:
         return canonical
-    # People may think of the language's English name: "german" is nearer to "German" than to "de".
+    # Suggest by the English name as well: "german" is closer to "German" than to "de".
     codes = {code.lower(): code for code in known}
     codes |= {language.lower(): code for code, language in Locale("en").languages.items() if code in known}
     near = difflib.get_close_matches(str(name).strip().lower(), codes, n=3, cutoff=0.7)

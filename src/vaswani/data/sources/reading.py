@@ -1,13 +1,13 @@
-"""File formats as rows: every reader yields the cells of the wanted fields for each row of its file.
+"""Read file formats as rows: each reader yields the cells of the requested fields for every row.
 
-A row of a parallel corpus has two cells, source and target; that of a corpus of texts one. A cell is what the
-file holds at that place: text, or something else (None where there is nothing), which no reader repairs.
-Bytes that are not UTF-8 arrive as lone surrogates (PEP 383), so that a bad byte costs its row and not the
-file. A row that cannot be parsed is None. `problem_of` judges rows; nothing is dropped here.
+A row of a parallel corpus has two cells, source and target; a row of a text corpus has one. A cell is what
+the file holds there, text or something else, or None if there is nothing. Bytes that are not UTF-8 become
+lone surrogates (PEP 383), so that a bad byte costs its row and not the file. An unparsable row is None.
+`problem_of` checks rows; the readers drop nothing.
 
-The files are read here and not by the builders of `datasets`, which stop at the first malformed line or bad
-byte (all of them), end a line at a lone carriage return (text), read the words "NA" and "null" as nothing
-and "007" as 7.0 (CSV), and lose quotes (CSV and TSV).
+The builders of `datasets` are not used, as they stop at the first malformed line or bad byte (all of them),
+end a line at a lone carriage return (text), read "NA" and "null" as missing and "007" as 7.0 (CSV), and lose
+quotes (CSV and TSV).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from vaswani.errors import UserError
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
-ROWS_TO_FIND_FIELDS = 1000  # JSON rows may name different fields: so many are asked which exist
+ROWS_TO_FIND_FIELDS = 1000  # JSON rows may have different fields: so many rows are searched for them
 ROWS_PER_BATCH = 1000
-LONGEST_CSV_CELL = 1 << 24  # characters; a quote that is never closed swallows no more than this
+LONGEST_CSV_CELL = 1 << 24  # characters; limits what an unclosed quote swallows
 
 
 def problem_of(row: Row) -> str | None:
-    """Why a row cannot be used, or None if it can.
+    """Return why a row cannot be used, or None if it can.
 
     Returns:
-        "malformed" (not parsed), "missing_source", "missing_target" or "missing_text" (no text there:
-        nothing, null, a number, …), "not_utf8" or "empty" (nothing but white space in a cell).
+        "malformed" (not parsed), "missing_source", "missing_target" or "missing_text" (the cell holds no
+        text: nothing, null, a number, …), "not_utf8" or "empty" (a cell holds only white space).
     """
     if row is None:
         return "malformed"
@@ -68,11 +68,11 @@ def _is_utf8(text: str) -> bool:
 
 @contextmanager
 def _open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
-    r"""Open a plain or gzipped file of text without its byte order mark; newline as in `open`."""
+    r"""Open a plain or gzipped text file without its byte order mark; newline as in `open`."""
     opener = cast(Callable[..., TextIO], gzip.open if path.suffix.lower() == ".gz" else open)
     try:
         with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
-            _refuse_utf16(path, file)
+            _check_not_utf16(path, file)
             yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged or not gzip ({error}); write or download it again") from error
@@ -80,8 +80,8 @@ def _open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _refuse_utf16(path: Path, file: TextIO) -> None:
-    """UTF-16 passes for UTF-8 with a NUL beside each letter: it must not be taken for text."""
+def _check_not_utf16(path: Path, file: TextIO) -> None:
+    """Raise a UserError for UTF-16, which could be read as UTF-8 with a NUL beside each letter."""
     start = file.read(2)
     file.seek(0)
     if start in ("\udcff\udcfe", "\udcfe\udcff"):
@@ -89,10 +89,10 @@ def _refuse_utf16(path: Path, file: TextIO) -> None:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    r"""The lines of a text file, without their \n or \r\n.
+    r"""Yield the lines of a text file, without their \n or \r\n.
 
-    Nothing else ends a line: not a lone carriage return, form feed, U+0085 or U+2028. One of those inside a
-    sentence would otherwise shift every later line of this side against the other.
+    No other character ends a line: a lone carriage return, form feed, U+0085 or U+2028 inside a sentence
+    would shift all later lines of this side against the other.
     """
     with _open_text(path) as file:
         for line in file:
@@ -100,18 +100,18 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def read_text_pair(source_path: Path, target_path: Path) -> Iterator[Row]:
-    """Two plain text files, line by line; past the end of the shorter one its cell is None."""
+    """Yield the lines of two plain text files in pairs; past the end of the shorter one its cell is None."""
     yield from zip_longest(_lines(source_path), _lines(target_path))
 
 
 def read_lines(path: Path) -> Iterator[Row]:
-    """A plain text file with a document on each line."""
+    """Yield the lines of a plain text file, one document each."""
     for line in _lines(path):
         yield (line,)
 
 
 def read_paragraphs(path: Path) -> Iterator[Row]:
-    """A plain text file with blank lines between documents; the lines of one are joined with newlines."""
+    """Yield the documents of a plain text file, which blank lines separate; newlines inside stay."""
     document: list[str] = []
     for line in _lines(path):
         if line.strip():
@@ -124,7 +124,7 @@ def read_paragraphs(path: Path) -> Iterator[Row]:
 
 
 class RepeatedKeyError(ValueError):
-    """A JSON object gives a key twice, so which value is meant cannot be told."""
+    """A JSON object has a key twice."""
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,12 +136,12 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-# Reads JSON, and raises `RepeatedKeyError` where Python's own reader keeps the last of several values.
+# Parses JSON; raises `RepeatedKeyError` where Python's own parser keeps the last of several values.
 parse_json: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_without_repeated_keys).decode
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    """The values of a JSON Lines file: {} for a blank line, None for one that is not JSON."""
+    """Yield the values of a JSON Lines file: {} for a blank line, None for a line that is not JSON."""
     with _open_text(path) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -153,7 +153,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 
 def _json_values(path: Path) -> Iterator[Any]:
-    """The values of a .json file: one array (read whole), or JSON Lines."""
+    """Yield the values of a .json file: one array (read whole), or JSON Lines."""
     with _open_text(path) as file:
         start = file.readline()
         while start.isspace():
@@ -185,7 +185,7 @@ def _json_fields(values_of: Callable[[Path], Iterator[Any]], path: Path) -> list
 
 
 def _json_cell(row: dict[str, Any], name: str) -> Any:
-    if name in row:  # a plain name, or one that holds a dot itself
+    if name in row:  # a plain name, or one that contains a dot
         return row[name]
     value: Any = row
     for part in name.split("."):
@@ -204,7 +204,7 @@ def _json_rows(values_of: Callable[[Path], Iterator[Any]], path: Path, *fields: 
 
 
 def _csv_cells(path: Path) -> Iterator[list[str] | None]:
-    """The rows of a file with commas and "quoted" cells (RFC 4180); None per line where quotes are broken."""
+    """Yield the rows of a CSV file (RFC 4180); None for each line with broken quotes."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CSV_CELL))
     with _open_text(path, newline="") as file:
         reader = csv.reader(file, strict=True)
@@ -214,12 +214,12 @@ def _csv_cells(path: Path) -> Iterator[list[str] | None]:
                 yield next(reader)
             except StopIteration:
                 return
-            except csv.Error:  # strict: text after a closing quote would otherwise silently lose its quotes
+            except csv.Error:  # strict: otherwise text after a closing quote silently loses its quotes
                 yield from repeat(None, reader.line_num - lines_before)
 
 
 def _tsv_cells(path: Path) -> Iterator[list[str] | None]:
-    """The rows of a tab-separated file. Quotes are text: corpora hold raw ones, and tabs cannot be quoted."""
+    """Yield the rows of a tab-separated file. Quotes are text, as corpora hold raw ones."""
     return (line.split("\t") if line else [] for line in _lines(path))
 
 
@@ -247,14 +247,14 @@ def _separated_rows(cells_of: Cells, path: Path, *fields: str) -> Iterator[Row]:
             padded = [*cells, *repeat(None, len(header) - len(cells))]
             yield tuple(padded[place] for place in places)
         else:
-            yield None  # a cell too many or too few: which is which cannot be told
+            yield None  # the number of cells is wrong, so their fields are unknown
 
 
-def _holds_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+def _holds_text(data_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(data_type):
+        data_type = data_type.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
+    return any(test(data_type) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
 
 
 def _arrow_leaves(schema: pa.Schema | pa.StructType, prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
@@ -266,23 +266,19 @@ def _arrow_leaves(schema: pa.Schema | pa.StructType, prefix: str = "") -> Iterat
 
 
 def arrow_fields(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """The dotted names of the columns without columns of their own, and what they hold."""
+    """Return the dotted names of the leaf columns with their types."""
     return dict(_arrow_leaves(schema))
 
 
 def check_holds_text(schema: pa.Schema, name: str, where: str) -> None:
-    """Refuse a column of numbers, labels or lists before every row of it is counted as missing.
-
-    Raises:
-        UserError: naming the column and what it holds.
-    """
-    kind = arrow_fields(schema).get(name)
-    if kind is not None and not _holds_text(kind):
-        raise UserError(f"field '{name}' of {where} holds {kind}; a field of text is needed")
+    """Raise a UserError for a column of numbers, labels or lists, whose rows would all count as missing."""
+    data_type = arrow_fields(schema).get(name)
+    if data_type is not None and not _holds_text(data_type):
+        raise UserError(f"field '{name}' of {where} holds {data_type}; expected a text field")
 
 
 def _arrow_cells(table: pa.Table | pa.RecordBatch, name: str) -> list[Any]:
-    if name in table.column_names:  # a plain name, or one that holds a dot itself
+    if name in table.column_names:  # a plain name, or one that contains a dot
         column = table.column(name)
     else:
         root, *rest = name.split(".")
@@ -291,13 +287,13 @@ def _arrow_cells(table: pa.Table | pa.RecordBatch, name: str) -> list[Any]:
             column = pc.struct_field(column, part)
     try:
         cells = column.to_pylist()
-    except UnicodeDecodeError:  # Arrow checks no text on the way in
+    except UnicodeDecodeError:  # Arrow does not check text when it reads
         cells = column.cast(pa.large_binary()).to_pylist()
     return [cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell for cell in cells]
 
 
 def arrow_rows(table: pa.Table | pa.RecordBatch, *fields: str) -> Iterator[Row]:
-    """The rows of a table in memory; dotted names reach into struct columns."""
+    """Yield the rows of a table in memory; dotted names reach into struct columns."""
     yield from zip(*(_arrow_cells(table, name) for name in fields), strict=True)
 
 
@@ -332,8 +328,8 @@ class TableFormat:
     """How to read one file format.
 
     Args:
-        fields: path → the names of its fields, nested ones dotted.
-        rows: (path, field, ...) → its rows, with a cell for each field; these are known to exist.
+        fields: path → names of the fields, nested ones with dots.
+        rows: (path, field, ...) → rows with a cell for each field; the fields must exist.
     """
 
     fields: Callable[[Path], list[str]]
@@ -358,9 +354,9 @@ TABLE_FORMATS = {
 }
 
 
-TEXT_ENDINGS = (".txt", ".txt.gz")  # of plain text in a folder; a file that is named may end otherwise
+TEXT_ENDINGS = (".txt", ".txt.gz")  # of plain text in a folder; files given by name may have others
 
 
 def table_format(path: Path) -> TableFormat | None:
-    """The format that a file's name tells, or None if it tells none of the known ones."""
+    """Return the format of a file by its ending, or None if it is unknown."""
     return next((form for ending, form in TABLE_FORMATS.items() if path.name.lower().endswith(ending)), None)

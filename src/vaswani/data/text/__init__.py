@@ -1,1 +1,1 @@
-"""Texts as sequences of tokens for language models."""
+"""Sequences of tokens for language models."""

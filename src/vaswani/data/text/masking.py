@@ -1,8 +1,8 @@
-"""Masked language modelling: which tokens a model is to find, drawn anew in every epoch.
+"""Dynamic masking for masked language modelling.
 
-Of the tokens 15 % are chosen; of these, 80 % are hidden behind the mask, 10 % replaced by a random token and
-10 % left as they are (Devlin et al., 2019, arXiv:1810.04805, section 3.1). They are drawn when a batch is
-made, so no two epochs hide the same (Liu et al., 2019, arXiv:1907.11692, section 4.1).
+Of the tokens 15 % are chosen for prediction; of these, 80 % are masked, 10 % replaced by a random token and
+10 % kept (Devlin et al., 2019, arXiv:1810.04805, section 3.1). They are drawn when a batch is made, so that
+epochs differ (Liu et al., 2019, arXiv:1907.11692, section 4.1).
 
 B rows of a batch · S its longest sequence · N tokens of one
 """
@@ -20,27 +20,27 @@ from transformers import PreTrainedTokenizerBase
 from vaswani.data.batching import IGNORED_LABEL, Example, pad
 from vaswani.errors import UserError
 
-HIDDEN, REPLACED = 0.8, 0.1  # of the tokens that are chosen; the others stay
+HIDDEN, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the others are kept
 
 Integers = npt.NDArray[np.integer]
 
 
 class MaskingCollator:
-    """Pad rows to a batch, on the right, and mask some of their tokens.
+    """Pad rows on the right to a batch and mask some of their tokens.
 
-    What is masked in a row is a pure function of the seed, the epoch and the row's tokens: not of its batch,
-    its process or what was drawn before, so that a run which resumes goes on exactly. Special tokens are
-    never chosen, nor put in place of others. Each row has one token chosen at least.
+    The masks of a row are a pure function of the seed, the epoch and the row's tokens, not of its batch, its
+    process or earlier draws, so that runs resume exactly. Special tokens are neither chosen nor used as
+    replacements. At least one token of each row is chosen.
 
     Args:
-        tokenizer: has a mask.
-        probability: of each token, or word, to be chosen.
-        whole_words: choose all tokens of a word or none; rows then hold `word_starts`, whether each token
+        tokenizer: with a mask token.
+        probability: of choosing each token, or word.
+        whole_words: choose all tokens of a word or none; rows must have `word_starts`, whether each token
             begins a word.
         seed: not negative.
 
     Raises:
-        UserError: the tokenizer has no mask, or the probability is none.
+        UserError: the tokenizer has no mask token, or the probability is out of range.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MaskingCollator:
         seed: int = 0,
     ):
         if tokenizer.mask_token_id is None:
-            raise UserError("the tokenizer has no mask; give one of a masked language model")
+            raise UserError("the tokenizer has no mask token; give one of a masked language model")
         if not 0 < probability <= 1:
             raise UserError(f"mask_probability={probability} must be above 0 and at most 1; 0.15 is usual")
         self.pad_token_id = tokenizer.pad_token_id
@@ -61,22 +61,22 @@ class MaskingCollator:
         self.probability = probability
         self.whole_words = whole_words
         self.seed = seed
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # of the workers of a loader too
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # for workers of a loader too
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose what is drawn from now on."""
+        """Set the epoch, which selects the masks."""
         self._epoch.fill_(epoch)
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Mask and pad a batch.
 
         Args:
-            examples: rows with `input_ids`; perhaps with `word_starts`, `token_type_ids` and
+            examples: rows with `input_ids` and optionally `word_starts`, `token_type_ids` and
                 `next_sentence_label`.
 
         Returns:
-            int64 tensors: `input_ids`, `attention_mask` and `labels` [B, S], these −100 where nothing is to
-            be found; `token_type_ids` [B, S] and `next_sentence_label` [B] where rows have them.
+            int64 tensors: `input_ids`, `attention_mask` and `labels` [B, S], with −100 for tokens that are
+            not predicted; `token_type_ids` [B, S] and `next_sentence_label` [B] if rows have them.
         """
         masked = [self.mask(row) for row in examples]
         input_ids, attention_mask = pad([ids for ids, _ in masked], self.pad_token_id)
@@ -89,14 +89,14 @@ class MaskingCollator:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def mask(self, row: Example) -> tuple[Integers, Integers]:
-        """A row's tokens as the model sees them [N], and those that it is to find [N], −100 elsewhere."""
+        """Return a row's masked tokens [N] and its labels [N], −100 for tokens that are not predicted."""
         tokens = np.asarray(row["input_ids"], dtype=np.int64)
         generator = np.random.default_rng((self.seed, int(self._epoch), zlib.crc32(tokens.tobytes())))
         may_be_chosen = ~np.isin(tokens, self.special_tokens)
         starts = np.asarray(row["word_starts"]) if self.whole_words else np.ones(len(tokens), dtype=bool)
-        word = np.cumsum(starts | ~may_be_chosen)  # the number of the word that each token belongs to
+        word = np.cumsum(starts | ~may_be_chosen)  # number of the word of each token
         chosen = (generator.random(len(tokens) + 1) < self.probability)[word] & may_be_chosen
-        if may_be_chosen.any() and not chosen.any():  # a row of few tokens would teach nothing
+        if may_be_chosen.any() and not chosen.any():  # at least one per row
             chosen = (word == word[generator.choice(np.flatnonzero(may_be_chosen))]) & may_be_chosen
         fate = generator.random(len(tokens))
         seen = np.where(chosen & (fate < HIDDEN), self.mask_token_id, tokens)

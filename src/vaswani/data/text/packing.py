@@ -1,9 +1,8 @@
-"""Documents packed into blocks for a causal language model, none of which sees another.
+"""Batches for causal language models: packed documents that do not attend to each other, or single ones.
 
-A block is a row of tokens in which documents follow one another, each beginning with `<s>` and ending with
-`</s>`. Its positions begin again at 0 with every document; a model that is given such positions and no
-attention mask keeps attention within each (as transformers does for `DataCollatorWithFlattening`). Only the
-last block of all is padded.
+A packed row is a sequence of documents, each `<s> ... </s>`. Its positions restart at 0 with every document;
+a model with such positions and no attention mask keeps attention within each document (as transformers does
+for `DataCollatorWithFlattening`). Only the last row of a corpus is padded.
 
 B rows of a batch · S its longest
 """
@@ -21,21 +20,20 @@ from vaswani.data.batching import IGNORED_LABEL, Example, pad
 
 @dataclass(frozen=True)
 class PackingCollator:
-    """Rows of packed documents as a batch.
+    """Make batches of packed documents.
 
-    The first token of a row, and of a document, is there to be seen: nothing that it could be told from comes
-    before it. All others are labels.
+    All tokens are labels except the first of each row and document, which has no context.
 
     Args:
-        pad_token_id: fills rows that are shorter than the longest.
-        bos_token_id: begins every document, and stands nowhere else.
+        pad_token_id: pads shorter rows.
+        bos_token_id: begins every document and occurs nowhere else.
     """
 
     pad_token_id: int
     bos_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """From rows with `input_ids`, int64 tensors [B, S]: `input_ids`, `position_ids` and `labels`."""
+        """Return int64 tensors [B, S] from rows with `input_ids`: these, `position_ids` and `labels`."""
         input_ids, is_real = pad([row["input_ids"] for row in examples], self.pad_token_id)
         is_padding = is_real == 0
         starts = (input_ids == self.bos_token_id) | (np.diff(is_padding, prepend=False) & is_padding)
@@ -49,16 +47,16 @@ class PackingCollator:
 
 @dataclass(frozen=True)
 class DocumentCollator:
-    """Rows that hold a document each, or a part of one, as a batch with an attention mask.
+    """Make batches with an attention mask of rows that hold one document each, or a part of one.
 
     Args:
-        pad_token_id: fills rows that are shorter than the longest.
+        pad_token_id: pads shorter rows.
     """
 
     pad_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """From rows with `input_ids`, int64 tensors [B, S]: `input_ids`, `attention_mask` and `labels`."""
+        """Return int64 tensors [B, S] from rows with `input_ids`: these, `attention_mask` and `labels`."""
         input_ids, mask = pad([row["input_ids"] for row in examples], self.pad_token_id)
         labels = np.where(mask == 1, input_ids, IGNORED_LABEL)
         labels[:, 0] = IGNORED_LABEL  # as in packed rows

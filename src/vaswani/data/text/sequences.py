@@ -1,12 +1,12 @@
-"""Documents as the sequences of tokens that a language model is trained on.
+"""Build the sequences of tokens that a language model is trained on from documents.
 
-Documents are texts as they stand in a corpus. What is made of them depends on the objective: for a causal
-model blocks of packed documents (`PackedBlocks`), or parts of one each (`DocumentParts`); for a masked one
-full sentences of one document (`SentenceSequences`), or two segments of which the second follows the first or
-is of another document (`SegmentPairs`).
+A document is a text of a corpus. For causal models the sequences are blocks of packed documents
+(`PackedBlocks`) or parts of one document (`DocumentParts`); for masked models full sentences of one document
+(`SentenceSequences`), or two segments, where the second follows the first or is from another document
+(`SegmentPairs`).
 
-A sentence ends with its line, or with a mark and white space behind it. One that is longer than a sequence is
-cut between words.
+A sentence ends at the end of a line, or at a punctuation mark before white space. A sentence that is longer
+than a sequence is split between words.
 
 N tokens of a document
 """
@@ -32,8 +32,8 @@ Integers = npt.NDArray[np.integer[Any]]
 Flags = npt.NDArray[np.bool_]
 Columns = dict[str, list[Any]]
 
-DOCUMENTS_AT_ONCE = 1000  # those that follow one another are packed together, and lend each other segments
-SHORT_PAIRS = 0.1  # of the pairs, as many are shorter, for the sake of short texts (BERT's own code)
+DOCUMENTS_AT_ONCE = 1000  # documents that are packed together, and draw random segments from each other
+SHORT_PAIRS = 0.1  # share of shorter pairs, so that models see short texts (as in BERT's code)
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 _TOKENS = {"input_ids": List(Value("int32")), "length": Value("int32")}
@@ -43,12 +43,12 @@ _PAIRS = {"token_type_ids": List(Value("int8")), "next_sentence_label": Value("i
 
 @dataclass(frozen=True)
 class Document:
-    """A text as tokens, without special ones.
+    """The tokens of a text, without special tokens.
 
     Args:
         ids: of the tokens [N].
-        word_starts: which of them begin a word [N].
-        sentence_starts: which of them begin a sentence [N].
+        word_starts: which tokens begin a word [N].
+        sentence_starts: which tokens begin a sentence [N].
     """
 
     ids: Integers
@@ -56,7 +56,7 @@ class Document:
     sentence_starts: Flags
 
     def end_of_part(self, start: int, most: int) -> int:
-        """Where a part ends that begins at a token and has so many at most: between sentences, else words."""
+        """Return the end of a part of at most `most` tokens: between sentences, else between words."""
         limit = start + most
         if limit >= len(self.ids):
             return len(self.ids)
@@ -67,7 +67,7 @@ class Document:
         return limit
 
     def inner_start(self, start: int, stop: int, generator: np.random.Generator) -> int:
-        """A token within a part where a sentence begins, else a word, else any; but not its first."""
+        """Draw a token inside a part that begins a sentence, else a word, else any; not the first token."""
         for starts in (self.sentence_starts, self.word_starts, np.ones_like(self.word_starts)):
             places = np.flatnonzero(starts[start + 1 : stop])
             if len(places):
@@ -75,13 +75,13 @@ class Document:
         raise ValueError(f"a part of {stop - start} tokens cannot be divided")
 
     def part(self, start: int, stop: int) -> Document:
-        """Some of its tokens."""
+        """Return the tokens from `start` to `stop`."""
         place = slice(start, stop)
         return Document(self.ids[place], self.word_starts[place], self.sentence_starts[place])
 
 
 def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
-    """Tokenize texts; what looks like a special token is text."""
+    """Tokenize texts; text that looks like a special token is text."""
     options = {"add_special_tokens": False, "split_special_tokens": True}
     encodings = TextCodec(tokenizer).encode(list(texts), **options).encodings
     for text, encoding in zip(texts, encodings or [], strict=True):
@@ -100,10 +100,10 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
 
 @dataclass(frozen=True)
 class SequenceBuilder:
-    """How sequences are made of documents; those of one batch at a time.
+    """Builds sequences from batches of documents.
 
     Args:
-        max_length: most tokens of a sequence, special ones counted.
+        max_length: maximum tokens of a sequence, including special tokens.
     """
 
     max_length: int
@@ -113,7 +113,7 @@ class SequenceBuilder:
     def __call__(
         self, rows: Columns, numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> dict[str, list[Any]]:
-        """From the column `text` of some documents, and their numbers, to the columns of sequences."""
+        """Return the columns of the sequences from the column `text` and the numbers of documents."""
         read = zip(read_documents(rows["text"], tokenizer), numbers, strict=True)
         full = [(document, number) for document, number in read if len(document.ids)]
         documents, numbers = [document for document, _ in full], [number for _, number in full]
@@ -124,41 +124,41 @@ class SequenceBuilder:
     def sequences(
         self, documents: list[Document], numbers: list[int], begin: int, end: int
     ) -> Iterator[dict[str, Any]]:
-        """The sequences of some documents.
+        """Yield the sequences of consecutive documents.
 
         Args:
-            documents: that follow one another.
-            numbers: theirs, in the corpus.
+            documents: with tokens.
+            numbers: of the documents in the corpus.
             begin: the token `<s>`.
             end: the token `</s>`.
         """
         raise NotImplementedError
 
     def _blocks(self, tokens: Integers) -> Iterator[dict[str, Any]]:
-        """Cut tokens into blocks; each begins with the last of the one before, from which it goes on."""
+        """Cut tokens into blocks; each begins with the last token of the block before it."""
         for start in range(0, len(tokens) - 1, self.max_length - 1):
             yield {"input_ids": tokens[start : start + self.max_length]}
 
 
 @dataclass(frozen=True)
 class PackedBlocks(SequenceBuilder):
-    """Blocks of documents, each `<s> ... </s>`, one behind the other: every token is a label of one block."""
+    """Blocks of concatenated documents, each `<s> ... </s>`; every token is a label in one block."""
 
     def sequences(
         self, documents: list[Document], numbers: list[int], begin: int, end: int
     ) -> Iterator[dict[str, Any]]:
-        """All documents in one line, cut into blocks."""
+        """Yield blocks of all documents, concatenated."""
         yield from self._blocks(np.concatenate([_framed(document.ids, begin, end) for document in documents]))
 
 
 @dataclass(frozen=True)
 class DocumentParts(SequenceBuilder):
-    """As `PackedBlocks`, but none holds more than one document."""
+    """Blocks of one document each."""
 
     def sequences(
         self, documents: list[Document], numbers: list[int], begin: int, end: int
     ) -> Iterator[dict[str, Any]]:
-        """Each document, cut into blocks."""
+        """Yield the blocks of each document."""
         for document in documents:
             yield from self._blocks(_framed(document.ids, begin, end))
 
@@ -175,7 +175,7 @@ class SentenceSequences(SequenceBuilder):
     def sequences(
         self, documents: list[Document], numbers: list[int], begin: int, end: int
     ) -> Iterator[dict[str, Any]]:
-        """Each document in parts that end between sentences."""
+        """Yield parts of each document that end between sentences."""
         for document in documents:
             start = 0
             while start < len(document.ids):
@@ -189,13 +189,13 @@ class SentenceSequences(SequenceBuilder):
 
 @dataclass(frozen=True)
 class SegmentPairs(SequenceBuilder):
-    """`<s> A </s> B </s>`, where B follows A in its document or, as often, comes from another one.
+    """`<s> A </s> B </s>`, where B follows A in its document or, half of the time, is from another one.
 
-    Devlin et al. (2019), arXiv:1810.04805, section 3.1 and appendix A.2. Where B comes from elsewhere, what
-    does follow A begins the next pair.
+    Devlin et al. (2019), arXiv:1810.04805, section 3.1 and appendix A.2. Where B is from another document,
+    the text after A begins the next pair.
 
     Args:
-        seed: of what is drawn: where segments end, which second ones come from elsewhere, and from where.
+        seed: of the ends of segments and the choice of random ones.
     """
 
     seed: int = 0
@@ -205,7 +205,7 @@ class SegmentPairs(SequenceBuilder):
     def sequences(
         self, documents: list[Document], numbers: list[int], begin: int, end: int
     ) -> Iterator[dict[str, Any]]:
-        """Pairs of each document; the others of the batch lend it segments."""
+        """Yield pairs of each document; random segments come from the others of the batch."""
         generator = np.random.default_rng((self.seed, numbers[0]))
         for number, document in enumerate(documents):
             others = documents[:number] + documents[number + 1 :]
@@ -227,12 +227,12 @@ class SegmentPairs(SequenceBuilder):
     def _pairs(
         self, document: Document, others: list[Document], generator: np.random.Generator
     ) -> Iterator[tuple[Document, Document, bool]]:
-        """First and second segments, and whether the second comes from elsewhere."""
+        """Yield first and second segments, and whether the second is from another document."""
         room, start = self.max_length - 3, 0
         while start < len(document.ids):
             most = int(generator.integers(2, room + 1)) if generator.random() < SHORT_PAIRS else room
             stop = max(document.end_of_part(start, most), start + 2)
-            if stop > len(document.ids):  # one token is left, too little for two segments
+            if stop > len(document.ids):  # one token is left, too few for two segments
                 return
             middle = document.inner_start(start, stop, generator)
             first, second = document.part(start, middle), document.part(middle, stop)
@@ -244,14 +244,14 @@ class SegmentPairs(SequenceBuilder):
 
 
 def _drawn_part(documents: list[Document], most: int, generator: np.random.Generator) -> Document:
-    """Some sentences of a document that is drawn, of so many tokens at most."""
+    """Draw a document, and a part of it with at most `most` tokens that begins with a sentence."""
     document = documents[generator.integers(len(documents))]
     start = int(generator.choice([0, *np.flatnonzero(document.sentence_starts)]))
     return document.part(start, document.end_of_part(start, most))
 
 
 def boundary_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """The tokens that begin and end a sequence: `<s>` and `</s>`, or BERT's `[CLS]` and `[SEP]`.
+    """Return the tokens that begin and end a sequence: `<s>` and `</s>`, or BERT's `[CLS]` and `[SEP]`.
 
     Raises:
         UserError: the tokenizer lacks one.
@@ -260,8 +260,8 @@ def boundary_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     if begin is None or end is None:
         raise UserError(
-            "the tokenizer has no token that begins a sequence, or none that ends one; give it a bos_token "
-            "and an eos_token, or a cls_token and a sep_token"
+            "the tokenizer has no token that begins or ends a sequence; give it a bos_token and an "
+            "eos_token, or a cls_token and a sep_token"
         )
     return begin, end
 
@@ -271,32 +271,34 @@ def _framed(tokens: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[Any]:
 
 
 def make_sequences(
-    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, recipe: SequenceBuilder
+    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, builder: SequenceBuilder
 ) -> Dataset | IterableDataset:
-    """Turn documents into sequences of tokens, by a recipe; kept in the cache of `datasets`.
+    """Build sequences of tokens from documents; the result is kept in the cache of `datasets`.
 
     Args:
         dataset: a text column `text`. The rows of a stream become sequences as they are read.
         tokenizer: with tokens that begin and end sequences (see `boundary_token_ids`).
-        recipe: how.
+        builder: of the sequences.
 
     Returns:
-        Rows with `input_ids` (int32), `length` (int32) and what else the recipe has.
+        Rows with `input_ids` (int32), `length` (int32) and the other columns of the builder.
 
     Raises:
-        UserError: there are no sequences, or no second document to draw segments from.
+        UserError: there are no sequences, or only one document to draw segments from.
     """
     options: dict[str, Any] = {"with_indices": True, "fn_kwargs": {"tokenizer": tokenizer}}
     if isinstance(dataset, IterableDataset):
         columns = dataset.column_names
-        return dataset.map(recipe, batched=True, remove_columns=columns, features=recipe.features, **options)
-    if isinstance(recipe, SegmentPairs) and len(dataset) < 2:
+        return dataset.map(
+            builder, batched=True, remove_columns=columns, features=builder.features, **options
+        )
+    if isinstance(builder, SegmentPairs) and len(dataset) < 2:
         raise UserError("next_sentence needs two documents or more to draw segments from, and there is one")
     num_batches = -(-len(dataset) // DOCUMENTS_AT_ONCE)
-    options["batch_size"] = -(-len(dataset) // num_batches)  # of like sizes: none holds one document alone
-    parts = [dataset._fingerprint, tokenizer_key(tokenizer, __file__), repr(recipe)]
+    options["batch_size"] = -(-len(dataset) // num_batches)  # similar sizes: no batch of one document
+    parts = [dataset._fingerprint, tokenizer_key(tokenizer, __file__), repr(builder)]
     key = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
-    rows = map_to_file(dataset, recipe, recipe.features, key, desc="Tokenizing", **options)
+    rows = map_to_file(dataset, builder, builder.features, key, desc="Tokenizing", **options)
     if not len(rows):
         raise UserError(f"none of {len(dataset):,} documents is long enough to train on; give longer ones")
     return rows
