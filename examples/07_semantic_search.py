@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from sentence_transformers.util import semantic_search
 
 from vaswani import VaswaniEncoderConfig, VaswaniEncoderModel
 from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.inference.embed.embedding import Embedder
-from vaswani.inference.embed.search import semantic_search
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/example-search")
 days = generate_dates("de,en,fr", train_rows=8000, validation_rows=100, test_rows=600)
@@ -27,7 +27,7 @@ corpus, queries = days["test"]["source"][:], days["test"]["target"][:]  # texts,
 def share_found(embedder: Embedder) -> float:
     """How often the text that is most like an ISO date is of that day; training has seen none of them."""
     found = semantic_search(embedder.embed(queries), embedder.embed(corpus), top_k=1)
-    nearest = [queries[row] for row in found.indices[:, 0].tolist()]
+    nearest = [queries[results[0]["corpus_id"]] for results in found]
     return sum(map(str.__eq__, nearest, queries)) / len(queries)
 
 
@@ -67,7 +67,7 @@ embedder = Embedder.from_pretrained(folder, pooling="mean", normalize=True)
 print(f"trained, {share_found(embedder):.0%} are found")
 
 results = semantic_search(embedder.embed(queries[:3]), embedder.embed(corpus), top_k=3)
-for query, scores, rows in zip(queries, results.scores.tolist(), results.indices.tolist(), strict=False):
+for query, found in zip(queries, results, strict=False):
     print(query)
-    for score, row in zip(scores, rows, strict=True):
-        print(f"  {score:.3f}  {corpus[row]}")
+    for result in found:
+        print(f"  {result['score']:.3f}  {corpus[result['corpus_id']]}")

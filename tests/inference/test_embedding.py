@@ -9,6 +9,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentence_transformers.util import semantic_search
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
@@ -33,9 +34,8 @@ from toy_translation import WORDS, toy_model, toy_sources, toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
 from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
 from vaswani.errors import RunError, UserError
-from vaswani.inference.embed import embedding, search
+from vaswani.inference.embed import embedding
 from vaswani.inference.embed.embedding import Embedder, load_scalar_mix
-from vaswani.inference.embed.search import cosine_similarity, semantic_search
 from vaswani.inference.embed.word_vectors import stack_word_vectors
 from vaswani.model.scalar_mix import ScalarMix
 
@@ -366,7 +366,7 @@ def test_a_backward_model_reads_whole_texts_from_their_end() -> None:
 def test_words_need_a_tokenizer_that_tells_where_its_tokens_stand() -> None:
     embedder = Embedder(model_of("t5"), ByT5Tokenizer())
     assert embedder.embed(["one"]).shape == (1, WIDTH)
-    with pytest.raises(UserError, match="ByT5Tokenizer does not tell where its tokens stand in a text"):
+    with pytest.raises(UserError, match="ByT5Tokenizer does not return the offsets of its tokens"):
         embedder.embed_words(["one"])
 
 
@@ -494,41 +494,16 @@ def test_a_checkpoint_embeds_as_the_model_that_was_saved(kind: str, tmp_path: Pa
 # Similarity and search.
 
 
-def test_cosine_similarity_compares_each_with_each() -> None:
-    first, second = torch.randn(3, 4).double(), torch.randn(2, 4).double()
-    second[1] = 0.0
-    scores = cosine_similarity(first, second)
-    for row in range(3):
-        expected = torch.dot(first[row], second[0]) / (first[row].norm() * second[0].norm())
-        assert_equal(scores[row, 0], expected)
-        assert scores[row, 1] == 0.0
-
-
-@pytest.mark.parametrize(("queries_at_once", "rows_at_once"), [(128, 1 << 16), (2, 7), (1, 1)])
-def test_search_finds_what_comparing_all_with_all_finds(queries_at_once: int, rows_at_once: int) -> None:
-    queries, corpus = torch.randn(5, 4).double(), torch.randn(50, 4).double()
-    cosines = cosine_similarity(queries, corpus)
-    with (
-        patch.object(search, "_QUERIES_AT_ONCE", queries_at_once),
-        patch.object(search, "_ROWS_AT_ONCE", rows_at_once),
-    ):
-        for top_k in (1, 3, 60):
-            found = semantic_search(queries, corpus, top_k)
-            for query in range(5):
-                ranked = sorted(range(50), key=lambda row: -cosines[query, row].item())[:top_k]
-                assert found.indices[query].tolist() == ranked
-                assert_equal(found.scores[query], cosines[query, ranked])
-
-
-def test_search_in_nothing_and_for_nothing() -> None:
-    assert semantic_search(torch.randn(2, 4), torch.zeros(0, 4)).indices.shape == (2, 0)
-    assert semantic_search(torch.zeros(0, 4), torch.randn(3, 4), 2).scores.shape == (0, 2)
-
-
-def test_a_text_is_most_like_itself() -> None:
+@pytest.mark.parametrize("rows_at_once", [500_000, 7])
+def test_sentence_transformers_searches_our_vectors_in_chunks(rows_at_once: int) -> None:
     texts = list(dict.fromkeys(TEXTS))
-    vectors = embedder_of(normalize=True).embed(texts)
-    assert semantic_search(vectors, vectors, 1).indices[:, 0].tolist() == list(range(len(texts)))
+    vectors = embedder_of().embed(texts)
+    cosines = torch.nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=-1)
+    found = semantic_search(vectors, vectors, top_k=3, corpus_chunk_size=rows_at_once)
+    for row, results in enumerate(found):
+        assert results[0]["corpus_id"] == row
+        best = cosines[row].sort(descending=True).values[:3]
+        assert_equal(torch.tensor([result["score"] for result in results]).double(), best)
 
 
 # What cannot be done.
@@ -540,11 +515,11 @@ def test_a_text_is_most_like_itself() -> None:
         ({"pooling": "sum"}, "pooling='sum' is unknown; expected one of 'mean', 'cls', 'max', 'last'"),
         ({"subtoken_pooling": "max"}, "subtoken_pooling='max' is unknown; expected one of 'first', 'last'"),
         ({"layers": "first"}, "layers='first' is unknown; expected one of 'last', 'all'"),
-        ({"layers": []}, r"layers=\[\] leaves nothing to embed with"),
+        ({"layers": []}, r"layers=\[\] selects no layer"),
         ({"layers": [4]}, r"the model has no layer 4; expected 0 \(its embeddings\) to 3, or -4 to -1"),
         ({"layers": [-5]}, "the model has no layer -5"),
         ({"combine": "sum"}, "combine='sum' is unknown; expected one of 'concat', 'mean'"),
-        ({"combine": ScalarMix(4)}, "the scalar mix is of 4 layers, and 1 are to be mixed"),
+        ({"combine": ScalarMix(4)}, "the scalar mix has weights for 4 layers, and layers selects 1"),
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),
     ],
 )
@@ -559,10 +534,10 @@ def test_impossible_requests_are_refused_before_any_work() -> None:
         embedder.embed("one two")
     with pytest.raises(UserError, match="buffer_size=0 must be at least 1"):
         embedder.stream([], buffer_size=0)
-    with pytest.raises(UserError, match="top_k=0 must be at least 1"):
-        semantic_search(torch.zeros(1, 2), torch.zeros(1, 2), 0)
-    with pytest.raises(UserError, match="queries are vectors of 2 numbers and the corpus of 3"):
-        semantic_search(torch.zeros(1, 2), torch.zeros(1, 3))
+    with patch.object(embedding, "find_spec", return_value=None):
+        with pytest.raises(UserError, match=r"need sentence-transformers: pip install 'vaswani\[embed\]'"):
+            embedder.embed(["one two"])
+        assert embedder.embed_words(["one two"])[0].words == ["one", "two"]
 
 
 def test_a_batch_that_does_not_fit_into_memory_names_its_size_and_the_remedy() -> None:

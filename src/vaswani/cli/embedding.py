@@ -84,13 +84,15 @@ def embed(
     """Embed text line by line: a vector for each line, word or token."""
     from vaswani.files.line_files import STANDARD_STREAM, check_not_input, count_lines, open_lines
     from vaswani.inference.batches import BUFFERED_TEXTS
-    from vaswani.inference.embed.embedding import Embedder
+    from vaswani.inference.embed.embedding import Embedder, check_pooling
     from vaswani.inference.embed.vector_files import check_output, write_vectors
     from vaswani.inference.translate.files import LineReport, decoded
 
     unit = _unit(words, tokens)
     _check_use(unit, pooling, subtoken_pooling, backward_model)
     check_output(unit, output_name)
+    if unit == "text":
+        check_pooling()
     check_not_input(output_name, input_name)
     options: dict[str, Any] = {
         "pooling": pooling or "mean",

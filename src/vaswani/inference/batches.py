@@ -1,20 +1,20 @@
-"""How many texts are read, and how many computed, at a time."""
+"""Buffers and batches of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sized
 from typing import TypeVar
 
-BUFFERED_TEXTS = 4096  # read ahead, to be sorted by length
-FIRST_TEXTS = 512  # of the first buffer, so that results come soon; half as many would cost 5 % of the speed
-BUFFERED_CHARACTERS = 1 << 20  # fewer texts are read ahead where they are very long
+BUFFERED_TEXTS = 4096  # read ahead and sorted by length
+FIRST_TEXTS = 512  # in the first buffer, for early results; 256 would cost 5 % of the speed
+BUFFERED_CHARACTERS = 1 << 20  # ends a buffer of very long texts
 
 Text = TypeVar("Text", bound=Sized)
 Key = TypeVar("Key", bound=Hashable)
 
 
 def buffers(texts: Iterable[Text], buffer_size: int = BUFFERED_TEXTS) -> Iterator[list[Text]]:
-    """Yield lists of so many texts, fewer at the beginning and where they have very many characters."""
+    """Yield lists of up to `buffer_size` texts, shorter at the beginning and if texts are very long."""
     buffer: list[Text] = []
     characters, size = 0, min(FIRST_TEXTS, buffer_size)
     for text in texts:
@@ -28,12 +28,12 @@ def buffers(texts: Iterable[Text], buffer_size: int = BUFFERED_TEXTS) -> Iterato
 
 
 def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) -> Iterator[list[Key]]:
-    """Texts of similar length within a token budget, longest first: short memory shows at once.
+    """Yield batches of similar length within a token budget, longest first, so that memory fails early.
 
     Args:
-        tokens: that each takes, with what it may become; by whatever names it.
-        max_tokens: of a batch, padding included; a text that takes more by itself is a batch of its own.
-        equal: those of a batch take equally many, so that there is no padding.
+        tokens: number of tokens of each text, including those to be generated, by its key.
+        max_tokens: maximum tokens of a batch, padding included; a longer text is a batch by itself.
+        equal: batch only texts of equal length, so that there is no padding.
     """
     batch: list[Key] = []
     longest = 0

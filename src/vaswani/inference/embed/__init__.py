@@ -1,1 +1,1 @@
-"""Text, token and word vectors, and search."""
+"""Vectors of texts, tokens and words."""

@@ -1,8 +1,9 @@
-"""Vectors of texts, of their tokens and of their words, from the states of a trained model.
+"""Vectors of texts, tokens and words from the hidden states of a trained model.
 
-Any model of the Auto classes will do: an encoder, a decoder, or the encoder of an encoder-decoder. A text
-gets the same vectors whatever it is batched with (to rounding): padding stands on the right, whatever side
-the tokenizer would pad, and what it holds goes into no vector.
+Works with any model of the Auto classes: an encoder, a decoder, or the encoder of an encoder-decoder. The
+vectors of a text do not depend on its batch, except for rounding. Vectors of whole texts are pooled by
+sentence-transformers, which also searches them (`sentence_transformers.util.semantic_search`). Its encoder is
+not used because it truncates long texts silently and batches by rows, whatever their length.
 
 S texts of a batch · T tokens of a text · W its words · d width of a vector · L layers of the model
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,63 +41,57 @@ from vaswani.model.scalar_mix import ScalarMix
 
 Text = str | Sequence[str]
 Unit = Literal["text", "token", "word"]
-Tokens = dict[str, list[Any]]  # of one text: input_ids, and what else its tokenizer gives for each token
+Tokens = dict[str, list[Any]]  # of one text: input_ids, and other columns of its tokenizer
 
-POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # tokens of one text: [T, d] -> [d]
-    "mean": lambda states: states.mean(dim=0),
-    "cls": lambda states: states[0],
-    "max": lambda states: states.amax(dim=0),
-    "last": lambda states: states[-1],
-}
+POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}  # sentence-transformers' names
 COMBINATIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
     "concat": lambda layers: torch.cat(tuple(layers), dim=-1),
     "mean": lambda layers: torch.stack(tuple(layers)).mean(dim=0),
 }
 
 
-DEFAULT_LENGTH = 4096  # tokens; attention takes seconds for such a text, and its time grows with the square
+DEFAULT_LENGTH = 4096  # tokens; attention takes seconds for such a text, and quadratic time
 
 
 class TokenVectors(NamedTuple):
-    """The tokens of a text, special ones among them, and a vector of each: float [T, d]."""
+    """The tokens of a text, including special tokens, with their vectors: float [T, d]."""
 
     tokens: list[str]
     vectors: torch.Tensor
 
 
 class Embedder:
-    """Turns texts, tokens and words into vectors, with any model that has hidden states.
+    """Computes vectors of texts, tokens and words with any model that has hidden states.
 
         embedder = Embedder.from_pretrained("runs/mlm")
         embedder.embed(["A dog runs.", "A cat sleeps."])  # [2, d]
         embedder.embed_words(["A dog runs."])[0].vectors  # [3, d]
 
-    Vectors are float32 (of a float64 model float64), on the CPU and without gradients. An empty text is what
-    its tokenizer makes of it: special tokens, mostly, with a vector as any text's. A text without any token
-    has a vector of zeros, and so has a word without any: one that the tokenizer dropped, or truncation.
+    Vectors are float32 (float64 for a float64 model), on the CPU and without gradients. An empty text has the
+    vector of its special tokens. A text or word without any token, for example after truncation, has a
+    vector of zeros.
 
     Args:
         model: with or without a head, which is not used; it is put into evaluation mode.
         tokenizer: adds the special tokens that the model was trained with.
-        pooling: a text's vector from the states of its tokens, special ones included: their `"mean"`, the
-            largest of each feature (`"max"`), the first one's, which is [CLS] in BERT (`"cls"`), or the
-            `"last"` one's, the only one that has seen the whole text in a causal model.
-        layers: `"last"`, `"all"`, or numbers of layers: 0 is the embeddings, L or -1 the last layer.
-        combine: several layers side by side (`"concat"`), their `"mean"`, or a trained `ScalarMix` of them.
-        subtoken_pooling: a word's vector from the states of its tokens: the `"first"` one's, the `"last"`
-            one's, these two side by side (`"first_last"`), or their `"mean"`. See `word_vectors`.
+        pooling: of the states of a text's tokens, including special tokens: `"mean"`, `"max"` of each
+            feature, `"cls"` (the first token, [CLS] in BERT) or `"last"` (the last token, the only one that
+            sees the whole text in a causal model).
+        layers: `"last"`, `"all"`, or layer numbers: 0 is the embeddings, L or -1 the last layer.
+        combine: concatenate several layers (`"concat"`), average them (`"mean"`), or weigh them with a
+            trained `ScalarMix`.
+        subtoken_pooling: of the states of a word's tokens: `"first"`, `"last"`, these two concatenated
+            (`"first_last"`), or `"mean"`. See `word_vectors`.
         normalize: divide each vector by its length.
-        max_length: most tokens of a text. None means as many as the model and its tokenizer take; where they
-            take any number, 4,096.
-        truncation: cut off texts that have more tokens; `truncated` counts them. Otherwise such a text is an
-            error.
-        backward: the model reads texts from their end, as FLAIR's backward language model does: it was
-            trained on lines with their characters in reverse order. Words stay in their order.
-        max_tokens_per_batch: most tokens of a batch, padding included. A text that has more by itself makes
-            a batch alone.
+        max_length: maximum tokens of a text. None means the limit of the model and tokenizer, or 4,096 if
+            they have none.
+        truncation: truncate longer texts, which `truncated` counts; otherwise they are an error.
+        backward: the model reads texts from their end, like FLAIR's backward language model: it was trained
+            on lines with reversed characters. Words stay in their order.
+        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text is a batch by itself.
 
     Raises:
-        UserError: an option out of its range.
+        UserError: an option is out of range.
     """
 
     def __init__(
@@ -121,7 +117,7 @@ class Embedder:
         self.model = _body(model).eval()
         self.tokenizer = tokenizer
         self._texts = TextCodec(tokenizer)
-        config = getattr(self.model, "config", model.config)  # FSMT's encoder has none of its own
+        config = getattr(self.model, "config", model.config)  # FSMT's encoder has no config
         self._last = config.num_hidden_layers
         self.layers = _layer_numbers(layers, self._last)
         self.combine = _combination(combine, len(self.layers), model.device)
@@ -153,16 +149,15 @@ class Embedder:
         """Load a model with its tokenizer.
 
         Args:
-            name: a folder that a training wrote, or the folder or the name on the Hub of any model that
-                `AutoModel` loads.
-            device: None means a CUDA device if there is one, and else the CPU.
+            name: a folder, or a name on the Hub, of any model that `AutoModel` loads.
+            device: None means a CUDA device if there is one, else the CPU.
             dtype: of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
-            allow_mismatch: take a tokenizer or weights that seem to be another model's.
-            options: those of the class.
+            allow_mismatch: accept a tokenizer or weights that seem to belong to another model.
+            options: of the class.
 
         Raises:
-            UserError: what stands in the way, in one line (see `load_checkpoint`).
+            UserError: the model cannot be loaded (see `load_checkpoint`).
         """
         model, tokenizer, _ = load_checkpoint(
             name, device, dtype, revision, auto_class=None, allow_mismatch=allow_mismatch
@@ -170,17 +165,17 @@ class Embedder:
         return cls(model, tokenizer, **options)
 
     def embed(self, texts: Iterable[Text]) -> torch.Tensor:
-        """One vector for each text: float [S, d]. A text may be given as its words, which spaces join.
+        """Return a vector of each text: float [S, d]. A text may be a list of words, joined by spaces.
 
         Raises:
-            UserError: one text instead of many, or a text that is too long.
+            UserError: a single text is given, a text is too long, or sentence-transformers is missing.
             RunError: a batch does not fit into the device's memory, or its states are not finite.
         """
         vectors = list(self.stream(texts))
         return torch.stack(vectors) if vectors else torch.zeros(0, self.dimension, dtype=self.dtype)
 
     def embed_tokens(self, texts: Iterable[Text]) -> list[TokenVectors]:
-        """The tokens of each text, in the order in which the model reads them, with their vectors [T, d].
+        """Return the tokens of each text, in the model's reading order, with their vectors [T, d].
 
         Raises:
             UserError, RunError: as `embed`.
@@ -188,13 +183,13 @@ class Embedder:
         return list(self.stream(texts, "token"))
 
     def embed_words(self, texts: Iterable[Text]) -> list[WordVectors]:
-        """The words of each text with their vectors: [W, d], or [W, 2d] for `"first_last"`.
+        """Return the words of each text with their vectors: [W, d], or [W, 2d] for `"first_last"`.
 
         Args:
-            texts: each a text, whose words are what stands between white space, or a list of its words.
+            texts: each a text, which is split at white space, or a list of words.
 
         Raises:
-            UserError: as `embed`; or the tokenizer does not tell where its tokens stand.
+            UserError: as `embed`; or the tokenizer does not return offsets.
             RunError: as `embed`.
         """
         return list(self.stream(texts, "word"))
@@ -207,26 +202,27 @@ class Embedder:
         buffer_size: int = BUFFERED_TEXTS,
         progress: Callable[[int], object] | None = None,
     ) -> Iterator[Any]:
-        """Embed texts as they come, in their order and in bounded memory.
+        """Embed a stream of texts in order and in bounded memory.
 
         Args:
-            texts: any number of them: they are read, sorted by length and embedded a buffer at a time.
-            unit: what gets a vector: each text (float [d]), its tokens (`TokenVectors`) or its words
-                (`WordVectors`).
-            buffer_size: texts read ahead; fewer at the beginning, and where they are very long.
-            progress: is told of so many more texts done, batch by batch.
+            texts: any number; they are read, sorted by length and embedded one buffer at a time.
+            unit: what gets vectors: texts (float [d]), tokens (`TokenVectors`) or words (`WordVectors`).
+            buffer_size: texts read ahead; fewer at the beginning, and if they are very long.
+            progress: is called with the number of texts of each finished batch.
 
         Raises:
-            UserError, RunError: as `embed` and `embed_words`; of texts that are wrong, while they are read.
+            UserError, RunError: as `embed` and `embed_words`; for invalid texts, while they are read.
         """
         if isinstance(texts, str):
             raise UserError(f"expected a list of texts, got one text: write [{texts[:20]!r}]")
         check_positive(buffer_size=buffer_size)
         if unit == "word" and not self.tokenizer.is_fast:
             raise UserError(
-                f"{type(self.tokenizer).__name__} does not tell where its tokens stand in a text, so words "
-                "cannot be found; use a tokenizer of the tokenizers library"
+                f"{type(self.tokenizer).__name__} does not return the offsets of its tokens, so words cannot "
+                "be found; use a fast tokenizer"
             )
+        if unit == "text":
+            check_pooling()
         return self._stream(texts, unit, buffer_size, progress or (lambda count: None))
 
     def _stream(
@@ -241,12 +237,12 @@ class Embedder:
     def _embed_buffer(
         self, sentences: list[Sentence], number: int, unit: Unit, done: Callable[[int], object]
     ) -> list[Any]:
-        """What becomes of each text; the first is the `number`th of all."""
+        """Return the results of a buffer, whose first text is the `number`th of all."""
         read = [sentence.reversed() for sentence in sentences] if self.backward else sentences
         tokens = self._encode([sentence.text for sentence in read], number, with_offsets=unit == "word")
         results: dict[int, Any] = {}
         lengths = {row: len(of_row["input_ids"]) for row, of_row in enumerate(tokens)}
-        empty = [row for row in lengths if not lengths[row]]  # which no model takes
+        empty = [row for row in lengths if not lengths[row]]  # models reject texts without tokens
         full = {row: length for row, length in lengths.items() if length}
         for batch in filter(None, [*batches(full, self.max_tokens_per_batch), empty]):
             vectors = self._embed_batch([read[row] for row in batch], [tokens[row] for row in batch], unit)
@@ -265,8 +261,8 @@ class Embedder:
         if not self.truncation:
             raise UserError(
                 f"text {number + longer[0]}, counted from 0, has {lengths[longer[0]]:,} tokens, more than "
-                f"max_length={self.max_length}; cut it off (truncation), or raise max_length if the model "
-                "takes more"
+                f"max_length={self.max_length}; truncate it (truncation), or raise max_length if the model "
+                "accepts more"
             )
         frame = self._texts.frame()
         for row in longer:
@@ -278,36 +274,42 @@ class Embedder:
     def _embed_batch(
         self, sentences: list[Sentence], tokens: list[Tokens], unit: Unit
     ) -> Sequence[torch.Tensor]:
-        """The vectors of each text of a batch: [d], [T, d] or [W, d]."""
-        states = self._states(tokens)
-        vectors = [self._vectors(unit, *of_text) for of_text in zip(sentences, tokens, states, strict=True)]
+        """Return the vectors of each text of a batch: [d], [T, d] or [W, d]."""
+        lengths = torch.tensor([len(of_text["input_ids"]) for of_text in tokens])
+        states = self._states(tokens, int(lengths.max()))
+        vectors = [of_text[:length] for of_text, length in zip(states, lengths, strict=True)]
+        if unit == "text":
+            vectors = list(_pooled(states, lengths, self.pooling))
+        elif unit == "word":
+            of_texts = zip(sentences, tokens, vectors, strict=True)
+            vectors = [self._word_vectors(*of_text) for of_text in of_texts]
+        if self.normalize:
+            vectors = [F.normalize(of_text, dim=-1) for of_text in vectors]
         together = torch.cat(vectors).cpu()
         if not together.isfinite().all():
             dtype = next(self.model.parameters()).dtype
             raise RunError(f"the model's states leave the range of {dtype}; try dtype float32")
         return together.split([len(of_text) for of_text in vectors])
 
-    def _states(self, tokens: list[Tokens]) -> list[torch.Tensor]:
-        """The states of each text of a batch, [T, d], without those of padding."""
-        lengths = [len(of_text["input_ids"]) for of_text in tokens]
-        if not any(lengths):
-            return [torch.zeros(0, self.dimension, dtype=self.dtype)] * len(tokens)
+    def _states(self, tokens: list[Tokens], longest: int) -> torch.Tensor:
+        """Return the states of a batch, padded on the right: [S, T, d]; texts without tokens have none."""
+        if not longest:
+            return torch.zeros(len(tokens), 0, self.dimension, dtype=self.dtype)
         try:
-            states = self._forward(tokens)
+            return self._forward(tokens)
         except torch.OutOfMemoryError as error:
-            size = f"{len(tokens)} texts of up to {max(lengths)} tokens"
+            size = f"{len(tokens)} texts of up to {longest} tokens"
             raise RunError(f"out of memory with {size}; lower max_tokens_per_batch") from error
-        return [of_text[:length] for of_text, length in zip(states, lengths, strict=True)]
 
     @torch.no_grad()
     def _forward(self, tokens: list[Tokens]) -> torch.Tensor:
-        """The chosen layers of a batch, combined: [S, T, d]."""
+        """Return the combined layers of a batch: [S, T, d]."""
         outputs = self.model(**self._inputs(tokens), output_hidden_states=self.layers != [self._last])
         states = [*(outputs.hidden_states or ())[:-1], outputs.last_hidden_state]
         return self.combine([states[layer - self._last - 1].to(self.dtype) for layer in self.layers])
 
     def _inputs(self, tokens: list[Tokens]) -> dict[str, Any]:
-        """The model's arguments: what the tokenizer gives and the model takes, padded to int64 [S, T]."""
+        """Return the tokenizer's columns that the model accepts, padded on the right to int64 [S, T]."""
         names = [name for name in tokens[0] if name in self._arguments]
         columns = {name: [torch.tensor(of_text[name]) for of_text in tokens] for name in names}
         columns["attention_mask"] = [torch.ones_like(of_text) for of_text in columns["input_ids"]]
@@ -319,26 +321,18 @@ class Embedder:
         }
         return {**inputs, "use_cache": False} if "use_cache" in self._arguments else inputs
 
-    def _vectors(self, unit: Unit, sentence: Sentence, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
-        """From the states of one text [T, d] to its vector [d], its tokens' [T, d] or its words' [W, d]."""
-        if unit == "text":
-            vectors = _pool(states, POOLINGS[self.pooling])
-        elif unit == "word":
-            vectors = self._word_vectors(sentence, tokens, states)
-        else:
-            vectors = states
-        return F.normalize(vectors, dim=-1) if self.normalize else vectors
-
     def _word_vectors(self, sentence: Sentence, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
+        """Return the vectors of the words of a text, [W, d], from its states [T, d]."""
         pooling = SUBTOKEN_POOLINGS[self.subtoken_pooling]
+        nothing = states.new_zeros(1, states.shape[1])  # the state of a word without tokens
         spans = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
         offsets = [(0, 0) if self._is_blank(token) else span for token, span in spans]
         words = tokens_of_words(sentence, offsets)
-        no_word = _pool(states[:0], pooling)[None]
-        return torch.cat([no_word[:0], *(_pool(states[of_word], pooling)[None] for of_word in words)])
+        vectors = [pooling(states[of_word] if of_word else nothing) for of_word in words]
+        return torch.stack(vectors) if vectors else pooling(nothing)[None][:0]
 
     def _is_blank(self, token: int) -> bool:
-        """Whether a token is but white space; some tokenizers put such a one before the first word."""
+        """Return whether a token is only white space, as some tokenizers add before the first word."""
         if token not in self._blank:
             self._blank[token] = not str(self.tokenizer.decode([token])).strip()
         return self._blank[token]
@@ -350,7 +344,7 @@ class Embedder:
 
 
 def load_scalar_mix(path: str | Path) -> ScalarMix:
-    """Read what `safetensors.torch.save_file(mix.state_dict(), path)` wrote.
+    """Load a `ScalarMix` that `safetensors.torch.save_file(mix.state_dict(), path)` has saved.
 
     Raises:
         UserError: the file cannot be read, or holds something else.
@@ -362,31 +356,43 @@ def load_scalar_mix(path: str | Path) -> ScalarMix:
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise UserError(
             f"{path} holds no scalar mix ({one_line(error)}); "
-            "expected what save_file(mix.state_dict(), path) of safetensors wrote"
+            "expected a file of safetensors' save_file(mix.state_dict(), path)"
         ) from error
     return mix
 
 
-def _pool(states: torch.Tensor, pooling: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """[N, d] -> [d]; no states at all count as one of zeros."""
-    return pooling(states if len(states) else states.new_zeros(1, states.shape[1]))
+def check_pooling() -> None:
+    """Raise a UserError if sentence-transformers, which pools vectors of texts, is missing."""
+    if find_spec("sentence_transformers") is None:
+        raise UserError("vectors of whole texts need sentence-transformers: pip install 'vaswani[embed]'")
+
+
+def _pooled(states: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Tensor:
+    """Pool the states [S, T, d] of texts with these lengths [S]: [S, d], zeros for texts without tokens."""
+    from sentence_transformers.sentence_transformer.modules import Pooling  # slow to import
+
+    if not states.shape[1]:
+        return states.new_zeros(len(states), states.shape[2])
+    mask = (torch.arange(states.shape[1]) < lengths[:, None]).to(states.device)
+    features = {"token_embeddings": states, "attention_mask": mask.long()}
+    return Pooling(states.shape[2], POOLINGS[pooling])(features)["sentence_embedding"]
 
 
 def _body(model: PreTrainedModel) -> Any:
-    """What computes the states: the model without its head, and of an encoder-decoder the encoder."""
+    """Return the model without its head, or the encoder of an encoder-decoder."""
     body: Any = model.base_model
     return body.get_encoder() if model.config.is_encoder_decoder else body
 
 
 def _longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
-    """The most tokens of a text: as many as are asked for, if the model has positions for them."""
+    """Return the maximum tokens of a text: the requested number, limited by the model's positions."""
     positions = position_limit(model)
-    if positions is None or positions < 0:  # XLNet's way to say that there is no limit
+    if positions is None or positions < 0:  # XLNet has -1 for no limit
         return asked or length_limit(tokenizer) or DEFAULT_LENGTH
     table: Any = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     if padding is not None:
-        positions -= padding + 1  # RoBERTa counts its positions from there
+        positions -= padding + 1  # RoBERTa's positions start there
     return min(positions, asked or tokenizer.model_max_length)
 
 
@@ -398,13 +404,13 @@ def _choice(name: str, value: str, choices: Mapping[str, Any]) -> str:
 
 
 def _layer_numbers(layers: str | Sequence[int], last: int) -> list[int]:
-    """From 0, the embeddings, to the last."""
+    """Return layer numbers from 0, the embeddings, to the last."""
     if isinstance(layers, str):
         return {"last": [last], "all": list(range(last + 1))}[
             _choice("layers", layers, {"last": 0, "all": 0})
         ]
     if not layers:
-        raise UserError("layers=[] leaves nothing to embed with; give 'last', 'all' or numbers of layers")
+        raise UserError("layers=[] selects no layer; give 'last', 'all' or layer numbers")
     for layer in layers:
         if not -last - 1 <= layer <= last:
             raise UserError(
@@ -421,7 +427,7 @@ def _combination(
     mixed = len(combine.layer_weights)
     if mixed != num_layers:
         raise UserError(
-            f"the scalar mix is of {mixed} layers, and {num_layers} are to be mixed; "
-            "choose the layers that it was trained with"
+            f"the scalar mix has weights for {mixed} layers, and layers selects {num_layers}; "
+            "select the layers that it was trained with"
         )
     return combine.to(device)

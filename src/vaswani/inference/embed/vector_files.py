@@ -1,4 +1,4 @@
-"""Vectors as files: JSON Lines as they come; NumPy arrays and safetensors once all are there."""
+"""Write vectors to files: JSON Lines as they come; NumPy arrays and safetensors at the end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def check_output(unit: Unit, name: str) -> None:
     """Raise a UserError unless a file of this name can hold the vectors of texts, words or tokens."""
     if unit != "text" and name.endswith(".npy"):
         raise UserError(
-            f"{name} can hold one vector of each text, not those of its {unit}s; "
+            f"{name} can hold one vector per text, not vectors of {unit}s; "
             "give a name that ends with .safetensors or .jsonl"
         )
     if not name.endswith(_ARRAYS):
         return
     folder = Path(name).parent
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {name}: {folder} is not a folder that can be written to")
+        raise UserError(f"cannot write {name}: {folder} is not a writable folder")
     if os.path.isdir(name):
         raise UserError(f"cannot write {name}: it is a folder; give the name of a file")
 
 
 def write_vectors(results: Iterable[Any], unit: Unit, name: str) -> int:
-    """Write what became of each text; return how many there were."""
+    """Write the results of all texts and return their number."""
     if name.endswith(_ARRAYS):
         return _write_arrays(list(results), unit, Path(name))
     lines = 0
@@ -50,7 +50,7 @@ def write_vectors(results: Iterable[Any], unit: Unit, name: str) -> int:
 
 
 def _as_json(index: int, result: Any, unit: Unit) -> str:
-    """{"index": 0, "vector": [...]}, or {"index": 0, "words": ["A", ...], "vectors": [[...], ...]}."""
+    """Return {"index": 0, "vector": [...]}, or {"index": 0, "words": [...], "vectors": [[...], ...]}."""
     if unit == "text":
         return finite_json({"index": index, "vector": _numbers(result)})
     pieces, vectors = result
@@ -59,12 +59,12 @@ def _as_json(index: int, result: Any, unit: Unit) -> str:
 
 
 def _numbers(vector: torch.Tensor) -> list[float]:
-    """With as many digits as bring float32 back, which are half of float64's."""
+    """Return numbers with just the digits that float32 needs, half of those of float64."""
     return [float(str(number)) for number in vector.numpy()]
 
 
 def _write_arrays(results: list[Any], unit: Unit, path: Path) -> int:
-    """Write `vectors`, [N, d]; where N are words or tokens, also the `lengths` of the texts in them."""
+    """Write `vectors`, [N, d], and for words or tokens the `lengths` of the texts in them."""
     if unit == "text":
         arrays = {"vectors": torch.stack(results) if results else torch.zeros(0, 0)}
     else:

@@ -1,13 +1,13 @@
-"""Which tokens spell a word, and one vector for each word from theirs.
+"""Find the tokens of each word, and pool their states into a vector of the word.
 
-A word's vector comes from the states of its sub-words: the first, the last, their mean. Of a model that reads
-characters or bytes it comes from the states at the word's first and last character, as in FLAIR (Akbik et
-al., 2018, "Contextual String Embeddings for Sequence Labeling", section 2.3):
+The vector of a word is the state of its first or last subword, or their mean. For models of characters or
+bytes it is made of the states at the word's first and last character, as in FLAIR (Akbik et al., 2018,
+"Contextual String Embeddings for Sequence Labeling", section 2.3):
 
-- of one model that sees the whole text, `"first_last"` puts the two states side by side;
-- of a forward and a backward language model, `"last"` takes from each its state after it has read the word:
-  the forward model's at the word's last character, the backward model's at its first. `stack_word_vectors`
-  puts these side by side.
+- with one model that sees the whole text, `"first_last"` concatenates the two states;
+- with a forward and a backward language model, `"last"` takes from each the state after reading the word: at
+  its last character for the forward model, at its first for the backward model. `stack_word_vectors`
+  concatenates these.
 
 T tokens of a text · W its words · d width
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-Span = tuple[int, int]  # of characters: the first, and the one after the last
+Span = tuple[int, int]  # of characters: start and end
 
 SUBTOKEN_POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # tokens of one word: [n, d] -> [d]
     "first": lambda states: states[0],
@@ -32,7 +32,7 @@ SUBTOKEN_POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # toke
 
 
 class WordVectors(NamedTuple):
-    """The words of a text, and a vector of each: float [W, d]."""
+    """The words of a text with their vectors: float [W, d]."""
 
     words: list[str]
     vectors: torch.Tensor
@@ -40,24 +40,24 @@ class WordVectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text and its words, each `text[start:end]` of one of the `spans`."""
+    """A text and the spans of its words."""
 
     text: str
     spans: list[Span]
 
     @property
     def words(self) -> list[str]:
-        """The words, in their order."""
+        """The words in order."""
         return [self.text[start:end] for start, end in self.spans]
 
     def reversed(self) -> Sentence:
-        """The text read from its end, and where its words, in the order that they had, are then."""
+        """Return the text with reversed characters, and the spans of its words there, in the same order."""
         length = len(self.text)
         return Sentence(self.text[::-1], [(length - end, length - start) for start, end in self.spans])
 
 
 def as_sentence(text: str | Sequence[str]) -> Sentence:
-    """A text, whose words are what stands between white space; or its words, which spaces will join."""
+    """Return the sentence of a text, which is split at white space, or of a list of words."""
     if isinstance(text, str):
         return Sentence(text, [match.span() for match in re.finditer(r"\S+", text)])
     spans, start = [], 0
@@ -68,11 +68,11 @@ def as_sentence(text: str | Sequence[str]) -> Sentence:
 
 
 def tokens_of_words(sentence: Sentence, offsets: Sequence[Span]) -> list[list[int]]:
-    """Numbers of the tokens of each word, in order; a token with letters of two words is in both.
+    """Return the numbers of the tokens of each word, in order; a token may belong to two words.
 
     Args:
         sentence: the text with its words.
-        offsets: what each token spells of the text; an empty span is of no word.
+        offsets: the span of each token in the text; a token with an empty span belongs to no word.
     """
     word_at: list[int | None] = [None] * len(sentence.text)
     for word, (start, end) in enumerate(sentence.spans):
@@ -86,6 +86,6 @@ def tokens_of_words(sentence: Sentence, offsets: Sequence[Span]) -> list[list[in
 
 
 def stack_word_vectors(parts: Iterable[Iterable[WordVectors]]) -> Iterator[WordVectors]:
-    """Put the vectors that several models gave for the same words side by side, text by text."""
+    """Concatenate the vectors of the same words from several models, text by text."""
     for of_text in zip(*parts, strict=True):
         yield WordVectors(of_text[0].words, torch.cat([part.vectors for part in of_text], dim=1))
