@@ -503,7 +503,8 @@ def test_sentence_transformers_searches_our_vectors_in_chunks(rows_at_once: int)
     for row, results in enumerate(found):
         assert results[0]["corpus_id"] == row
         best = cosines[row].sort(descending=True).values[:3]
-        assert_equal(torch.tensor([result["score"] for result in results]).double(), best)
+        scores = torch.tensor([result["score"] for result in results], dtype=torch.float64)
+        torch.testing.assert_close(scores, best, rtol=0, atol=1e-6)
 
 
 # What cannot be done.
