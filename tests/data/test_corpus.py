@@ -151,7 +151,9 @@ class TestFiles:
             pq.write_table(pa.table([[cell] for cell in row], names=names), path)
         else:
             path.write_text("".join("\t,"[name == "a.csv"].join(line) + "\n" for line in (names, row)))
-        with pytest.raises(UserError, match=rf"^source_field: .*{name} has 2 fields 'source'; give each"):
+        with pytest.raises(
+            UserError, match=rf"^source_field: .*{name} has 2 fields 'source'; rename all but one"
+        ):
             load([str(path)])
         if not name.endswith(".parquet"):
             path.write_text(path.read_text().replace("source", "first", 1))
@@ -384,7 +386,9 @@ class TestFolders:
 
     def test_saved_labels_are_no_text(self, streaming, data):
         Dataset.from_dict({"source": ["a"], "target": [3]}).save_to_disk(data / "saved")
-        with pytest.raises(UserError, match=r"'target' of .*saved \(train\) holds int64; a field of text"):
+        with pytest.raises(
+            UserError, match=r"'target' of .*saved \(train\) holds int64; expected a text field"
+        ):
             load_corpus(CorpusSpec(dataset=str(data / "saved"), streaming=streaming))
 
     def test_a_folder_of_something_else(self, streaming, data):

@@ -113,7 +113,9 @@ def test_two_text_files_pair_texts_and_labels(tmp_path):
 def test_text_files_that_do_not_pair_are_refused(tmp_path):
     (tmp_path / "texts").write_text("so good\nbad\nso bad\n")
     (tmp_path / "labels").write_text("pos\nneg\n")
-    with pytest.raises(UserError, match=r"texts and .*labels must have .* only one of them has line 3: mend"):
+    with pytest.raises(
+        UserError, match=r"texts and .*labels must have .* only one of them has line 3: correct"
+    ):
         train_rows(train_file=[str(tmp_path / "texts"), str(tmp_path / "labels")])
 
 

@@ -46,7 +46,7 @@ def test_a_frame_cuts_tokens_as_the_tokenizer_itself_does(name: str, side: str) 
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_a_limit_that_leaves_only_special_tokens_is_refused(most: int) -> None:
     frame = TextCodec(own_tokenizers()["masked"]).frame()
-    with pytest.raises(UserError, match=f"max_length={most} leaves nothing .* 2 special .* give 3 or more"):
+    with pytest.raises(UserError, match=f"max_length={most} leaves no room .* 2 special .* give 3 or more"):
         frame.check_room(max_length=most)
     frame.check_room(max_length=3, max_source_length=None)
 

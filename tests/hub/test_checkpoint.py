@@ -172,7 +172,7 @@ def test_weights_of_which_some_are_missing(checkpoint: Path) -> None:
     missing = "model.decoder.layers.0.fc1.bias"
     del weights[missing]
     save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
-    assert f"the weights in {checkpoint} lack 1 of the model's, {missing} for one" in message_of(checkpoint)
+    assert f"the weights in {checkpoint} lack 1 of the model's, such as {missing}" in message_of(checkpoint)
 
 
 def test_weights_of_another_shape(checkpoint: Path) -> None:

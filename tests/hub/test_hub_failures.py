@@ -28,9 +28,9 @@ def caused(error: Exception) -> RuntimeError:
     ("error", "words"),
     [
         (answered(401), "does not accept the token (401): make a new one"),
-        (answered(403), "may not write to ada/toy (403): take one with write access"),
-        (answered(404), "ada/toy does not exist, or the token may not see it (404)"),
-        (answered(409), "the name ada/toy is taken by something else (409): choose another"),
+        (answered(403), "cannot write to ada/toy (403): use one with write access"),
+        (answered(404), "ada/toy does not exist, or the token cannot read it (404)"),
+        (answered(409), "the name ada/toy is taken (409): choose another"),
         (answered(412), "has changed in the meantime (412): run the same command again"),
         (answered(413), "too large for ada/toy (413): save the model in smaller shards"),
         (answered(429), "too many requests to the Hub (429)"),
@@ -49,7 +49,7 @@ def caused(error: Exception) -> RuntimeError:
         ),
         (
             NotADirectoryError(errno.ENOTDIR, "Not a directory", f"{constants.HF_HOME}/token"),
-            f"cannot write to the cache {constants.HF_HOME} (Not a directory): set HF_HOME to a folder",
+            f"cannot write to the cache {constants.HF_HOME} (Not a directory): set HF_HOME to a writable folder",
         ),
         (
             OSError(errno.EROFS, "Read-only file system", constants.HF_HOME),
@@ -59,7 +59,7 @@ def caused(error: Exception) -> RuntimeError:
         (caused(OSError(errno.ENOSPC, "full")), "no space left"),
         (caused(HTTPError("reset")), "failed (HTTPError): check the network and run the same command again"),
         (ConnectionResetError("reset"), "failed (ConnectionResetError): check the network"),
-        (LocalTokenNotFoundError("none"), "ada/toy needs a token, and there is none: log in with"),
+        (LocalTokenNotFoundError("none"), "ada/toy needs a token, and none is set: log in with"),
         (OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE forbids the network: unset it"),
         (ValueError("Invalid\nmetadata"), "Invalid metadata"),
         (PermissionError(errno.EACCES, "denied"), "PermissionError: [Errno 13] denied"),

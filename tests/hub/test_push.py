@@ -286,7 +286,7 @@ def test_a_private_model_is_for_those_who_may_see_it(hub: LoopbackHub, run: Run,
     assert hub.repositories["ada/secret"].private
     (tmp_path / "in.txt").write_text("one two\n")
     translate = ["translate", "--model", "ada/secret", "--input", "in.txt"]
-    for token, words in ((None, "needs a token"), ("hf_wrong", "(401)"), ("hf_eve", "may not see it (404)")):
+    for token, words in ((None, "needs a token"), ("hf_wrong", "(401)"), ("hf_eve", "cannot read it (404)")):
         failed = run(translate, token=token, expected=2)
         assert words in failed.stderr
         assert failed.stderr.count("\n") == 1
