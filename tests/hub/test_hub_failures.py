@@ -49,7 +49,7 @@ def caused(error: Exception) -> RuntimeError:
         ),
         (
             NotADirectoryError(errno.ENOTDIR, "Not a directory", f"{constants.HF_HOME}/token"),
-            f"cannot write to the cache {constants.HF_HOME} (Not a directory): set HF_HOME to a writable folder",
+            f"cannot write to the cache {constants.HF_HOME} (Not a directory): set HF_HOME to a",
         ),
         (
             OSError(errno.EROFS, "Read-only file system", constants.HF_HOME),
