@@ -161,7 +161,7 @@ def test_an_unfinished_checkpoint_has_no_name_and_a_finished_one_replaces_anothe
     finished = finished_checkpoint(tmp_path, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
     assert fault_of(finished) is None
-    unfinished_checkpoint(tmp_path, 4).mkdir()
+    unfinished_checkpoint(tmp_path, 4).mkdir(parents=True)
     assert last_complete_checkpoint(tmp_path) == finished
     (finished / "of an older run").touch()
     assert not (finished_checkpoint(tmp_path, 3) / "of an older run").exists()

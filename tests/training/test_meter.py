@@ -45,7 +45,7 @@ def clock(monkeypatch) -> Clock:
 def test_tokens_padding_and_arithmetic_are_those_of_the_batches(clock):
     counts = Meter(Accelerator(cpu=True), SHAPE, copies=1)
     clock.now += 100  # before training
-    counts.begin()
+    counts.on_train_begin()
     counts.count(batch([3, 5], [4, 2]))
     counts.count(batch([7], [7]))
     clock.now += 2
@@ -66,7 +66,7 @@ def test_tokens_padding_and_arithmetic_are_those_of_the_batches(clock):
 def test_processes_with_the_same_batch_count_it_once(clock):
     ways = [Meter(Accelerator(cpu=True), SHAPE, copies=copies) for copies in (1, 2)]
     for each in ways:
-        each.begin()
+        each.on_train_begin()
         each.count(batch([30] * 8, [30] * 8))
     clock.now += 3
     once, twice = (each.report() for each in ways)
@@ -76,7 +76,7 @@ def test_processes_with_the_same_batch_count_it_once(clock):
 
 def test_of_a_librarys_model_the_arithmetic_is_not_told(clock):
     counts = Meter(Accelerator(cpu=True), MarianConfig(), copies=1)
-    counts.begin()
+    counts.on_train_begin()
     counts.count(batch([3], [4]))
     clock.now += 1
     assert counts.report().keys() == {"tokens_per_second", "padding"}
@@ -89,7 +89,7 @@ def test_of_one_sequence_the_labels_are_no_tokens(clock):
     told = {}
     for predicts_tokens in (True, False):
         counts = Meter(Accelerator(cpu=True), config, 1, predicts_tokens)
-        counts.begin()
+        counts.on_train_begin()
         counts.count(masked)
         clock.now += 2
         told[predicts_tokens] = counts.report()
@@ -103,7 +103,7 @@ def test_of_one_sequence_the_labels_are_no_tokens(clock):
 def test_packed_rows_have_no_padding(clock):
     config = VaswaniDecoderConfig(vocab_size=50, d_model=16, decoder_attention_heads=2)
     counts = Meter(Accelerator(cpu=True), config, copies=1)
-    counts.begin()
+    counts.on_train_begin()
     ids = torch.full((2, 6), 5)
     counts.count({"input_ids": ids, "position_ids": ids, "labels": ids})
     clock.now += 3

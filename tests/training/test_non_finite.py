@@ -12,7 +12,7 @@ from vaswani.cli import run
 from vaswani.errors import RunError
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import TrainingRun
-from vaswani.training.trainer.durable import MOST_SKIPPED
+from vaswani.training.trainer.finite_updates import MOST_SKIPPED
 
 
 @pytest.fixture

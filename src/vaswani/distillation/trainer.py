@@ -5,13 +5,11 @@ B batch · T target tokens, N of which count · S source tokens · V vocabulary 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -119,7 +117,9 @@ class DistillationTrainer(Trainer):
         try:
             return super().train(*args, **kwargs)
         finally:
-            self.model._modules.pop(TO_TEACHER_WIDTH, None)
+            for name in self.extra_modules:
+                delattr(self.model, name)
+            self.extra_modules = {}
 
     def _add_maps(self) -> None:
         if self.teacher is None or not self.objectives.cosine_weight:
@@ -127,7 +127,8 @@ class DistillationTrainer(Trainer):
         width, teacher_width = (model.config.hidden_size for model in (self.model, self.teacher))
         if width != teacher_width:
             maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(self.model)}
-            self.model.add_module(TO_TEACHER_WIDTH, nn.ModuleDict(maps).to(self.args.device))
+            self.extra_modules = {TO_TEACHER_WIDTH: nn.ModuleDict(maps).to(self.args.device)}
+            self.model.add_module(TO_TEACHER_WIDTH, self.extra_modules[TO_TEACHER_WIDTH])
 
     # ---------------------------------------------------------------------------------------------- losses
 
@@ -157,7 +158,7 @@ class DistillationTrainer(Trainer):
             return None
         return teacher_logits(self.teacher, inputs)
 
-    def _non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
+    def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
         """A teacher that is itself not finite, asked again or in what was kept of it."""
         kept = [batch[name] for batch in batches for name in DISTRIBUTION if name in batch]
         outputs = [logits for batch in batches if (logits := self._teacher_logits(batch)) is not None]
@@ -266,17 +267,20 @@ class DistillationTrainer(Trainer):
         return {name: torch.stack(parts).mean() for name, parts in losses.items() if parts}
 
     def _to_teacher_width(self, states: torch.Tensor, stack: str) -> torch.Tensor:
-        maps = getattr(self.model, TO_TEACHER_WIDTH, None)
+        maps: Any = self.extra_modules.get(TO_TEACHER_WIDTH)
         return states if maps is None else maps[stack](states.to(maps[stack].weight.dtype))
 
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Count:
-        """Count the source tokens beside the labels: the encoder's losses are divided by them."""
-        if self._recorders:
-            count = sum(batch["attention_mask"].sum() for batch in batch_samples)
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, Count]:
+        """As in `Trainer`; counts the source tokens too, by which the encoder's losses are divided."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._recorders and batches:
+            count = sum(batch["attention_mask"].sum() for batch in batches)
             if self.args.average_tokens_across_devices and self.args.world_size > 1:
                 count = self.accelerator.gather(count.to(device)).sum() / self.get_tp_size()
             self._num_source_tokens = count.to(device)
-        return super()._get_num_items_in_batch(batch_samples, device)
+        return batches, num_items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in `Trainer`, and each loss by itself."""
@@ -288,26 +292,6 @@ class DistillationTrainer(Trainer):
                 logs[f"{name}_loss"] = self.accelerator.reduce(loss, "mean").item() * shares / steps
             self._losses, self._logged_step = {}, self.state.global_step
         super().log(logs, start_time)
-
-    # ------------------------------------------------------------------------------------------ checkpoints
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """Save the student alone, without what only its training needs."""
-        weights = self.whole_weights() if state_dict is None else state_dict
-        own = {name: weight for name, weight in weights.items() if not name.startswith(TO_TEACHER_WIDTH)}
-        super()._save(output_dir, own)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        maps = getattr(self.model, TO_TEACHER_WIDTH, None)
-        if maps is not None and self.args.should_save:
-            save_file(maps.state_dict(), Path(output_dir) / f"{TO_TEACHER_WIDTH}.safetensors")
-        super()._save_optimizer_and_scheduler(output_dir)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        maps = getattr(self.model, TO_TEACHER_WIDTH, None)
-        if maps is not None:
-            maps.load_state_dict(load_file(Path(resume_from_checkpoint) / f"{TO_TEACHER_WIDTH}.safetensors"))
 
 
 @torch.no_grad()

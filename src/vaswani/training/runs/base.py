@@ -124,7 +124,7 @@ class BaseRun(ABC):
         """Train, and save the final model."""
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         trainer.stop_on_signal.raise_if_stopped()
-        trainer.raise_if_nothing_was_learned()
+        trainer.finite_updates.raise_if_nothing_was_learned()
         trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
         trainer.save_state()
         trainer.accelerator.wait_for_everyone()  # then the model is there for all processes

@@ -1,101 +1,203 @@
-"""What every training shares: token-budget batches, the paper's schedule, exact evaluation, measured speed.
+"""The base of all trainers: token-budget batches, the paper's schedule, exact evaluation, whole checkpoints.
 
-Everything else (mixed precision, accumulation, compilation, several devices, logging, checkpoints) is
-transformers'. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
+Everything else (mixed precision, accumulation, compilation, several devices, logging) is transformers'. Parts
+with a job of their own are objects beside the trainer: `Meter`, `FiniteUpdates`, `StopOnSignal`, `Sharding`,
+`Publisher`. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import gather_object
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, SchedulerType, has_length
+from transformers import EvalPrediction, Trainer, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    EvalLoopOutput,
+    SchedulerType,
+    has_length,
+    rotate_checkpoints,
+)
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.errors import UserError
+from vaswani.files.run_files import HISTORY
+from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.schedule import inverse_sqrt_schedule
-from vaswani.training.trainer.durable import DurableTrainer
+from vaswani.training.trainer.callbacks import EpochOrder, GivenSettings, StopOnSignal
+from vaswani.training.trainer.checkpoints import (
+    checkpoint_to_resume,
+    discard_unfinished,
+    finish_checkpoint,
+    given_checkpoint,
+    unfinished_checkpoint,
+)
+from vaswani.training.trainer.finite_updates import FiniteUpdates
 from vaswani.training.trainer.meter import Meter
-from vaswani.training.trainer.stopping import StopOnSignal
+from vaswani.training.trainer.resuming import check_resumable, manifest_of
+
+if TYPE_CHECKING:
+    from vaswani.training.trainer.publishing import Publisher
+    from vaswani.training.trainer.sharding import Sharding
 
 
-class BaseTrainer(DurableTrainer):
+class BaseTrainer(Trainer):
     """A transformers `Trainer` with batches of `args.max_tokens_per_batch` tokens at most, padding included.
 
     Rows of a data set hold `input_ids` (a list of token ids) and whatever the collator makes a batch of. A
-    trainer of another kind may replace `prediction_step` (what is kept of an evaluated batch), `row_lengths`
-    (what a row costs) and `compute_loss`. Predictions come back in the order of the data set, each row once,
-    whatever the batches and the number of processes.
+    subclass may replace `prediction_step` (what is kept of an evaluated batch), `row_lengths` (what a row
+    costs), `compute_loss`, `save_tokenizers`, and name `extra_modules`. Predictions come back in the order of
+    the data set, each row once, whatever the batches and the number of processes. A checkpoint appears whole
+    or not at all, with the hash of each of its files; a resumed run ends with the same bits.
 
     Args:
-        train_data_collator: collates training batches in place of `data_collator`; where it has a method
-            `set_epoch`, it is told the number of each epoch, and of each pass over a stream, as it begins.
+        train_data_collator: collates training batches in place of `data_collator`. If it has a method
+            `set_epoch`, that gets the number of each epoch, and of each pass over a stream, as it begins.
         kwargs: as for transformers' `Trainer`.
+
+    Attributes:
+        identity: what the training rows were made from, for the manifest of checkpoints.
+        settings: of the training, likewise (see `resuming.manifest_of`); default those of `args`.
+        history: the settings that changed when it was resumed, likewise.
+        extra_modules: trained with the model and kept in files of their own in checkpoints, by name.
     """
 
     args: BaseTrainingArguments
     model: Any
     optimizer: Any
+    lr_scheduler: Any
     processing_class: Any
     train_dataset: Any
     eval_dataset: Any
+    hub_model_id: Any
 
     def __init__(self, *, train_data_collator: Callable | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.train_data_collator = train_data_collator or self.data_collator
         self.args.resolve_learning_rate(self.model.config.hidden_size)
-        self.add_callback(_EpochOrder(self))
+        self.sharding = self._shard()
         self.meter = Meter(
             self.accelerator,
             self.model.config,
             copies=self.get_tp_size(),
             predicts_tokens=self.model.get_output_embeddings() is not None,
         )
-        self.add_callback(_MeterClock(self.meter))
+        self.finite_updates = FiniteUpdates(self)
         self.stop_on_signal = StopOnSignal(self)
-        self.add_callback(self.stop_on_signal)
+        for callback in (EpochOrder(self), GivenSettings(self), self.meter, self.stop_on_signal):
+            self.add_callback(callback)
+        self.identity: dict[str, Any] = {}
+        self.settings: dict[str, Any] | None = None
+        self.history: list[dict[str, Any]] = []
+        self.extra_modules: dict[str, torch.nn.Module] = {}
+        self.num_epochs = 0
+        self._resumed: TrainerState | None = None
+        self._unfinished: Path | None = None  # folder in which a checkpoint is being written
+        self._schedule: Any = None  # the paper's, where the trainer made it
+
+    def _shard(self) -> Sharding | None:
+        args = self.args
+        if args.fsdp_size * args.tensor_parallel_size == 1:
+            return None
+        from vaswani.training.trainer.sharding import Sharding
+
+        # Not before `super().__init__`: the library refuses a sharded model whose run saves checkpoints.
+        sharding = Sharding(self.model, args.fsdp_size, args.tensor_parallel_size, args.world_size)
+        self.is_distributed_loading_by_transformers = True
+        return sharding
+
+    @property
+    def num_replicas(self) -> int:
+        """Processes, or groups of them, that have batches of their own."""
+        return self.args.world_size // self.get_tp_size()
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder of the run."""
+        return Path(self.args.output_dir or ".")
 
     # ---------------------------------------------------------------------------------------------- training
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a checkpoint must be complete and saved with the settings of this trainer.
+
+        Raises:
+            UserError: the checkpoint is incomplete, or a setting changed that cannot.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = checkpoint_to_resume(self.output_dir, "true")  # type: ignore[assignment]
+        checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        if self.settings is None:  # a run has compared its own before it read the corpus
+            self.settings = manifest_of(self.args)
+            if checkpoint:
+                self.history = check_resumable(given_checkpoint(checkpoint), self.args).record
+        self._resumed = None
+        if checkpoint:
+            self._resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            for name, module in self.extra_modules.items():
+                module.load_state_dict(load_file(checkpoint / f"{name}.safetensors"))
+        hook = self.model.register_load_state_dict_post_hook(_expect_tied_weights_once)
+        try:
+            return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
+        finally:
+            hook.remove()
+
+    def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
+        """As in transformers, but a run that resumes after its last update has no epoch left."""
+        self.num_epochs, *others, max_steps = super().set_initial_training_values(args, dataloader)
+        return 0 if self._is_finished(max_steps) else self.num_epochs, *others, max_steps
+
+    def _is_finished(self, max_steps: int) -> bool:
+        """Whether the checkpoint that is resumed was the last; the library would make one update more."""
+        if self._resumed is None or self._resumed.global_step >= max_steps:
+            return self._resumed is not None
+        stopping = self._resumed.stateful_callbacks.get("EarlyStoppingCallback")
+        if not isinstance(stopping, dict) or not self.args.restore_callback_states_from_checkpoint:
+            return False
+        patience = self.args.early_stopping_patience or stopping["args"]["early_stopping_patience"]
+        return stopping["attributes"]["early_stopping_patience_counter"] >= patience
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """The paper's schedule for `inverse_sqrt`, transformers' for the others."""
-        if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT:
+        is_given = self.lr_scheduler is not None and self.lr_scheduler is not self._schedule
+        if not is_given and self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT:
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
-            self.lr_scheduler = inverse_sqrt_schedule(optimizer or self.optimizer, warmup_steps)
-            self._created_lr_scheduler = True
+            self._schedule = inverse_sqrt_schedule(optimizer or self.optimizer, warmup_steps)
+            self.lr_scheduler = self._schedule
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         _check_schedule(scheduler, num_training_steps)
         return scheduler
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
-        """As in transformers; the batch is counted."""
+        """As in transformers; counts the batch, and remembers it until its update is made."""
         self.meter.count(inputs)
-        return super().training_step(model, inputs, *args)
+        loss = super().training_step(model, inputs, *args)
+        self.finite_updates.remember(inputs, loss)
+        return loss
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # A run that was killed after its last step is complete; the library would take one step more.
-        if not self._is_finished():
-            super()._run_epoch(*args, **kwargs)
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        # All processes are here, before the update, with the gradient of all: they see the same.
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        self.finite_updates.check(model, grad_norm)
+        return grad_norm
 
-    def _is_finished(self) -> bool:
-        stopped_early = any(
-            isinstance(callback, EarlyStoppingCallback)
-            and callback.early_stopping_patience_counter >= callback.early_stopping_patience
-            for callback in self.callback_handler.callbacks
-        )
-        return stopped_early or self.state.global_step >= self.state.max_steps
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        with self.meter.paused():
-            super()._save_checkpoint(model, trial)
+    def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
+        """What is wrong with batches and what to do, where the trained model is not the cause."""
+        return None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in transformers, with other speeds than those of a fixed number of rows (see `Meter`)."""
@@ -106,10 +208,165 @@ class BaseTrainer(DurableTrainer):
             logs |= self.meter.report()
         super().log(logs, start_time)
 
+    # ------------------------------------------------------------------------------------------- checkpoints
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers, with hashes of what is saved, and no token in `training_args.bin`."""
+        folder = Path(output_dir or self.output_dir)
+        if self.args.should_save:
+            forget_hashes(folder)
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            with self._only_the_model():
+                super().save_model(output_dir, _internal_call=True)
+        finally:
+            self.args.hub_token = token
+        if self.args.should_save:
+            self.save_tokenizers(folder)
+            write_hashes(folder)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save")
+
+    def save_tokenizers(self, folder: Path) -> None:
+        """Write what belongs to the model beside `processing_class`, which transformers saves."""
+
+    @contextmanager
+    def _only_the_model(self) -> Iterator[None]:
+        """Take `extra_modules` out of the model while it is saved."""
+        extra = {name: module for name, module in self.model.named_children() if name in self.extra_modules}
+        for name in extra:
+            delattr(self.model, name)
+        try:
+            yield
+        finally:
+            for name, module in extra.items():
+                self.model.add_module(name, module)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._unfinished or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """As in transformers, but aside: what has the name of a checkpoint is whole."""
+        args, state, run_folder = self.args, self.state, Path(self._get_output_dir(trial))
+        folder = unfinished_checkpoint(run_folder, state.global_step)
+        with self.meter.paused():
+            if args.should_save:
+                discard_unfinished(run_folder)
+            self.accelerator.wait_for_everyone()
+            self._unfinished = folder.parent
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._unfinished = None
+            self.accelerator.wait_for_everyone()  # then all have written their part
+            best = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+            if state.best_global_step == state.global_step or best.exists():
+                state.best_model_checkpoint = str(best)
+            if args.should_save:
+                for name, module in self.extra_modules.items():
+                    save_file(module.state_dict(), folder / f"{name}.safetensors")
+                state.save_to_json(str(folder / TRAINER_STATE_NAME))  # with the best checkpoint's final name
+                checkpoint = finish_checkpoint(folder, self._manifest())
+                rotate_checkpoints(
+                    output_dir=str(run_folder),
+                    save_total_limit=args.save_total_limit,
+                    best_model_checkpoint=state.best_model_checkpoint,
+                    use_mtime=True,
+                )
+                if args.push_to_hub:
+                    self.publisher.push_checkpoint(checkpoint)
+            self.accelerator.wait_for_everyone()  # then it is there for all of them
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Do nothing: the library calls this before the checkpoint is whole."""
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "update": self.state.global_step,
+            **(self.settings or manifest_of(self.args)),
+            HISTORY: self.history,
+            "data": self.identity,
+        }
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.sharding is None:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        return self.sharding.save_training_state(self, Path(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.sharding is None or checkpoint is None:
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        return self.sharding.load_training_state(self, Path(checkpoint))
+
+    # --------------------------------------------------------------------------------------------------- Hub
+
+    @cached_property
+    def publisher(self) -> Publisher:
+        """Writes the card and pushes the model."""
+        from vaswani.training.trainer.publishing import Publisher  # here: most trainings push nothing
+
+        return Publisher(self)
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As in transformers; raises `UserError` where a push cannot work, before anything is trained."""
+        self.publisher.open_repository(token, private)
+
+    def create_model_card(  # type: ignore[override]  # a run knows the library's other fields better
+        self,
+        language: str | list[str] | None = None,
+        license: str | None = None,
+        model_name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write `README.md` in `output_dir` from the model and what the folder holds of the run.
+
+        Args:
+            language: codes, in place of those in the run's configuration.
+            license: of the model, likewise.
+            model_name: title; default the name of the repository or of the folder.
+            kwargs: ignored.
+        """
+        if self.is_world_process_zero():
+            self.publisher.write_card(language, license, model_name)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save the model in `output_dir` and push it with its code, tokenizers and card.
+
+        Args:
+            commit_message: of the one commit.
+            blocking: whether to wait for its end.
+            token: default `hub_token`, or that of `hf auth login`.
+            revision: branch; default `hub_revision`, or `main`.
+            private: whether a new repository is private; default `hub_private_repo`.
+            kwargs: fields of the card, as for `create_model_card`.
+
+        Returns:
+            The repository's address in the main process, or a `Future` of it; None in the others.
+
+        Raises:
+            UserError, RunError: it could not be pushed; the model is saved.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token, private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        given = {"token": token, "revision": revision, "message": commit_message}
+        return self.publisher.push(blocking, kwargs, {name: value for name, value in given.items() if value})
+
     # -------------------------------------------------------------------------------------------- evaluation
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in transformers; its time is not that of training."""
+        """As in transformers; its time does not count as that of training."""
         with self.meter.paused():
             return super().evaluate(*args, **kwargs)
 
@@ -149,20 +406,18 @@ class BaseTrainer(DurableTrainer):
         metrics = {}
         if losses:
             metrics["loss"] = sum(loss for loss, _ in losses) / max(sum(count for _, count in losses), 1)
-        predictions, labels = (
-            _pad(column) for column in ([row[1] for row in rows], [row[2] for row in rows])
-        )
+        predictions, labels = (_pad([row[column] for row in rows]) for column in (1, 2))
         metrics |= self.scores(predictions, labels)
         metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
         return EvalLoopOutput(predictions, labels, metrics, num_samples=len(rows))  # type: ignore[arg-type]
 
     def scores(self, predictions: np.ndarray | None, labels: np.ndarray | None) -> dict[str, float]:
-        """What `compute_metrics` makes of an evaluation; nothing where predictions or labels are missing."""
+        """The result of `compute_metrics`; empty where predictions or labels are missing."""
         if self.compute_metrics is None or predictions is None or labels is None:
             return {}
         return self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
 
-    # --------------------------------------------------------------------------------------------- batches
+    # ----------------------------------------------------------------------------------------------- batches
 
     def row_lengths(self, dataset: Any) -> tuple[Sequence[int], Sequence[int] | None]:
         """Tokens of each row [N], and those of its target [N] where that is a sequence of its own."""
@@ -182,11 +437,7 @@ class BaseTrainer(DurableTrainer):
         )
         # Not prepared by accelerate, which would share out the batches among the processes a second time.
         return DataLoader(
-            stream,
-            batch_size=None,
-            collate_fn=self.train_data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+            stream, batch_size=None, collate_fn=self.train_data_collator, **self._loader_options()
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
@@ -202,31 +453,30 @@ class BaseTrainer(DurableTrainer):
         return self.get_eval_dataloader(test_dataset)
 
     def _dataloader(self, dataset: Any, collator: Callable, shuffle: bool = False) -> DataLoader:
+        args = self.args
         lengths, target_lengths = self.row_lengths(dataset)
         sampler = TokenBudgetBatchSampler(
             lengths,
             target_lengths,
-            self.args.max_tokens_per_batch,
+            args.max_tokens_per_batch,
             seed=self._data_seed,
             shuffle=shuffle,
             num_replicas=self.num_replicas,
-            batches_per_update=self.args.gradient_accumulation_steps if shuffle else 1,
+            batches_per_update=args.gradient_accumulation_steps if shuffle else 1,
         )
-        workers = self.args.dataloader_num_workers
         loader: DataLoader = DataLoader(
             dataset,
             batch_sampler=sampler,
             collate_fn=collator,
-            num_workers=workers,
-            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
-            persistent_workers=self.args.dataloader_persistent_workers and workers > 0,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers and args.dataloader_num_workers > 0,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            **self._loader_options(),
         )
         return prepare_data_loader(
             loader,
-            device=self.args.device,
+            device=args.device,
             num_processes=self.num_replicas,
-            process_index=self.args.process_index // self.get_tp_size(),  # those of a group have one batch
+            process_index=args.process_index // self.get_tp_size(),  # those of a group have one batch
             put_on_device=True,
             rng_types=self.accelerator.rng_types,
             dispatch_batches=False,
@@ -234,17 +484,19 @@ class BaseTrainer(DurableTrainer):
             non_blocking=self.accelerator.non_blocking,
         )
 
+    def _loader_options(self) -> dict[str, Any]:
+        return {
+            "num_workers": self.args.dataloader_num_workers,
+            "pin_memory": self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        }
+
     @property
     def _data_seed(self) -> int:
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
 
 def _check_schedule(scheduler: Any, num_updates: int) -> None:
-    """Compute some learning rates, for what a schedule cannot use may be found in its middle alone.
-
-    Raises:
-        UserError: one is not finite.
-    """
+    """Raise `UserError` where a learning rate is not finite; some are computed, from the whole schedule."""
     for factor in getattr(scheduler, "lr_lambdas", ()):
         for update in range(0, num_updates + 1, max(1, num_updates // 16)):
             if not math.isfinite(factor(update)):
@@ -254,36 +506,10 @@ def _check_schedule(scheduler: Any, num_updates: int) -> None:
                 )
 
 
-class _MeterClock(TrainerCallback):
-    """Starts the meter with the training."""
-
-    def __init__(self, meter: Meter):
-        self.meter = meter
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.meter.begin()
-
-
-class _EpochOrder(TrainerCallback):
-    """Tells the batch sampler, and the collator, which epoch begins.
-
-    The library does so too, but after a resume in several processes its wrappers hide the sampler from it.
-    """
-
-    def __init__(self, trainer: BaseTrainer):
-        self.trainer = trainer
-
-    def on_epoch_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any
-    ) -> None:
-        epoch = int(state.epoch or 0)
-        if hasattr(self.trainer.train_data_collator, "set_epoch"):
-            self.trainer.train_data_collator.set_epoch(epoch)
-        sampler = train_dataloader.batch_sampler
-        while sampler is not None and not hasattr(sampler, "set_epoch"):
-            sampler = getattr(sampler, "batch_sampler", None)
-        if sampler is not None:
-            sampler.set_epoch(epoch)
+def _expect_tied_weights_once(model: torch.nn.Module, incompatible: Any) -> None:
+    """Tied weights are saved under one of their names: that the others are missing is right."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in tied]
 
 
 def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:

@@ -32,19 +32,20 @@ UNFINISHED = "unfinished-"
 
 
 def unfinished_checkpoint(output_dir: Path, step: int) -> Path:
-    """Where the checkpoint of an update is written before it has its name."""
-    return output_dir / f"{UNFINISHED}{PREFIX_CHECKPOINT_DIR}-{step}"
+    """Where the checkpoint of an update is written before it is moved to its place in the run's folder."""
+    name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    return output_dir / f"{UNFINISHED}{name}" / name
 
 
 def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
-    """Give a checkpoint that has been written its manifest and its name; an older one of that name goes.
+    """Write the manifest of a checkpoint, which marks it as whole, and move it to its place.
 
     Args:
         unfinished: its folder (see `unfinished_checkpoint`).
-        facts: what the manifest tells besides hashes; plain JSON values.
+        facts: what the manifest holds besides hashes; plain JSON values.
 
     Returns:
-        The folder under its name.
+        The folder in its place.
     """
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     hashes = {str(path.relative_to(unfinished)): sha256_of(path) for path in files}
@@ -52,13 +53,12 @@ def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
     manifest.write_text(json.dumps({**facts, "files": hashes}, indent=2), encoding="utf-8")
     for path in [*files, manifest, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished]:
         sync(path)
-    finished = unfinished.with_name(unfinished.name.removeprefix(UNFINISHED))
-    replaced = finished.with_name(f"{UNFINISHED}replaced-{finished.name}")
+    finished = unfinished.parent.with_name(unfinished.name)
     if finished.exists():
-        os.rename(finished, replaced)
+        os.rename(finished, unfinished.with_name("replaced"))
     os.rename(unfinished, finished)
     sync(finished.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    shutil.rmtree(unfinished.parent, ignore_errors=True)
     return finished
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
@@ -43,7 +44,7 @@ class FinetuningTrainer(BaseTrainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Loss per label, outputs (see `LabelTask.outputs`) and labels of one batch."""
-        inputs = self._prepare_inputs(inputs)
+        inputs = send_to_device({**inputs}, self.args.device)
         labels = inputs.pop("labels")
         with torch.no_grad(), self.accelerator.autocast():
             outputs = model(**inputs)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from transformers import TrainerCallback
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.insight.arithmetic import (
@@ -26,7 +27,7 @@ from vaswani.model.configuration_vaswani import (
 )
 
 
-class Meter:
+class Meter(TrainerCallback):
     """Counts batches, and tells what was done since it was last asked.
 
     Args:
@@ -52,8 +53,8 @@ class Meter:
         self._padded = 0
         self._since = time.perf_counter()
 
-    def begin(self) -> None:
-        """Training begins: what came before does not count."""
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Measure the peak, and start to count."""
         if self._peak is None and isinstance(self.config, VaswaniFamilyConfig):
             self._peak = matrix_peak(self.accelerator.device, _computes_in(self.accelerator))
         self._start_again()

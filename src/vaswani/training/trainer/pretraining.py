@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch.nn.functional import cross_entropy
 
 from vaswani.data.batching import IGNORED_LABEL
@@ -87,7 +88,7 @@ class PretrainingTrainer(BaseTrainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, torch.Tensor, None]:
         """The sums of each row: float64 [B, 7] (see `Sums`)."""
-        inputs = self._prepare_inputs(inputs)
+        inputs = send_to_device({**inputs}, self.args.device)
         with torch.no_grad():
             return None, torch.cat([self._sums(part) for part in self._parts(inputs)]), None
 

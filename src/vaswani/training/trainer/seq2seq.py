@@ -5,9 +5,11 @@ Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 
 from collections.abc import Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from vaswani.data.tokenization import save_tokenizers
@@ -87,7 +89,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         Decodes as in section 6.1: beam search with GNMT's length penalty and, unless a length was asked for,
         with at most 50 tokens more than each source has.
         """
-        inputs = self._prepare_inputs(inputs)
+        inputs = send_to_device(inputs, self.args.device)
         with torch.no_grad(), self.accelerator.autocast():
             loss = self.compute_loss(model, inputs).detach() if "labels" in inputs else None
             if prediction_loss_only or not self.args.predict_with_generate:
@@ -110,10 +112,9 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         """Whether evaluation keeps several beams, between which a length penalty decides."""
         return (self.args.generation_num_beams or 1) > 1
 
-    # ------------------------------------------------------------------------------------------ checkpoints
+    # ------------------------------------------------------------------------------------------- checkpoints
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        directory = output_dir or self.args.output_dir
-        if self.args.should_save and self.processing_class is not None and directory:
-            save_tokenizers(self.processing_class, self.target_processing_class, directory)
+    def save_tokenizers(self, folder: Path) -> None:
+        """Write both tokenizers, or the one."""
+        if self.processing_class is not None:
+            save_tokenizers(self.processing_class, self.target_processing_class, folder)

@@ -1,4 +1,4 @@
-"""SIGTERM, by which schedulers and machines that shut down ask for an end: save, then stop."""
+"""Callbacks of every training: SIGTERM, the order of each epoch, and the settings of a resumed run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from vaswani.errors import StoppedError
 from vaswani.training.launch.sigterm import HeldBack
@@ -20,11 +26,12 @@ if TYPE_CHECKING:
 class StopOnSignal(TrainerCallback):
     """Saves a checkpoint and stops after the update in which SIGTERM came, in all processes at once.
 
-    Processes learn of the signal at different moments. Each tells the others with every update, and what they
-    agreed on is read one update later, so that nobody waits.
+    Schedulers, and machines that shut down, send SIGTERM some time before SIGKILL. Processes learn of it at
+    different moments: with every update each tells the others, and one update later reads what they agreed
+    on, so that nobody waits.
 
     Args:
-        trainer: saves during an evaluation, which is broken off.
+        trainer: saves during an evaluation, which ends there.
     """
 
     def __init__(self, trainer: BaseTrainer):
@@ -34,7 +41,7 @@ class StopOnSignal(TrainerCallback):
         self._before: Any = None
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        """Listen, from the main thread, which alone can."""
+        """Listen, if this is the main thread, which alone can."""
         self.signalled = self._has_stopped = False
         self._agreement = None
         self._before = None
@@ -44,7 +51,7 @@ class StopOnSignal(TrainerCallback):
             self.signalled = isinstance(self._before, HeldBack) and self._before.came
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Leave the signal to whoever had it, also one that came after the last update; wait for messages."""
+        """Wait for messages; restore the old handler, which learns of a signal after the last update."""
         if self._agreement is not None:
             self._agreement[1].wait()
             self._agreement = None
@@ -63,28 +70,23 @@ class StopOnSignal(TrainerCallback):
             self._has_stopped = control.should_save = control.should_training_stop = True
 
     def on_prediction_step(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        """An evaluation in training takes longer than a scheduler waits."""
+        """Stop in an evaluation during training, which takes longer than a scheduler waits."""
         if self._before is not None and self._agreed(args):
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
             self.on_train_end()  # which will not be told
             raise StoppedError(self.message)
 
     def raise_if_stopped(self) -> None:
-        """End a run that is not finished.
-
-        Raises:
-            StoppedError: training ended because of the signal.
-        """
+        """Raise `StoppedError` if the signal ended the training."""
         if self._has_stopped:
             raise StoppedError(self.message)
 
     @property
     def message(self) -> str:
         """What happened, and how to go on."""
-        folder = self.trainer.args.output_dir
         return (
-            f"stopped by SIGTERM after update {self.trainer.state.global_step:,}; it is saved in {folder}: "
-            "continue with --resume_from_checkpoint true"
+            f"stopped by SIGTERM after update {self.trainer.state.global_step:,}; it is saved in "
+            f"{self.trainer.args.output_dir}: continue with --resume_from_checkpoint true"
         )
 
     def _note(self, *_: Any) -> None:
@@ -103,3 +105,48 @@ class StopOnSignal(TrainerCallback):
         self._agreement = told, dist.all_reduce(told, dist.ReduceOp.MAX, async_op=True)
         self.signalled |= agreed
         return agreed
+
+
+class EpochOrder(TrainerCallback):
+    """Tells the batch sampler, and the collator, which epoch begins.
+
+    The library does so too, but after a resume in several processes its wrappers hide the sampler from it.
+
+    Args:
+        trainer: whose collator it is.
+    """
+
+    def __init__(self, trainer: BaseTrainer):
+        self.trainer = trainer
+
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Set the epoch of both."""
+        epoch = int(state.epoch or 0)
+        if hasattr(self.trainer.train_data_collator, "set_epoch"):
+            self.trainer.train_data_collator.set_epoch(epoch)
+        sampler = train_dataloader.batch_sampler
+        while sampler is not None and not hasattr(sampler, "set_epoch"):
+            sampler = getattr(sampler, "batch_sampler", None)
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+
+
+class GivenSettings(TrainerCallback):
+    """Gives a resumed run its own intervals and patience; the library restores those of the checkpoint.
+
+    Args:
+        trainer: whose run it is.
+    """
+
+    def __init__(self, trainer: BaseTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Set them before the first update."""
+        state.compute_steps(args, state.max_steps)
+        state.num_train_epochs = self.trainer.num_epochs
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback) and args.early_stopping_patience is not None:
+                callback.early_stopping_patience = args.early_stopping_patience
