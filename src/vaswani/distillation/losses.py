@@ -1,4 +1,4 @@
-"""Losses of distillation as pure functions: tensors in, a scalar out.
+"""Losses of distillation as pure functions of tensors that return a scalar.
 
 Each loss is a sum over the kept tokens divided by `num_tokens`. The caller chooses the divisor: micro-batches
 that are divided by the tokens of their whole accumulated step add up to the loss of one large batch.
@@ -18,7 +18,7 @@ Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """KL(teacher ‖ student) of log-probabilities [N, C] -> [N]: the student covers all that the teacher says.
+    """KL(teacher ‖ student) of log-probabilities [N, C] -> [N]: the student covers all modes of the teacher.
 
     Hinton et al. (2015), arXiv:1503.02531, section 2.
     """
@@ -26,7 +26,7 @@ def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
 
 def reverse_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """KL(student ‖ teacher) of log-probabilities [N, C] -> [N]: the student keeps to what the teacher says.
+    """KL(student ‖ teacher) of log-probabilities [N, C] -> [N]: the student keeps to modes of the teacher.
 
     Gu et al. (2024), arXiv:2306.08543, section 2.
     """

@@ -1,7 +1,7 @@
-"""What passes through a model while it runs: each stack's output, and the projections of its last layer.
+"""Records states of a model while it runs: each stack's output, and the projections of its last layer.
 
-By hooks, because no model returns its queries, keys and values, and because one that is asked for hidden
-states keeps those of all layers. Parts are found by the names that transformers' encoder-decoders give them.
+Hooks record them: no model returns its queries, keys and values, and a model that returns hidden states keeps
+those of all layers. Modules are found by the names that they have in transformers' encoder-decoders.
 
 B batch · T tokens · D width
 """
@@ -23,10 +23,10 @@ class Recorder:
 
     Args:
         model: an encoder-decoder.
-        projections: whether queries, keys and values are wanted.
+        projections: whether to record queries, keys and values.
 
     Raises:
-        UserError: the model has no self-attention with projections that are known here.
+        UserError: the model has no self-attention with projections of a known name.
     """
 
     def __init__(self, model: PreTrainedModel, projections: bool):
@@ -38,7 +38,7 @@ class Recorder:
                     self._record(module, name, role)
 
     def take(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Hand over what was recorded, by stack and kind, and forget it."""
+        """Return and forget what was recorded, by stack and kind."""
         recorded, self.recorded = self.recorded, {}
         return recorded
 

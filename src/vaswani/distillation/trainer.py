@@ -1,4 +1,4 @@
-"""A trainer whose loss also compares the student with a teacher, or with what a teacher said before.
+"""A trainer whose loss compares the student with a teacher, or with a teacher's stored outputs.
 
 B batch · T target tokens, N of which count · S source tokens · V vocabulary · k tokens of a distribution
 """
@@ -27,8 +27,8 @@ from vaswani.model.losses import TokenLoss, token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.trainer.seq2seq import Trainer
 
-TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student while it is trained, and a file of a checkpoint
-DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # that a batch may bring
+TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student during training, and a file of a checkpoint
+DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # inputs that a batch may have
 
 Count = torch.Tensor | int | None
 LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # of logits [n, V] and their place among the N
@@ -38,10 +38,10 @@ Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]  # l
 class DistillationTrainer(Trainer):
     """Trains a student with a weighted sum of losses (see `DistillationObjectives`).
 
-    The teacher runs once per batch, in evaluation mode, without gradients, in its own dtype. Without one, a
-    batch must bring its distributions: `teacher_log_probs` [B, T, k + 1] and `teacher_tokens` [B, T, k] (see
-    `TeacherLogitsCollator`). Losses are divided by the tokens of the whole accumulated, distributed batch;
-    each is logged by itself, without its weight.
+    The teacher runs once per batch, in evaluation mode, without gradients, in its own dtype. Without a
+    teacher, a batch must hold its distributions: `teacher_log_probs` [B, T, k + 1] and `teacher_tokens`
+    [B, T, k] (see `TeacherLogitsCollator`). Losses are divided by the tokens of the whole accumulated,
+    distributed batch; each is logged by itself, without its weight.
 
     Args:
         teacher: any encoder-decoder that predicts the student's tokens, or None.
@@ -49,7 +49,7 @@ class DistillationTrainer(Trainer):
         kwargs: as for `Trainer`.
 
     Raises:
-        UserError: student and teacher do not fit, or an objective needs a teacher that is not there.
+        UserError: student and teacher do not fit, or an objective needs a teacher and there is none.
     """
 
     def __init__(
@@ -67,7 +67,10 @@ class DistillationTrainer(Trainer):
         self._check_teacher()
         self.compute_loss_func = self._distillation_loss
         self._model_smooths = False
-        self._recorders = self._record()
+        self._recorders: list[Recorder] = []  # of student and teacher, where objectives need them
+        if teacher is not None and self.objectives.uses_states:
+            projections = self.objectives.relation_weight > 0
+            self._recorders = [Recorder(model, projections) for model in (self.model, teacher)]
         self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
         self._token_loss: TokenLoss | None = None  # of the batch whose loss is being computed
         self._source_mask = torch.empty(0)  # of the same batch: bool [B, S]
@@ -101,18 +104,8 @@ class DistillationTrainer(Trainer):
                     f"relation_heads={heads} does not divide the width {width}; give one that does"
                 )
 
-    def _record(self) -> dict[str, Recorder]:
-        """Recorders of student and teacher, where objectives need them."""
-        if self.teacher is None or not self.objectives.uses_states:
-            return {}
-        projections = self.objectives.relation_weight > 0
-        return {
-            "student": Recorder(self.model, projections),
-            "teacher": Recorder(self.teacher, projections),
-        }
-
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `Trainer`; maps between widths, where cosines need them, belong to the student meanwhile."""
+        """As in `Trainer`; the student has maps to the teacher's width meanwhile, if its loss needs them."""
         self._add_maps()
         try:
             return super().train(*args, **kwargs)
@@ -153,13 +146,13 @@ class DistillationTrainer(Trainer):
         return super().compute_loss(model, student_inputs, return_outputs, num_items_in_batch)
 
     def _teacher_logits(self, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """What the teacher makes of the batch, or None where nothing of it is needed."""
+        """The teacher's logits for the batch, or None where no objective needs them."""
         if self.teacher is None or not (self.objectives.uses_distributions or self.objectives.uses_states):
             return None
         return teacher_logits(self.teacher, inputs)
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
-        """A teacher that is itself not finite, asked again or in what was kept of it."""
+        """The teacher, where its outputs, computed again or stored, are not finite."""
         kept = [batch[name] for batch in batches for name in DISTRIBUTION if name in batch]
         outputs = [logits for batch in batches if (logits := self._teacher_logits(batch)) is not None]
         if not any(output.isnan().any() or output.eq(torch.inf).any() for output in [*kept, *outputs]):
@@ -175,7 +168,7 @@ class DistillationTrainer(Trainer):
         kept: torch.Tensor,
         num_tokens: Count,
     ) -> TokenLoss | None:
-        """The losses of a batch that compare distributions over the next token, if there are any."""
+        """The losses of a batch that compare distributions over the next token; None without any."""
         weights = self.objectives
         if not (weights.label_weight or weights.soft_target_weight):
             return None
@@ -201,14 +194,14 @@ class DistillationTrainer(Trainer):
         return TokenLoss(kept, weighted_sum)
 
     def _label_loss(self, labels: torch.Tensor, num_tokens: Count) -> LossOfRows:
-        """The task's own, for labels [N] that all count."""
+        """The loss of the task itself, for labels [N] that all count."""
         smoothing = self.args.label_smoothing_factor
         return lambda logits, rows: token_loss_function(logits, labels[rows], num_tokens, smoothing)
 
     def _distributions(
         self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, kept: torch.Tensor
     ) -> Distributions:
-        """The teacher's distributions for some of the tokens that are kept: its own, or the batch's."""
+        """The teacher's distributions for some of the N tokens: computed now, or those of the batch."""
         if teacher_logits is not None:
             logits = teacher_logits[kept]  # [N, V]
             return lambda rows: ((logits[rows].float() / self.objectives.temperature).log_softmax(-1), None)
@@ -223,7 +216,7 @@ class DistillationTrainer(Trainer):
     def _distillation_loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
     ) -> torch.Tensor:
-        """What `Trainer` asks for when the student has run."""
+        """The loss of the outputs of the student, as `Trainer` calls it."""
         parts = []
         if self._token_loss is not None:
             in_forward = self._student_takes_token_loss
@@ -234,7 +227,7 @@ class DistillationTrainer(Trainer):
         return torch.stack(parts).sum()
 
     def _weighted(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The weighted sum of losses, each of which is kept for the log."""
+        """The weighted sum of losses; each is kept for the log."""
         for name, loss in losses.items():
             self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
         weighted = [getattr(self.objectives, f"{name}_weight") * loss for name, loss in losses.items()]
@@ -242,7 +235,7 @@ class DistillationTrainer(Trainer):
 
     def _state_losses(self, kept: torch.Tensor, num_target_tokens: Count) -> dict[str, torch.Tensor]:
         """How hidden states and relations differ, each the mean over both stacks."""
-        student, teacher = (recorder.take() for recorder in self._recorders.values())
+        student, teacher = (recorder.take() for recorder in self._recorders)
         source_mask = self._source_mask
         both_ways = source_mask[:, :, None] & source_mask[:, None]
         backwards = (kept[:, :, None] & kept[:, None]).tril()

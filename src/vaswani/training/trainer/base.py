@@ -148,11 +148,20 @@ class BaseTrainer(Trainer):
             self._resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
             for name, module in self.extra_modules.items():
                 module.load_state_dict(load_file(checkpoint / f"{name}.safetensors"))
-        hook = self.model.register_load_state_dict_post_hook(_expect_tied_weights_once)
+        hook = self.model.register_load_state_dict_post_hook(self._expect_only_what_is_saved)
         try:
             return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
         finally:
             hook.remove()
+
+    def _expect_only_what_is_saved(self, model: torch.nn.Module, incompatible: Any) -> None:
+        """Tied weights are saved once, and `extra_modules` in other files: these may be missing."""
+        tied = getattr(model, "all_tied_weights_keys", {})
+        incompatible.missing_keys[:] = [
+            name
+            for name in incompatible.missing_keys
+            if name not in tied and name.partition(".")[0] not in self.extra_modules
+        ]
 
     def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
         """As in transformers, but a run that resumes after its last update has no epoch left."""
@@ -504,12 +513,6 @@ def _check_schedule(scheduler: Any, num_updates: int) -> None:
                     f"the learning rate of update {update + 1:,} is {factor(update)} times its peak; change "
                     "lr_scheduler_type or lr_scheduler_kwargs"
                 )
-
-
-def _expect_tied_weights_once(model: torch.nn.Module, incompatible: Any) -> None:
-    """Tied weights are saved under one of their names: that the others are missing is right."""
-    tied = getattr(model, "all_tied_weights_keys", {})
-    incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in tied]
 
 
 def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:

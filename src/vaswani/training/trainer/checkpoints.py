@@ -1,7 +1,8 @@
-"""Checkpoints that are there as a whole or not at all, and which of them a run continues from.
+"""Checkpoints that are there as a whole or not at all, and which of them a run resumes.
 
-A checkpoint is written aside, described by a manifest with the hash of every file, brought to the disk and
-only then given its name. So a name stands for something whole, unless the disk loses it later: hashes tell.
+A checkpoint is written aside. The manifest, with the hash of every file, comes last and marks it as whole;
+then the checkpoint is moved to its place. So what is there is whole, unless the disk loses part of it later:
+the hashes show that.
 """
 
 import json
@@ -45,7 +46,7 @@ def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
         facts: what the manifest holds besides hashes; plain JSON values.
 
     Returns:
-        The folder in its place.
+        The folder in its place, where it has replaced an older one.
     """
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     hashes = {str(path.relative_to(unfinished)): sha256_of(path) for path in files}
@@ -63,7 +64,7 @@ def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
 
 
 def discard_unfinished(output_dir: Path) -> None:
-    """Delete what runs that died in the middle of a checkpoint have left."""
+    """Delete the unfinished checkpoints of runs that died."""
     for folder in output_dir.glob(f"{UNFINISHED}*{PREFIX_CHECKPOINT_DIR}-*"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -82,16 +83,16 @@ def fault_of(checkpoint: Path) -> str | None:
     if missing := _missing_state(checkpoint):
         return f"it holds a model without the state of its training ({missing} is missing)"
     try:
-        manifest = read_manifest(checkpoint)
-        hashes = manifest["files"].items()
-        changed = [name for name, sha256 in hashes if sha256_of(checkpoint / name) != sha256]
+        for name, sha256 in read_manifest(checkpoint)["files"].items():
+            if sha256_of(checkpoint / name) != sha256:
+                return f"{name} is damaged"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"a file is missing or damaged ({type(error).__name__}: {error})"
-    return f"{changed[0]} is damaged" if changed else None
+    return None
 
 
 def _missing_state(checkpoint: Path) -> str | None:
-    """The first file that a run cannot go on without, beside weights and `trainer_state.json`."""
+    """The first file that a run cannot resume without, beside weights and `trainer_state.json`."""
     if (checkpoint / "latest").is_file():  # DeepSpeed's, which keeps all of it in folders of its own
         return None
     if not any((checkpoint / name).exists() for name in (OPTIMIZER_NAME, OPTIMIZER_NAME_BIN)):
@@ -101,8 +102,12 @@ def _missing_state(checkpoint: Path) -> str | None:
     return None if any(checkpoint.glob("rng_state*.pth")) else "rng_state.pth"
 
 
+def _has_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint tells of itself; of another trainer's, that it has no files to compare.
+    """The manifest of a checkpoint; without files where there is none, as transformers' trainer writes none.
 
     Raises:
         ValueError: the manifest is damaged.
@@ -132,10 +137,10 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
     Args:
         output_dir: where the run keeps its checkpoints.
         resume_from_checkpoint: "true" for the last complete checkpoint of `output_dir`, the path of one, or
-            "false" or `None` to start anew.
+            "false" or `None` for a new run.
 
     Raises:
-        UserError: when a new run would mix with an earlier one, and when there is nothing to continue.
+        UserError: a new run would mix with an earlier one, or there is nothing to resume.
     """
     choice = resume_from_checkpoint or "false"
     if choice.lower() == "false":
@@ -146,19 +151,35 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
         if checkpoint.absolute().parent != output_dir.absolute():
             _check_free(output_dir)
         return checkpoint
-    found = None
     for path in checkpoints(output_dir):
-        fault = fault_of(path)
-        if fault is None:
-            found = path
-            break
+        if (fault := fault_of(path)) is None:
+            logger.warning(f"Resuming from {path}.")
+            return path
         logger.warning(f"{path} is not used: {fault}.")
-    if found is None:
-        _check_nothing_is_lost(output_dir)
-    logger.warning(
-        f"Resuming from {found}." if found else f"{output_dir} holds no complete checkpoint: starting anew."
-    )
-    return found
+    _check_nothing_is_lost(output_dir)
+    logger.warning(f"{output_dir} holds no complete checkpoint: starting anew.")
+    return None
+
+
+def given_checkpoint(path: Path) -> Path:
+    """A checkpoint that was named.
+
+    Raises:
+        UserError: training cannot continue from it.
+    """
+    if not path.is_dir():
+        raise UserError(
+            f"resume_from_checkpoint={path} is not a directory; give true or the path of a checkpoint"
+        )
+    try:
+        fault = fault_of(path)
+        before = (last_complete_checkpoint(path) or last_complete_checkpoint(path.parent)) if fault else None
+    except PermissionError as error:
+        raise UserError(f"resume_from_checkpoint={path} cannot be read ({error.strerror})") from error
+    if fault:
+        remedy = f"the last complete one is {before}" if before else "there is no complete one beside it"
+        raise UserError(f"resume_from_checkpoint={path} is not a complete checkpoint: {fault}; {remedy}")
+    return path
 
 
 def check_writable(folder: Path, option: str = "output_dir") -> None:
@@ -182,14 +203,11 @@ def check_writable(folder: Path, option: str = "output_dir") -> None:
 
 
 def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
-    """Make sure that a run goes on with the rows that it began with.
+    """Raise `UserError` if the corpus is not the one that a checkpoint was trained on.
 
     Args:
-        checkpoint: that it continues from.
+        checkpoint: that the run resumes.
         identity: of the corpus as it is now.
-
-    Raises:
-        UserError: the corpus has changed.
     """
     data = read_manifest(checkpoint).get("data", {})
     if data and data != identity:
@@ -201,7 +219,7 @@ def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
 
 
 def _check_nothing_is_lost(output_dir: Path) -> None:
-    """Raise unless a run in this folder began, and had saved nothing when it ended."""
+    """Raise `UserError` unless a run began in this folder and had saved nothing when it ended."""
     if not (output_dir / SETTINGS_FILE).is_file():
         raise UserError(
             f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"
@@ -214,11 +232,8 @@ def _check_nothing_is_lost(output_dir: Path) -> None:
             )
 
 
-def _has_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
-
-
 def _check_free(output_dir: Path) -> None:
+    """Raise `UserError` if a folder holds a run."""
     found = [path.name for path in checkpoints(output_dir)[:1]]
     found += [name for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) if (output_dir / name).is_file()]
     if found:
@@ -226,24 +241,3 @@ def _check_free(output_dir: Path) -> None:
             f"output_dir={output_dir} already holds a run ({found[0]}); continue it with "
             "--resume_from_checkpoint true, or choose another --output_dir"
         )
-
-
-def given_checkpoint(path: Path) -> Path:
-    """A checkpoint that was named.
-
-    Raises:
-        UserError: training cannot continue from it.
-    """
-    if not path.is_dir():
-        raise UserError(
-            f"resume_from_checkpoint={path} is not a directory; give true or the path of a checkpoint"
-        )
-    try:
-        fault = fault_of(path)
-        before = (last_complete_checkpoint(path) or last_complete_checkpoint(path.parent)) if fault else None
-    except PermissionError as error:
-        raise UserError(f"resume_from_checkpoint={path} cannot be read ({error.strerror})") from error
-    if fault:
-        remedy = f"the last complete one is {before}" if before else "there is no complete one beside it"
-        raise UserError(f"resume_from_checkpoint={path} is not a complete checkpoint: {fault}; {remedy}")
-    return path

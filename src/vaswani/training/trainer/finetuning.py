@@ -1,4 +1,4 @@
-"""A trainer of models that tell labels: of texts, or of their words."""
+"""A trainer of models that predict labels: of texts, or of their words."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ class FinetuningTrainer(BaseTrainer):
     `token_type_ids`.
 
     Args:
-        task: makes the loss of logits and labels, and says what is kept of an evaluated batch.
+        task: computes the loss of logits and labels, and says what is kept of an evaluated batch.
         kwargs: as for `BaseTrainer`.
     """
 
     args: FinetuningTrainingArguments
 
     def __init__(self, *, task: LabelTask, **kwargs: Any):
-        # The loss is ours for every model: those of the library do not know of batches of unequal size.
+        # Our loss for every model: the library's gives batches of any size the same weight.
         super().__init__(compute_loss_func=self._loss, **kwargs)
         self.label_smoother = None
         self.task = task

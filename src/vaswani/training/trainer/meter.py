@@ -1,4 +1,4 @@
-"""What a training makes of its time: tokens, padding and arithmetic per second, of all processes together."""
+"""Throughput of a training: tokens, padding and arithmetic per second, of all processes together."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from vaswani.model.configuration_vaswani import (
 
 
 class Meter(TrainerCallback):
-    """Counts batches, and tells what was done since it was last asked.
+    """Counts the batches of a training, and reports its speed since the last report.
 
     Args:
         accelerator: whose processes train together.
-        config: of the model; the arithmetic of a library's model is not counted.
+        config: of the model; only the arithmetic of this project's models is counted.
         copies: processes that have the same batch.
-        predicts_tokens: whether labels are tokens, of whose states a model of one stack makes logits.
+        predicts_tokens: whether labels are tokens, so that a model of one stack computes logits for each.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Meter(TrainerCallback):
         self._start_again()
 
     def count(self, inputs: dict[str, Any]) -> None:
-        """A batch that is trained on; nothing waits for the device."""
+        """Count a training batch, without waiting for the device."""
         mask, labels = inputs.get("attention_mask"), inputs["labels"]
         rows, length = (inputs["input_ids"] if mask is None else mask).shape
         self._real += rows * length if mask is None else mask.sum()
@@ -78,7 +78,7 @@ class Meter(TrainerCallback):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time that is not training's: evaluations and checkpoints."""
+        """Leave out the time of evaluations and checkpoints."""
         start = time.perf_counter()
         try:
             yield

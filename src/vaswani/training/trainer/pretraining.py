@@ -26,16 +26,16 @@ MOST_NATS = 700  # whose exponential a float can hold
 
 
 class Sums(NamedTuple):
-    """What is kept of each row of an evaluation, and then summed over all: [B] each, or one number.
+    """Values of each row of an evaluation, which are then summed over all rows: [B] each, or one number.
 
     Args:
-        nats: minus the logarithms of the labels' probabilities.
+        nats: loss of the labels, in nats.
         labels: their number.
         correct: how many of them are the likeliest tokens.
-        bytes: of the text that they are.
+        bytes: of their text.
         pairs: 1 where the row is a pair of segments.
-        pair_nats: minus the logarithm of the probability of what is the case: that they follow, or do not.
-        pairs_correct: 1 where that is the likelier.
+        pair_nats: next-sentence loss, in nats.
+        pairs_correct: 1 where the next-sentence prediction is correct.
     """
 
     nats: Any
@@ -50,8 +50,8 @@ class Sums(NamedTuple):
 class PretrainingTrainer(BaseTrainer):
     """Trains a language model on sequences of tokens.
 
-    A collator makes `labels` of them: those to be found, or, for a causal model, all, which the model shifts.
-    Evaluation tells, of the whole data set: `loss`, nats per label, with those of next sentences added;
+    A collator adds `labels`: the masked tokens or, for a causal model, all tokens, which the model shifts.
+    Evaluation computes over the whole data set: `loss`, nats per label, plus the next-sentence loss;
     `perplexity` and `accuracy` (%) of the labels; for a causal model `bits_per_byte` of the text, `</s>`
     included; and, where rows are pairs, `next_sentence_accuracy` (%).
 
@@ -61,11 +61,14 @@ class PretrainingTrainer(BaseTrainer):
 
     sums: np.ndarray
 
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        fields = signature(self.model.forward).parameters
-        self._is_causal = self.model.can_generate()
-        self._loss_shifts_labels = self._is_causal  # which the library does not know of GPT-2
+    def __init__(self, *, model: Any, **kwargs: Any):
+        self._is_causal = model.can_generate()
+        if (
+            self._is_causal and model.loss_type is None
+        ):  # GPT-2's; else the library counts its first token too
+            model.loss_type = "ForCausalLM"
+        super().__init__(model=model, **kwargs)
+        fields = signature(model.forward).parameters
         # Our models then compute the loss in one pass with the output projection, of the labels alone.
         self._loss_options = {"label_smoothing": 0.0} if "label_smoothing" in fields else {}
         self._options = {"use_cache": False} if "use_cache" in fields else {}
@@ -93,7 +96,7 @@ class PretrainingTrainer(BaseTrainer):
             return None, torch.cat([self._sums(part) for part in self._parts(inputs)]), None
 
     def _parts(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-        """Some rows after the others, so that their logits are not too many."""
+        """The batch in parts, whose logits fit in `LOGITS_AT_ONCE`."""
         rows, length = inputs["input_ids"].shape
         most = max(1, LOGITS_AT_ONCE // (length * self.model.config.vocab_size))
         for start in range(0, rows, most):
@@ -103,7 +106,7 @@ class PretrainingTrainer(BaseTrainer):
         """The sums of each row: float64 [B, 7]."""
         tokens, labels = inputs["input_ids"], inputs.pop("labels")
         follows = inputs.pop("next_sentence_label", None)
-        if self._is_causal:  # each state tells the token behind it
+        if self._is_causal:  # each state predicts the next token
             labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
         kept = labels != IGNORED_LABEL
         with self.accelerator.autocast(), self._logits_of(kept):
@@ -122,7 +125,7 @@ class PretrainingTrainer(BaseTrainer):
 
     @contextmanager
     def _logits_of(self, kept: torch.Tensor) -> Iterator[None]:
-        """Have the output projection see the states of some tokens alone, bool [B, S]: logits are [N, V]."""
+        """Let the output projection see the states of some tokens alone, bool [B, S]: logits are [N, V]."""
         projection = self.model.get_output_embeddings()
         hook = projection.register_forward_pre_hook(lambda module, states: states[0][kept])
         try:
@@ -133,13 +136,13 @@ class PretrainingTrainer(BaseTrainer):
     def _label_sums(
         self, tokens: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor
     ) -> Sums:
-        """What concerns the labels of each row: float64 [B] each.
+        """The sums of each row that concern its labels: float64 [B] each.
 
         Args:
-            tokens: int64 [B, S], from whose states the labels are told.
-            logits: float32 [N, V], of those that have a label.
+            tokens: int64 [B, S], whose states predict the labels.
+            logits: float32 [N, V], of the tokens with a label.
             labels: int64 [B, S].
-            kept: bool [B, S], which have one.
+            kept: bool [B, S], which tokens have a label.
         """
         rows, found = kept.nonzero()[:, 0], labels[kept]
         begins = tokens[kept] == self._begin
@@ -156,7 +159,7 @@ class PretrainingTrainer(BaseTrainer):
         )
 
     def scores(self, predictions: np.ndarray | None, labels: np.ndarray | None) -> dict[str, float]:
-        """Of the sums of all rows [rows, 7], which are kept as `sums`."""
+        """The scores of all rows; their sums [rows, 7] are kept as `sums`."""
         if predictions is None:
             return {}
         self.sums = predictions
@@ -171,7 +174,7 @@ class PretrainingTrainer(BaseTrainer):
             "perplexity": math.exp(min(loss, MOST_NATS)),
             "accuracy": 100 * sums.correct / max(sums.labels, 1),
         }
-        if self._is_causal:  # its labels are all of the text, which so has a probability
+        if self._is_causal:  # whose labels are the whole text
             scores["bits_per_byte"] = sums.nats / math.log(2) / max(sums.bytes, 1)
         if sums.pairs:
             scores["next_sentence_accuracy"] = 100 * sums.pairs_correct / sums.pairs
