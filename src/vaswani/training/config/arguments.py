@@ -335,20 +335,22 @@ def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
 
 def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
     """The fields of transformers that are at their defaults."""
-    defaults = _defaults(type(training))
+    arguments_class: Any = type(training)
+    defaults = _defaults(arguments_class)
     return {
         name: value
         for name, value in _plain_fields(training).items()
         if getattr(training, name, None) == getattr(defaults, name)
         and name != "output_dir"
-        and is_inherited(name, type(training))
+        and is_inherited(name, arguments_class)
     }
 
 
 def default_settings(training: BaseTrainingArguments) -> dict[str, Any]:
     """The defaults of all fields."""
     # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
-    return _plain_fields(_defaults(type(training))) | library_defaults(training)
+    arguments_class: Any = type(training)
+    return _plain_fields(_defaults(arguments_class)) | library_defaults(training)
 
 
 def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class BaseTrainer(Trainer):
     train_dataset: Any
     eval_dataset: Any
     hub_model_id: Any
+    push_in_progress: Any
 
     def __init__(self, *, train_data_collator: Callable | None = None, **kwargs: Any):
         super().__init__(**kwargs)
@@ -137,8 +138,9 @@ class BaseTrainer(Trainer):
             UserError: the checkpoint is incomplete, or a setting changed that cannot.
         """
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = checkpoint_to_resume(self.output_dir, "true")  # type: ignore[assignment]
-        checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+            checkpoint = checkpoint_to_resume(self.output_dir, "true")
+        else:
+            checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.settings is None:  # a run has compared its own before it read the corpus
             self.settings = manifest_of(self.args)
             if checkpoint:
@@ -172,7 +174,8 @@ class BaseTrainer(Trainer):
         """Whether the checkpoint that is resumed was the last; the library would make one update more."""
         if self._resumed is None or self._resumed.global_step >= max_steps:
             return self._resumed is not None
-        stopping = self._resumed.stateful_callbacks.get("EarlyStoppingCallback")
+        callbacks: Any = self._resumed.stateful_callbacks
+        stopping = callbacks.get("EarlyStoppingCallback")
         if not isinstance(stopping, dict) or not self.args.restore_callback_states_from_checkpoint:
             return False
         patience = self.args.early_stopping_patience or stopping["args"]["early_stopping_patience"]
@@ -415,7 +418,9 @@ class BaseTrainer(Trainer):
         metrics = {}
         if losses:
             metrics["loss"] = sum(loss for loss, _ in losses) / max(sum(count for _, count in losses), 1)
-        predictions, labels = (_pad([row[column] for row in rows]) for column in (1, 2))
+        predictions, labels = (
+            _pad(column) for column in ([row[1] for row in rows], [row[2] for row in rows])
+        )
         metrics |= self.scores(predictions, labels)
         metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
         return EvalLoopOutput(predictions, labels, metrics, num_samples=len(rows))  # type: ignore[arg-type]

@@ -129,7 +129,8 @@ class Publisher:
         if running:
             trainer.push_in_progress.jobs.append(job)
         else:
-            trainer.push_in_progress = PushInProgress([job])  # for which the library waits at the end
+            # For which the library waits at the end; a list, as the library makes it.
+            trainer.push_in_progress = PushInProgress([job])  # type: ignore[arg-type]
 
     def _push_copy(
         self, copy: Path, checkpoint: str, step: str, facts: RunMetadata, options: dict[str, Any]

@@ -181,17 +181,23 @@ def manifest_of(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
     Args:
         config: of a run, or the arguments of a trainer that is used without one.
     """
-    is_alone = isinstance(config, BaseTrainingArguments)
-    training = config if is_alone else config.training
+    training = _arguments(config)
     processes = training.world_size  # first, for it sets up the devices, and fields that depend on them
+    command, settings = None, training_settings(training)
+    if not isinstance(config, BaseTrainingArguments):
+        command, settings = config.command, config.to_dict()
     return _plain(
         {
-            "command": None if is_alone else config.command,
-            "settings": training_settings(training) if is_alone else config.to_dict(),
+            "command": command,
+            "settings": settings,
             "library_defaults": library_defaults(training),
             NUM_PROCESSES: processes,
         }
     )
+
+
+def _arguments(config: BaseConfig | BaseTrainingArguments) -> BaseTrainingArguments:
+    return config if isinstance(config, BaseTrainingArguments) else config.training
 
 
 def check_resumable(checkpoint: Path, config: BaseConfig | BaseTrainingArguments) -> Resumption:
@@ -259,13 +265,16 @@ def _compared(
             f"{checkpoint} is of a run of vaswani {commands[0]}, not of vaswani {commands[1]}; resume it "
             f"with vaswani {commands[0]}"
         )
-    is_alone = isinstance(config, BaseTrainingArguments)
+    if isinstance(config, BaseTrainingArguments):
+        defaults = default_settings(config)
+    else:
+        defaults = config.default_settings()
     not_used = manifest["library_defaults"].keys() - now.keys()  # which transformers has dropped since
-    before = _plain(default_settings(config) if is_alone else config.default_settings())
-    before |= {name: value for name, value in _all(manifest).items() if name not in not_used}
+    before = _plain(defaults) | {
+        name: value for name, value in _all(manifest).items() if name not in not_used
+    }
     if None in commands:  # of a trainer without a run, the arguments alone are known
-        training = config if is_alone else config.training
-        names = now.keys() & {NUM_PROCESSES, *(field.name for field in fields(training))}
+        names = now.keys() & {NUM_PROCESSES, *(field.name for field in fields(_arguments(config)))}
         before, now = ({name: values[name] for name in names} for values in (before, now))
     return before, now
 

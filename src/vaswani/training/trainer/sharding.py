@@ -69,7 +69,9 @@ class Sharding:
 
     def save_training_state(self, trainer: BaseTrainer, folder: Path) -> None:
         """Write the optimizer's state as an optimizer of the whole model has it, and the scheduler's."""
-        whole = get_optimizer_state_dict(trainer.model, trainer.optimizer.optimizer, options=WHOLE)
+        whole: dict[str, Any] = get_optimizer_state_dict(
+            trainer.model, trainer.optimizer.optimizer, options=WHOLE
+        )
         if not trainer.args.should_save:
             return
         groups = _optimizer_groups(trainer)
@@ -98,7 +100,7 @@ class Sharding:
         options = {names[number]: group for group in saved["param_groups"] for number in group["params"]}
         name_of = {parameter: name for name, parameter in trainer.model.named_parameters()}
         groups = [[name_of[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        whole = {
+        whole: Any = {
             "state": {names[number]: values for number, values in saved["state"].items()},
             "param_groups": [{**options[group[0]], "params": group} for group in groups],
         }
