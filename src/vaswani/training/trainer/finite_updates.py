@@ -26,14 +26,10 @@ class FiniteUpdates:
 
     Args:
         trainer: whose updates they are.
-
-    Attributes:
-        has_begun: whether the gradient of an update has been computed.
     """
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
-        self.has_begun = False
         self._batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with their losses
         self._updates = 0  # of this process, the skipped ones among them
         self._skipped = 0
@@ -45,7 +41,6 @@ class FiniteUpdates:
 
     def check(self, model: torch.nn.Module, grad_norm: Any) -> None:
         """Raise `RunError`, or drop the gradients, where the loss or the gradient's norm is not finite."""
-        self.has_begun = True
         batches, self._batches = self._batches, []
         inputs, losses = [batch for batch, _ in batches], [loss for _, loss in batches]
         self._updates += 1
