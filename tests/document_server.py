@@ -1,0 +1,156 @@
+"""The commands of the documents, at a small size, in copies of one process that has imported everything.
+
+    python document_server.py SOCKET
+
+A client (see `CLIENT`) lends its standard streams, folder, arguments and environment, and gets the status.
+`python` runs the code that is its argument; `vaswani` runs a command, made small by the tables.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import yaml
+
+import vaswani.distillation.run
+import vaswani.hub.push
+import vaswani.inference.embed.embedding
+import vaswani.inference.prompt.prompting
+import vaswani.inference.translate.translation
+import vaswani.training.runs.finetuning
+import vaswani.training.runs.pretraining
+import vaswani.training.runs.translation  # noqa: F401  # what takes time to import
+from tiny_runs import TINY_MODEL, leave_out_curves
+from vaswani.cli import main
+from vaswani.files.named_configs import find_config
+
+CLIENT = """#!{python} -SE
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+request = {{"name": os.path.basename(sys.argv[0]), "arguments": sys.argv[1:], "folder": os.getcwd()}}
+socket.send_fds(server, [b" "], [0, 1, 2])
+server.sendall(json.dumps({{**request, "environment": dict(os.environ)}}).encode())
+server.shutdown(socket.SHUT_WR)
+sys.exit(int(server.recv(8)))
+"""
+LONGEST = 120  # seconds
+
+# What makes a command small: options that are set, whatever stands in the document.
+TRAINING = {"max_steps": 2, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "max_tokens_per_batch": 600}
+TRAINING |= {"use_cpu": "true", "disable_tqdm": "true"}
+SEARCH = {"num_beams": 1, "max_length": 8, "device": "cpu"}
+GENERATION = {"generation_max_length": 8, "generation_num_beams": 1, "max_validation_rows": 4}
+SMALL: dict[str, dict[str, object]] = {
+    "train": {**TRAINING, **GENERATION},
+    "distill": {**TRAINING, **GENERATION, "teacher_num_beams": 1, "encoder_layers": 1, "decoder_layers": 1},
+    "pretrain": {**TRAINING, "max_validation_rows": 4},
+    "finetune": TRAINING,
+    "translate": {"max_length": 8, "device": "cpu"},
+    "evaluate": SEARCH,
+    "compare": SEARCH,
+    "student": {"encoder_layers": 1, "decoder_layers": 1},
+    "prompt": {"device": "cpu"},
+    "embed": {"device": "cpu"},
+    "plot": {"length": 512},
+    **{name: {} for name in ("card", "combine", "configs", "convert", "env", "push", "report")},
+}
+MODEL = {**TINY_MODEL, "vocab_size": 300}  # those of them that a configuration sets
+PROCESSES = ("num_processes", "fsdp_size", "tensor_parallel_size")  # one, where a document has several
+PARALLEL = "parallel"  # the folder of a corpus that has the columns of all
+
+
+def small(arguments: list[str]) -> list[str]:
+    """The arguments of a command, so that it takes a second.
+
+    Raises:
+        KeyError: no table says how the command is made small.
+    """
+    name, *given = arguments
+    if name.startswith("--") or "--help" in given:
+        return arguments
+    options = dict(SMALL[name])
+    if "--config" in given:
+        config = find_config(given[given.index("--config") + 1])
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        options |= {field: value for field, value in MODEL.items() if field in settings}
+        if name in ("train", "distill") and not {"--dataset", "--train_file"} & set(given):
+            options["dataset"] = PARALLEL
+        start_anew(given, settings["output_dir"])
+    options |= {option: 1 for option in PROCESSES if f"--{option}" in given}
+    if "dates" in given and "--data" in given:
+        options["data"] = f"{PARALLEL}/test.jsonl"
+    for option, value in options.items():
+        if f"--{option}" in given:
+            at = given.index(f"--{option}")
+            del given[at : at + 2]
+        given += [f"--{option}", str(value)]
+    return [name, *given]
+
+
+def start_anew(given: list[str], folder: str) -> None:
+    """Delete what a command of another page has left where this one writes, unless it continues that run."""
+    if "--output_dir" in given:
+        folder = given[given.index("--output_dir") + 1]
+    if "--resume_from_checkpoint" not in given:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(address: str) -> None:
+    """Until this process is ended."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        print("ready", flush=True)
+        while True:
+            client, _ = server.accept()
+            with client:
+                _, streams, _, _ = socket.recv_fds(client, 1, 3)
+                request = json.loads(b"".join(iter(lambda: client.recv(65536), b"")))  # noqa: B023
+                copy = os.fork()
+                if not copy:
+                    server.close()
+                    run(streams, **request)
+                for stream in streams:
+                    os.close(stream)
+                _, status = os.waitpid(copy, 0)
+                client.sendall(str(os.waitstatus_to_exitcode(status) % 256).encode())
+
+
+def run(
+    streams: list[int], name: str, arguments: list[str], folder: str, environment: dict[str, str]
+) -> None:
+    """Run a command, or code, in this copy of the process, which ends with it."""
+    status = 1
+    try:
+        signal.alarm(LONGEST)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        if name == "python":
+            exec(compile(arguments[0], "document", "exec"), {"__name__": "__main__"})
+        else:
+            leave_out_curves()
+            sys.argv = ["vaswani", *small(arguments)]
+            main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]).as_posix())
