@@ -40,7 +40,11 @@ def test_every_configuration_resolves(name):
 
 @pytest.mark.parametrize(
     ("name", "run", "model"),
-    [("mlm", MaskedLMRun, VaswaniForMaskedLM), ("causal_lm", CausalLMRun, VaswaniForCausalLM)],
+    [
+        ("mlm", MaskedLMRun, VaswaniForMaskedLM),
+        ("causal_lm", CausalLMRun, VaswaniForCausalLM),
+        ("causal_lm_small", CausalLMRun, VaswaniForCausalLM),
+    ],
 )
 def test_language_models_have_the_size_that_is_said(name, run, model):
     config = load_config(name, ["--dataset", "texts", "--use_cpu", "true"], PretrainingConfig)
