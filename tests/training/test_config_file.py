@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from vaswani.errors import UserError
-from vaswani.training.config.config_file import describe_options, load_config
+from vaswani.training.config.config_file import load_config
 from vaswani.training.config.run_config import FIELDS_WITHOUT_EFFECT
 
 # A few hundred characters of YAML, and millions when written out.
@@ -181,10 +181,3 @@ def test_the_saved_configuration_holds_what_was_resolved_and_no_secret(tmp_path)
     assert saved["seed"] == 3
     assert "weight_decay" not in saved  # of transformers, and at its default
     assert not {"hub_token", "resume_from_checkpoint"} & saved.keys()
-
-
-def test_help_names_every_field_of_ours_and_says_where_the_others_are():
-    text = describe_options()
-    for name in ("d_model", "train_file", "max_tokens_per_batch", "learning_rate", "early_stopping_patience"):
-        assert f"--{name} " in text
-    assert "Every training argument of transformers" in text

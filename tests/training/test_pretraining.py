@@ -28,7 +28,7 @@ from toy_texts import write_texts
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.cli import run as command_line
 from vaswani.errors import UserError
-from vaswani.training.config.config_file import describe_options, load_config
+from vaswani.training.config.config_file import load_config
 from vaswani.training.config.pretraining_arguments import CausalLMConfig, MaskedLMConfig, PretrainingConfig
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun, pretrain
 
@@ -496,18 +496,3 @@ def test_the_objective_chooses_the_fields(tmp_path):
     assert (config.model.decoder_layers, config.model.d_model, config.task.pack) == (3, 96, True)
     with pytest.raises(UserError, match=r"unknown key 'decoder_layers' in .*; did you mean 'encoder_layers'"):
         load_config(path, ["--objective=masked"], PretrainingConfig)
-
-
-def test_help_is_that_of_the_objective():
-    masked = describe_options(PretrainingConfig)
-    causal = describe_options(PretrainingConfig, ["--objective", "causal"])
-    for name in ("encoder_layers", "whole_word_masking", "next_sentence", "mask_probability"):
-        assert f"--{name} " in masked
-        assert f"--{name} " not in causal
-    for name in ("decoder_layers", "pack"):
-        assert f"--{name} " in causal
-        assert f"--{name} " not in masked
-    for text in (masked, causal):
-        assert "--text_field " in text
-        assert "--generation_num_beams " not in text
-        assert "metric_for_best_model (loss, accuracy" in " ".join(text.split())

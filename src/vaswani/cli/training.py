@@ -1,4 +1,4 @@
-"""The commands that train: a configuration file gives defaults, any of its fields is a flag."""
+"""The commands that train: a configuration gives defaults, and any of its fields is a flag."""
 
 import sys
 from collections.abc import Callable
@@ -10,12 +10,13 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import number
-from vaswani.cli.screen import begin_work
+from vaswani.cli.screen import begin_work, say
+from vaswani.cli.training_help import check_flags, help_page
 from vaswani.errors import OutputError, RunError, UserError
+from vaswani.files.named_configs import find_config
 from vaswani.training.launch.sigterm import ends_on_sigterm
 
 if TYPE_CHECKING:
-    from vaswani.training.config.config_file import Config
     from vaswani.training.config.run_config import RunConfig
 
 MOST_PROCESSES = 1024
@@ -25,7 +26,7 @@ NumProcesses = Annotated[
     int,
     number(
         *("--num_processes", "--num-processes"),
-        help="On this machine, a device each.",
+        help="Processes on this machine, one device each.",
         at_least=1,
         at_most=MOST_PROCESSES,
     ),
@@ -37,14 +38,15 @@ ANY_FLAG: dict[str, Any] = {
 }
 
 
-def _training_command(name: str, help: str, kind: str, run: str) -> None:
+def _training_command(name: str, help: str, example: str, config_class: str, run: str) -> None:
     """Register a command that takes the fields of a configuration.
 
     Args:
-        name: of the command.
+        name: name of the command.
         help: its line in the list of commands.
-        kind: where the class of its configuration lies, `module:name`; imported when it is called.
-        run: likewise the function that is called with one.
+        example: name of a configuration that it takes.
+        config_class: class of its configuration, as `module:name`; it is imported when the command is called.
+        run: function that trains with a configuration, written and imported in the same way.
     """
 
     @app.command(name, help=help, **ANY_FLAG)
@@ -54,10 +56,20 @@ def _training_command(name: str, help: str, kind: str, run: str) -> None:
         num_processes: NumProcesses = 1,
         show_help: ShowHelp = False,
     ) -> int | None:
+        if show_help:
+            say(help_page(name, context.args))
+            return None
+        if config is None and not context.args:
+            raise UserError(
+                f"nothing to {name}: give --config NAME or FILE, such as {example} "
+                f"(see vaswani {name} --help)"
+            )
+        check_flags(name, context.args)
+        path = None if config is None else find_config(config)
         with ends_on_sigterm(lambda: "before training began"):
-            resolved = _resolve(_imported(kind), context, config, show_help)
-            if resolved is None:
-                return None
+            from vaswani.training.config.config_file import load_config
+
+            resolved = load_config(path, context.args, _imported(config_class))
             if num_processes != 1:
                 return _launch(context, config, num_processes, resolved)
             _run_training(_imported(run), resolved)
@@ -66,25 +78,29 @@ def _training_command(name: str, help: str, kind: str, run: str) -> None:
 
 _training_command(
     "train",
-    "Train a model: --config NAME or FILE gives defaults, any field is a flag.",
+    "Train an encoder-decoder on pairs of texts: translation, summarization.",
+    "dates",
     "vaswani.training.config.run_config:RunConfig",
     "vaswani.training.runs.translation:train",
 )
 _training_command(
     "distill",
-    "Train a small student to do what a large teacher does, and report how well it does.",
+    "Train a small student to imitate a large teacher, and report its quality.",
+    "distill_dates",
     "vaswani.distillation.arguments:DistillationConfig",
     "vaswani.distillation.run:distill",
 )
 _training_command(
     "pretrain",
-    "Train a language model on texts: masked (an encoder) or causal (a decoder).",
+    "Train a language model on text: masked (encoder) or causal (decoder).",
+    "mlm",
     "vaswani.training.config.pretraining_arguments:PretrainingConfig",
     "vaswani.training.runs.pretraining:pretrain",
 )
 _training_command(
     "finetune",
-    "Train a pre-trained encoder on labelled texts: classification, regression, tagging.",
+    "Train a pretrained encoder on labelled text: classification, regression, tagging.",
+    "finetune_reviews",
     "vaswani.training.config.finetuning_arguments:FinetuningConfig",
     "vaswani.training.runs.finetuning:finetune",
 )
@@ -95,25 +111,8 @@ def _imported(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def _resolve(
-    kind: "type[Config]", context: typer.Context, config: Path | None, show_help: bool
-) -> "Config | None":
-    """The configuration of a run, or None where help was wanted, which is printed."""
-    from vaswani.training.config.config_file import describe_options, load_config
-
-    if show_help:
-        print(describe_options(kind, context.args))
-        return None
-    if config is None and not context.args:
-        raise UserError(
-            f"nothing to {kind.command}: give --config NAME or FILE, such as {kind.example} "
-            f"(see vaswani {kind.command} --help)"
-        )
-    return load_config(config, context.args, kind)
-
-
 def _launch(context: typer.Context, config: Path | None, num_processes: int, resolved: "RunConfig") -> int:
-    """Run the same command in several processes, and return the exit status."""
+    """Run the same command in several processes and return the exit status."""
     from vaswani.training.launch.launcher import launch
 
     given = [str(context.command.name), *(["--config", str(config)] if config else []), *context.args]

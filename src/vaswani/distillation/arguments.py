@@ -24,7 +24,7 @@ class DistillationObjectives(Section):
 
     label_weight: float = option(
         1.0,
-        "Weight of the task's own loss, cross-entropy with the labels (smoothed as in training).",
+        "Weight of the cross-entropy with the labels (smoothed as in training).",
         at_least=0,
     )
     soft_target_weight: float = option(
@@ -47,7 +47,7 @@ class DistillationObjectives(Section):
     )
     relation_weight: float = option(
         0.0,
-        "Weight of MiniLM's query-key and value relations, in the last self-attention of each stack.",
+        "Weight of MiniLM's query-key and value relations in the last self-attention of each stack.",
         at_least=0,
     )
     relation_heads: int = option(
@@ -90,10 +90,12 @@ class DistillationArguments(DistillationObjectives):
 
     teacher: list[str] = option(
         [],
-        "Folder or Hub name of any encoder-decoder; several are averaged. A configuration file (.yaml) is "
+        "Folder or Hub name of any encoder-decoder; several are averaged. A configuration (.yaml) is "
         "trained first, unless its model exists.",
     )
-    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(None, "Default: as saved.")
+    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(
+        None, "Type of the teacher's weights. Default: as saved."
+    )
     targets: Literal["references", "teacher", "both"] = option(
         "teacher",
         "Targets to train on: those of the corpus, the teacher's translations of its sources "
@@ -109,7 +111,7 @@ class DistillationArguments(DistillationObjectives):
         at_least=1,
     )
     teacher_cache: str | None = option(
-        None, "Folder of the teacher's translations and distributions; default teacher_cache in output_dir."
+        None, "Folder for the teacher's translations and distributions. Default: teacher_cache in output_dir."
     )
     student: str = option(
         RANDOM,
@@ -173,4 +175,3 @@ class DistillationConfig(RunConfig):
 
     command: ClassVar[str] = "distill"
     purpose: ClassVar[str] = "Train a small student to imitate a large teacher."
-    example: ClassVar[str] = "distill_dates"

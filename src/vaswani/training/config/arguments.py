@@ -44,35 +44,41 @@ def _name(choice: Enum | str) -> str:
 class FamilyArguments(Section):
     """The fields of a model's configuration that all three families share."""
 
-    d_model: int = option(512, "Width of the residual stream.")
+    d_model: int = option(512, "Width of the hidden states.")
     dropout: float = option(
-        0.1, "Dropout on sub-layer outputs and on embeddings with positions (section 5.4)."
+        0.1, "Dropout on sub-layer outputs and on the sums of embeddings and positions (section 5.4)."
     )
     attention_dropout: float = option(0.0, "Dropout on attention weights.")
     activation_dropout: float = option(0.0, "Dropout inside the feed-forward layers.")
-    activation_function: str = option("relu", "relu, gelu, silu or another that transformers knows.")
-    norm_order: Literal["post", "pre"] = option(
-        "post", "LayerNorm after each residual sum, or before each sub-layer."
+    activation_function: str = option(
+        "relu", "Activation of the feed-forward layers: relu, gelu, silu or another name in transformers."
     )
-    embedding_norm: bool = option(False, "LayerNorm on the sums of embeddings and positions, as in BERT.")
-    layer_norm_eps: float = option(1e-5, "Added to the variance in every LayerNorm.")
-    norm_bias: bool = option(True, "Biases in the norms.")
+    norm_order: Literal["post", "pre"] = option(
+        "post", "LayerNorm after each residual sum (post) or before each sub-layer (pre)."
+    )
+    embedding_norm: bool = option(
+        False, "Apply LayerNorm to the sums of embeddings and positions, as in BERT."
+    )
+    layer_norm_eps: float = option(1e-5, "Epsilon of LayerNorm, added to the variance.")
+    norm_bias: bool = option(True, "Use biases in LayerNorm.")
     position_embedding: Literal["sinusoidal", "learned", "none"] = option(
-        "sinusoidal", "Positions of any length, learned ones, or none."
+        "sinusoidal", "Sinusoidal positions (any length), learned positions, or none."
     )
     sinusoidal_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = option(
-        "interleaved", "Order of sines and cosines: as in the paper, as in Marian, or as in tensor2tensor."
+        "interleaved", "Order of sines and cosines: of the paper, of Marian, or of tensor2tensor."
     )
-    max_position_embeddings: int = option(1024, "Longest sequence that learned positions allow.")
-    attention_bias: bool = option(True, "Biases in the attention projections.")
-    ffn_bias: bool = option(True, "Biases in the feed-forward projections.")
-    lm_head_bias: bool = option(False, "A bias for each token in the output projection.")
+    max_position_embeddings: int = option(1024, "Number of learned positions.")
+    attention_bias: bool = option(True, "Use biases in the attention projections.")
+    ffn_bias: bool = option(True, "Use biases in the feed-forward layers.")
+    lm_head_bias: bool = option(False, "Use a bias in the output projection.")
     scale_embedding: bool = option(True, "Multiply embeddings by sqrt(d_model) (section 3.4).")
-    tie_word_embeddings: bool = option(True, "The output projection is the target embedding (section 3.4).")
-    initializer_range: float | None = option(
-        None, "Standard deviation of new weights; default Glorot's uniform distribution."
+    tie_word_embeddings: bool = option(
+        True, "Share weights between output projection and target embedding (section 3.4)."
     )
-    sparse_block_size: int = option(64, "Tokens in a block of sparse attention.", at_least=1)
+    initializer_range: float | None = option(
+        None, "Standard deviation of new weights. Default: Glorot's uniform distribution."
+    )
+    sparse_block_size: int = option(64, "Tokens per block of sparse attention.", at_least=1)
     sparse_window_blocks: int = option(
         3, "Blocks in the window around a query, its own included.", at_least=1
     )
@@ -83,7 +89,7 @@ class FamilyArguments(Section):
     sparse_random_blocks: int = option(3, "Random blocks for each layer, head and query block.", at_least=0)
     sparse_seed: int = option(0, "Seed of the random blocks.", at_least=0, at_most=LARGEST_SEED)
     attn_implementation: str | None = option(
-        None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
+        None, "Attention kernel (eager, sdpa, ...). It changes the speed, not the results."
     )
 
 
@@ -91,17 +97,17 @@ class FamilyArguments(Section):
 class ModelArguments(FamilyArguments):
     """The fields of `VaswaniConfig` that are not derived from the data."""
 
-    encoder_layers: int = option(6, "Encoder layers.")
-    decoder_layers: int = option(6, "Decoder layers.")
-    encoder_attention_heads: int = option(8, "Attention heads of each encoder layer; divides d_model.")
-    decoder_attention_heads: int = option(8, "Attention heads of each decoder layer; divides d_model.")
+    encoder_layers: int = option(6, "Number of encoder layers.")
+    decoder_layers: int = option(6, "Number of decoder layers.")
+    encoder_attention_heads: int = option(8, "Attention heads per encoder layer; must divide d_model.")
+    decoder_attention_heads: int = option(8, "Attention heads per decoder layer; must divide d_model.")
     encoder_ffn_dim: int = option(2048, "Inner width of the encoder's feed-forward layers.")
     decoder_ffn_dim: int = option(2048, "Inner width of the decoder's feed-forward layers.")
     share_encoder_decoder_embeddings: bool | None = option(
-        None, "One embedding for source and target; by default exactly when there is one vocabulary."
+        None, "Share one embedding between source and target. Default: true if they share a vocabulary."
     )
     encoder_attention: list[str] = option(
-        ["full"], "Self-attention of the encoder: full, sparse, or one of these for each layer."
+        ["full"], "Self-attention of the encoder: full, sparse, or one value per layer."
     )
     decoder_attention: list[str] = option(
         ["full"], "Self-attention of the decoder: full, sparse, or one of these for each layer."
@@ -113,27 +119,27 @@ class DataArguments(Section):
     """The parallel corpus, its vocabulary and the limits on its rows."""
 
     task: Literal["translation", "summarization"] = option(
-        "translation", "Scored by BLEU, chrF and exact match, or by ROUGE."
+        "translation", "Task: translation (BLEU, chrF, exact match) or summarization (ROUGE)."
     )
-    dataset: str | None = option(None, "'dates' for the built-in corpus, or a data set's Hub name or folder.")
-    dataset_config: str | None = option(None, "Configuration name of the data set.")
+    dataset: str | None = option(None, "'dates' (built in), or the folder or Hub name of a data set.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [], "Training file (JSONL, CSV, TSV, Parquet), or two text files: source and target."
     )
     validation_file: list[str] = option([], "Validation file(s), in the same formats.")
     test_file: list[str] = option([], "Test file(s), in the same formats.")
     source_field: str = option(
-        "source", "Column of the source text; a dot reaches into nested columns (translation.de)."
+        "source", "Column of the source text; a dot selects a nested column (translation.de)."
     )
     target_field: str = option("target", "Column of the target text.")
     streaming: bool = option(
-        False, "Read the training data as it is needed (larger than memory); requires max_steps."
+        False, "Stream the training data, for data larger than memory; requires max_steps."
     )
     max_validation_rows: int | None = option(
-        None, "Evaluate on this many validation rows, evenly spread; default all.", at_least=1
+        None, "Number of validation rows to evaluate on, evenly spread. Default: all.", at_least=1
     )
-    vocab_size: int = option(37000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
-    shared_vocab: bool = option(True, "One vocabulary for source and target.")
+    vocab_size: int = option(37000, "Maximum size of the byte-pair vocabulary.", at_least=1)
+    shared_vocab: bool = option(True, "Use one vocabulary for source and target.")
     tokenizer_rows: int | None = option(
         None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )
@@ -148,7 +154,7 @@ class DataArguments(Section):
     )
     bpe_dropout: float = option(
         0.0,
-        "Probability of skipping a merge when training text is split (BPE-dropout, arXiv:1910.13267).",
+        "Probability of skipping a merge when tokenizing training text (arXiv:1910.13267).",
         at_least=0,
         at_most=1,
     )
@@ -191,12 +197,13 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     """
 
     learning_rate: float | None = option(  # type: ignore[assignment]  # None is resolved before the optimizer is built
-        None, "Peak learning rate; default the paper's (d_model * warmup_steps)^-0.5 (equation 3).", above=0
+        None, "Peak learning rate. Default: (d_model * warmup_steps)^-0.5 (equation 3).", above=0
     )
     lr_scheduler_type: SchedulerType | str = field(
         default=SchedulerType.INVERSE_SQRT,
         metadata={
-            "help": "inverse_sqrt is the paper's (linear warm-up, then 1/sqrt(step)); or another that exists."
+            "help": "Schedule: inverse_sqrt (the paper's: linear warm-up, then 1/sqrt(step)) or another name "
+            "in transformers."
         },
     )
     warmup_steps: float = option(
@@ -210,7 +217,9 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         at_least=1,
     )
     early_stopping_patience: int | None = option(
-        None, "Stop after this many evaluations without a better metric_for_best_model.", at_least=1
+        None,
+        "Number of evaluations without a better metric_for_best_model after which training stops.",
+        at_least=1,
     )
     fsdp_size: int = option(
         1, "Processes over which all parameters are sharded (FSDP2); each has its own batches.", at_least=1
@@ -219,17 +228,17 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         1, "Processes over which heads and inner features are split; they share batches.", at_least=1
     )
     non_finite_loss: Literal["stop", "skip"] = option(
-        "stop", "What to do when a loss or gradient is NaN or infinite: stop, or skip that update."
+        "stop", "If a loss or gradient is NaN or infinite: stop, or skip the update."
     )
     report_to: list[str] = option(
-        ["none"], "Where to log: none, tensorboard, trackio or another that transformers knows."
+        ["none"], "Where to log: none, tensorboard, trackio or another name in transformers."
     )
     ddp_find_unused_parameters: bool | None = option(
-        False, "Look for parameters without a gradient in each update; our models use all of theirs."
+        False, "Search for parameters without gradient in each update. These models use all parameters."
     )
-    use_cache: bool = option(True, "Saved in the model's configuration: decode with cached keys and values.")
+    use_cache: bool = option(True, "Decode with cached keys and values; saved in the model's configuration.")
     restore_callback_states_from_checkpoint: bool = option(
-        True, "Resuming restores the early-stopping counter too."
+        True, "When resuming, restore the early-stopping counter too."
     )
 
     def __post_init__(self) -> None:
@@ -314,11 +323,11 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     )
     predict_with_generate: bool = option(True, "Evaluate by generated text, not by the loss alone.")
     generation_num_beams: int | None = option(
-        4, "Beams when evaluating (section 6.1).", at_least=1, at_most=MOST_BEAMS
+        4, "Beam size in evaluation (section 6.1).", at_least=1, at_most=MOST_BEAMS
     )
     generation_length_penalty: float = option(
         0.6,
-        "Exponent of the length that divides a beam's log-probability.",
+        "Length penalty: exponent of the length that divides a beam's log-probability.",
         at_least=-LARGEST_ALPHA,
         at_most=LARGEST_ALPHA,
     )

@@ -23,7 +23,7 @@ class PretrainedModelArguments(Section):
     """
 
     model: str | None = option(
-        None, "Folder of a pre-trained encoder (vaswani pretrain), or its name on the Hub; required."
+        None, "Folder or Hub name of a pretrained encoder (see vaswani pretrain); required."
     )
     from_scratch: bool = option(
         False, "Keep only its configuration and tokenizer and start with new weights, to compare."
@@ -34,7 +34,7 @@ class PretrainedModelArguments(Section):
         "as the model does.",
     )
     attn_implementation: str | None = option(
-        None, "Attention kernel (eager, sdpa, ...); changes the speed, not the model."
+        None, "Attention kernel (eager, sdpa, ...). It changes the speed, not the results."
     )
 
     def __post_init__(self) -> None:
@@ -57,8 +57,8 @@ class LabelledDataArguments(Section):
         "classification",
         "One label for each text, any number of labels, a number, or a tag for each word.",
     )
-    dataset: str | None = option(None, "A data set's folder, or its name on the Hub.")
-    dataset_config: str | None = option(None, "Configuration name of the data set.")
+    dataset: str | None = option(None, "Folder or Hub name of a data set.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
         "Training file (JSONL, CSV, TSV, Parquet; for tagging also CoNLL's columns), or two text files: "
@@ -70,7 +70,7 @@ class LabelledDataArguments(Section):
         "text", "Column of the text, or of the words for tagging; a dot reaches into nested columns."
     )
     text_pair_field: str | None = option(None, "Column of a second text, for tasks on pairs of texts.")
-    label_field: str = option("label", "Column of the label, the labels, the number, or the tags.")
+    label_field: str = option("label", "Column of the label, labels, number or tags.")
     label_separator: str = option(
         ",", "Separates the labels of a row that are one text instead of a list.", may_be_blank=True
     )
@@ -101,7 +101,9 @@ class FinetuningTrainingArguments(BaseTrainingArguments):
     learning_rate: float = option(5e-5, "Peak learning rate.", above=0)
     lr_scheduler_type: SchedulerType | str = field(
         default=SchedulerType.LINEAR,
-        metadata={"help": "linear, to zero at the end; or inverse_sqrt or another that exists."},
+        metadata={
+            "help": "Schedule: linear (to zero at the end), inverse_sqrt or another name in transformers."
+        },
     )
     warmup_steps: float = option(0.1, "Warm-up updates; below 1, a fraction of all updates.", at_least=0)
     adam_beta2: float = option(0.999, "Adam's beta2.", at_least=0, below=1)
@@ -131,8 +133,7 @@ class FinetuningConfig(BaseConfig):
     card: CardArguments
 
     command: ClassVar[str] = "finetune"
-    purpose: ClassVar[str] = "Train a pre-trained encoder on labelled texts."
-    example: ClassVar[str] = "finetune_reviews"
+    purpose: ClassVar[str] = "Finetune a pretrained encoder on labelled texts."
     scores: ClassVar[Sequence[str]] = (
         "loss",
         *dict.fromkeys(name for task in TASKS.values() for name in task.metric.names),

@@ -37,13 +37,11 @@ class EncoderArguments(FamilyArguments):
     lm_head_bias: bool = _default("lm_head_bias", True)
     scale_embedding: bool = _default("scale_embedding", False)
     initializer_range: float | None = _default("initializer_range", 0.02)
-    encoder_layers: int = option(12, "Layers.")
-    encoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
+    encoder_layers: int = option(12, "Number of layers.")
+    encoder_attention_heads: int = option(12, "Attention heads per layer; must divide d_model.")
     encoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
-    encoder_attention: list[str] = option(
-        ["full"], "Self-attention: full, sparse, or one of these for each layer."
-    )
-    mlm_transform: bool = option(True, "A layer before the output projection, as in BERT.")
+    encoder_attention: list[str] = option(["full"], "Self-attention: full, sparse, or one value per layer.")
+    mlm_transform: bool = option(True, "Add a layer before the output projection, as in BERT.")
     pooler: bool | None = option(
         None, "A layer on the state of the first token; default: in the base model and where a head uses it."
     )
@@ -60,11 +58,11 @@ class DecoderArguments(FamilyArguments):
     position_embedding: Literal["sinusoidal", "learned", "none"] = _default("position_embedding", "learned")
     scale_embedding: bool = _default("scale_embedding", False)
     initializer_range: float | None = _default("initializer_range", 0.02)
-    decoder_layers: int = option(12, "Layers.")
-    decoder_attention_heads: int = option(12, "Attention heads of each layer; divides d_model.")
+    decoder_layers: int = option(12, "Number of layers.")
+    decoder_attention_heads: int = option(12, "Attention heads per layer; must divide d_model.")
     decoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
     decoder_attention: list[str] = option(
-        ["full"], "Self-attention: full, sparse, or one of these for each layer; sparse needs no_pack."
+        ["full"], "Self-attention: full, sparse, or one value per layer; sparse requires no_pack."
     )
 
 
@@ -85,23 +83,23 @@ class TextArguments(Section):
     """The corpus of texts and the length of its sequences."""
 
     dataset: str | None = option(
-        None, "A folder with train.jsonl, train.txt, ... (also .gz), or a data set's Hub name."
+        None, "Folder with train.jsonl, train.txt, ... (also .gz), or the Hub name of a data set."
     )
-    dataset_config: str | None = option(None, "Configuration name of the data set.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option([], "Training file: JSONL, CSV, TSV, Parquet (also .gz), or plain text.")
     validation_file: list[str] = option([], "Validation file, in the same formats.")
     test_file: list[str] = option([], "Test file, in the same formats.")
-    text_field: str = option("text", "Column of the text; a dot reaches into nested columns.")
+    text_field: str = option("text", "Column of the text; a dot selects a nested column.")
     documents: Literal["line", "blank_line"] = option(
-        "line", "In plain text files: a document on each line, or blank lines between documents."
+        "line", "In text files: one document per line, or blank lines between documents."
     )
     streaming: bool = option(
-        False, "Read the training data as it is needed (larger than memory); requires max_steps."
+        False, "Stream the training data, for data larger than memory; requires max_steps."
     )
     max_validation_rows: int | None = option(
-        None, "Evaluate on this many validation sequences, evenly spread; default all.", at_least=1
+        None, "Number of validation sequences to evaluate on, evenly spread. Default: all.", at_least=1
     )
-    max_length: int = option(512, "Most tokens of a sequence.", at_least=SHORTEST_SEQUENCE)
+    max_length: int = option(512, "Maximum number of tokens per sequence.", at_least=SHORTEST_SEQUENCE)
 
     @property
     def corpus(self) -> TextCorpusSpec:
@@ -116,7 +114,7 @@ class TextAndVocabularyArguments(TextArguments):
     tokenizer: Literal["bpe", "bytes"] = option(
         "bpe", "Learn a byte-pair vocabulary, or use each byte as a token."
     )
-    vocab_size: int = option(30000, "Most tokens that the byte-pair vocabulary may have.", at_least=1)
+    vocab_size: int = option(30000, "Maximum size of the byte-pair vocabulary.", at_least=1)
     tokenizer_rows: int | None = option(
         None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )
@@ -130,7 +128,7 @@ class MaskedObjective(Section):
         "masked", "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
     )
     mask_probability: float = option(0.15, "Share of the tokens that are predicted.", above=0, at_most=1)
-    whole_word_masking: bool = option(False, "Mask all tokens of a word or none.")
+    whole_word_masking: bool = option(False, "Mask either all tokens of a word or none.")
     next_sentence: bool = option(
         False,
         "Predict whether the second of two segments follows the first, as it does half of the time (BERT); "
@@ -158,7 +156,6 @@ class PretrainingConfig(BaseConfig):
     task: Any
 
     command: ClassVar[str] = "pretrain"
-    example: ClassVar[str] = "mlm"
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
         "label_smoothing_factor": "a language model is trained and evaluated by its likelihood",
@@ -204,7 +201,6 @@ class CausalLMConfig(PretrainingConfig):
         "Train a decoder to predict the next word; with --objective masked, an encoder to predict masked "
         "words. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
-    example: ClassVar[str] = "causal_lm"
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
 
@@ -228,7 +224,6 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
     purpose: ClassVar[str] = (
         "Continue training an encoder to predict masked words, on other texts or longer sequences."
     )
-    example: ClassVar[str] = "mlm_long"
     scores: ClassVar[Sequence[str]] = MaskedLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,

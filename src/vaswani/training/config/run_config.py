@@ -57,7 +57,6 @@ class BaseConfig:
 
     command: ClassVar[str]
     purpose: ClassVar[str]
-    example: ClassVar[str]
     scores: ClassVar[Sequence[str]]  # that `metric_for_best_model` may name
     without_effect: ClassVar[dict[str, str]] = FIELDS_WITHOUT_EFFECT  # fields, and why
 
@@ -115,8 +114,7 @@ class RunConfig(BaseConfig):
     card: CardArguments
 
     command: ClassVar[str] = "train"
-    purpose: ClassVar[str] = "Train a Transformer on a parallel corpus."
-    example: ClassVar[str] = "dates"
+    purpose: ClassVar[str] = "Train an encoder-decoder on pairs of texts."
     scores: ClassVar[Sequence[str]] = ("loss", *METRICS)
 
 

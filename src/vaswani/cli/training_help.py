@@ -1,0 +1,45 @@
+"""Help and first checks of the commands that train, without importing the dataclasses of their options.
+
+The pages in `help/` are made by `option_pages.py`.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from vaswani.errors import UserError
+from vaswani.training.config.flags import check_name, first_values, split_flags
+
+FOLDER = Path(__file__).parent / "help"
+FIELDS = FOLDER / "fields.json"
+
+
+def help_page(command: str, arguments: Sequence[str]) -> str:
+    """Return the help of a command that trains; some flags choose among several pages."""
+    return (FOLDER / f"{_page(command, arguments)}.txt").read_text(encoding="utf-8").rstrip("\n")
+
+
+def _page(command: str, arguments: Sequence[str]) -> str:
+    if command != "pretrain":
+        return command
+    given = first_values(split_flags(arguments))
+    objective = given.get("objective", "masked")
+    if objective not in ("masked", "causal"):
+        raise UserError(f"objective={objective} is unknown; choose one of masked, causal")
+    return f"pretrain-{objective}" + ("-continued" if "model" in given else "")
+
+
+def check_flags(command: str, arguments: Sequence[str]) -> None:
+    """Raise `UserError` for a flag that no configuration of this command has.
+
+    The names are those of one version of transformers. With another version this check passes all flags, and
+    the configuration checks them.
+    """
+    known = json.loads(FIELDS.read_text(encoding="utf-8"))
+    flags = split_flags(arguments)
+    if known["transformers"] != version("transformers"):
+        return
+    for flag, name, _ in flags:
+        if name.removeprefix("no_") not in known[command]:
+            check_name(name, known[command], {}, f"unknown flag {flag!r}", command, "--")

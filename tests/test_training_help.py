@@ -1,0 +1,74 @@
+"""The help of the commands that train ships as text; it is what their dataclasses say."""
+
+import json
+
+import pytest
+import transformers
+
+from vaswani.cli import run
+from vaswani.cli.option_pages import PAGES, field_names, make_page
+from vaswani.cli.training_help import FIELDS, FOLDER, check_flags, help_page
+from vaswani.errors import UserError
+from vaswani.training.config.pretraining_arguments import PretrainingConfig
+
+MAKE_AGAIN = "an option has changed: run `python -m vaswani.cli.option_pages` and commit the pages"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_dataclasses_say(name):
+    assert (FOLDER / f"{name}.txt").read_text(encoding="utf-8") == make_page(PAGES[name]), MAKE_AGAIN
+
+
+def test_there_are_no_other_pages():
+    assert {path.stem for path in FOLDER.glob("*.txt")} == set(PAGES)
+
+
+def test_the_names_are_those_of_the_fields():
+    known = json.loads(FIELDS.read_text(encoding="utf-8"))
+    if known["transformers"] != transformers.__version__:
+        pytest.skip(f"the names are those of transformers {known['transformers']}")
+    assert known == field_names(), MAKE_AGAIN
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--objective causal", "--objective=causal --model x", "--model=x", "--objective masked"]
+)
+def test_the_page_is_that_of_the_configuration_that_would_be_used(flags):
+    given = dict(flag.removeprefix("--").replace("=", " ").split() for flag in flags.split(" --") if flag)
+    assert help_page("pretrain", flags.split()) + "\n" == make_page(PretrainingConfig.variant(given))
+
+
+def test_help_of_an_objective_that_does_not_exist():
+    with pytest.raises(UserError, match="objective=other is unknown; choose one of masked, causal"):
+        help_page("pretrain", ["--objective", "other"])
+
+
+def test_help_names_the_fields_and_says_where_the_others_are(capsys):
+    assert run(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("d_model", "train_file", "max_tokens_per_batch", "learning_rate", "early_stopping_patience"):
+        assert f"--{name} " in text
+    assert "Every training argument of transformers" in text
+    assert "Distillation:" not in text
+
+
+def test_help_of_each_objective_has_its_fields():
+    masked, causal = help_page("pretrain", []), help_page("pretrain", ["--objective", "causal"])
+    for name in ("encoder_layers", "whole_word_masking", "next_sentence", "mask_probability"):
+        assert f"--{name} " in masked
+        assert f"--{name} " not in causal
+    for name in ("decoder_layers", "pack"):
+        assert f"--{name} " in causal
+        assert f"--{name} " not in masked
+    for text in (masked, causal):
+        assert "--text_field " in text
+        assert "--generation_num_beams " not in text
+        assert "metric_for_best_model (loss, accuracy" in " ".join(text.split())
+
+
+def test_flags_of_another_version_of_transformers_are_left_to_the_configuration(monkeypatch):
+    check_flags("train", ["--learning-rate", "1", "--no_bf16", "--max_steps=3"])
+    with pytest.raises(UserError, match="unknown flag '--learing_rate'; did you mean '--learning_rate'"):
+        check_flags("train", ["--learing_rate", "1"])
+    monkeypatch.setattr("vaswani.cli.training_help.version", lambda name: "6.0.0")
+    check_flags("train", ["--learing_rate", "1"])
