@@ -28,7 +28,7 @@ from transformers.trainer_callback import PrinterCallback
 import side_by_side
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.model.decoding import EXTRA_LENGTH, LengthLimits
+from vaswani.inference.decoding import EXTRA_LENGTH, LengthLimits
 
 
 @dataclass(frozen=True)

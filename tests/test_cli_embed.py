@@ -15,8 +15,8 @@ from toy_translation import toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
 from vaswani.cli import run
 from vaswani.inference.embed.embedding import Embedder
+from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import stack_word_vectors
-from vaswani.model.scalar_mix import ScalarMix
 
 LINES = ["one two three", "", "four"]
 TEXT = "".join(f"{line}\n" for line in LINES)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vaswani.distillation.arguments import DistillationObjectives
     from vaswani.distillation.trainer import DistillationTrainer
     from vaswani.inference.embed.embedding import Embedder
+    from vaswani.inference.embed.scalar_mix import ScalarMix
     from vaswani.inference.prompt.prompting import Prompter
     from vaswani.inference.translate.translation import Translator
     from vaswani.interop.sparsify import sparsify
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         VaswaniForSequenceClassification,
         VaswaniForTokenClassification,
     )
-    from vaswani.model.scalar_mix import ScalarMix
     from vaswani.model.stacks import VaswaniPreTrainedModel
     from vaswani.training.config.arguments import TrainingArguments
     from vaswani.training.trainer.seq2seq import Trainer
@@ -92,7 +92,7 @@ _MODULES = {
         "VaswaniForSequenceClassification",
         "VaswaniForTokenClassification",
     ],
-    "model.scalar_mix": ["ScalarMix"],
+    "inference.embed.scalar_mix": ["ScalarMix"],
     "model.stacks": ["VaswaniPreTrainedModel"],
     "training.config.arguments": ["TrainingArguments"],
     "training.trainer.seq2seq": ["Trainer"],

@@ -10,7 +10,7 @@ from vaswani.errors import UserError
 LARGEST = 2**31 - 1  # enough for every option that counts or measures something
 LARGEST_SEED = 2**32 - 1  # numpy's limit
 MOST_BEAMS = 1000
-LARGEST_ALPHA = 10  # of a length penalty; as in model/decoding.py, which is slow to import
+LARGEST_ALPHA = 10  # of a length penalty
 
 
 @dataclass(frozen=True)

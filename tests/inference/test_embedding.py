@@ -36,8 +36,8 @@ from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
 from vaswani.errors import RunError, UserError
 from vaswani.inference.embed import embedding
 from vaswani.inference.embed.embedding import Embedder, load_scalar_mix
+from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import stack_word_vectors
-from vaswani.model.scalar_mix import ScalarMix
 
 LAYERS, WIDTH = 3, 16
 TEXTS = [*toy_sources(8, seed=-1), *toy_sources(2, seed=-2, longest=20), "", "one", "one", "日本 🙂", "é"]

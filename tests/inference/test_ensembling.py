@@ -16,9 +16,9 @@ from transformers import (  # fmt: skip
 
 from toy_translation import toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani.errors import UserError
+from vaswani.inference.decoding import position_limit
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.inference.translate.translation import Translator
-from vaswani.model.decoding import position_limit
 
 SENTENCES = [*toy_sources(12, seed=-1), *toy_sources(2, seed=-2, longest=20)]
 IDS = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 304}

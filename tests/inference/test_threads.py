@@ -20,10 +20,10 @@ from vaswani import (
     VaswaniEncoderModel,
     VaswaniForConditionalGeneration,
 )
+from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.interop.sparsify import sparsify
 from vaswani.model import onednn, packed_linear
-from vaswani.model.decoding import GNMTLengthPenalty
 
 THREADS = 8
 CALLS = 48  # of each class, on texts of their own

@@ -29,8 +29,8 @@ from toy_translation import (
 from vaswani.data.batching import tokenize_corpus
 from vaswani.errors import RunError, UserError
 from vaswani.inference.batches import buffers
+from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
-from vaswani.model.decoding import GNMTLengthPenalty
 
 EOS = 2
 SENTENCES = [

@@ -11,8 +11,8 @@ from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteriaList
 
 from marian import marian_like
 from tiny import batch, tiny_model, tokens
+from vaswani.inference.decoding import LengthLimits
 from vaswani.kernels.beam_search_cache import BeamSearchCache
-from vaswani.model.decoding import LengthLimits
 
 KERNELS = ["eager", "sdpa"]
 

@@ -50,8 +50,8 @@ from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import read_run_metadata, read_settings
+from vaswani.inference.decoding import position_limit
 from vaswani.inference.translate.translation import Translator
-from vaswani.model.decoding import position_limit
 from vaswani.training.config.arguments import ModelArguments
 from vaswani.training.config.run_config import RunConfig
 from vaswani.training.runs.base import Tokenizers, owned_output

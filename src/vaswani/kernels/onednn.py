@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -198,16 +198,19 @@ def packed_weights(modules: Iterable[nn.Module], num_rows: int) -> Iterator[None
     is_usable = (
         num_rows >= MIN_PACKED_ROWS and not torch.is_grad_enabled() and not autocast and is_available()
     )
-    weights = [module.weight for module in modules if _gains_from_packing(module)] if is_usable else []
-    reorder = torch.ops.mkldnn._reorder_linear_weight
-    token = _packed_weights.set({id(weight): reorder(weight.detach()) for weight in weights})
+    packed: dict[int, torch.Tensor] = {}
+    for module in modules if is_usable else ():
+        if _gains_from_packing(module):
+            weight = module.weight
+            packed[id(weight)] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    token = _packed_weights.set(packed)
     try:
         yield
     finally:
         _packed_weights.reset(token)
 
 
-def _gains_from_packing(module: nn.Module) -> bool:
+def _gains_from_packing(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) not in (Linear, OutputProjection) or "forward" in vars(module):
         return False  # something else, or somebody replaced what it does
     weight = module.weight

@@ -167,9 +167,11 @@ def check_loss_options(label_smoothing: float | None, num_items_in_batch: torch.
     """Raise unless label smoothing lies from 0 to 1 and the number of items is positive."""
     if label_smoothing is not None and not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing={label_smoothing} must be from 0 to 1.")
-    items = num_items_in_batch
-    if isinstance(items, torch.Tensor):
-        items = items.min().item() if can_be_checked(items) else None
+    items: float | None
+    if isinstance(num_items_in_batch, torch.Tensor):
+        items = num_items_in_batch.min().item() if can_be_checked(num_items_in_batch) else None
+    else:
+        items = num_items_in_batch
     if items is not None and not (items > 0 and isfinite(items)):
         raise ValueError(f"num_items_in_batch={items} must be positive: it counts the whole batch's labels.")
 
@@ -199,9 +201,9 @@ def token_shape(
     input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
 ) -> tuple[int, ...] | None:
     """[B, T] of the inputs, or None unless exactly one is given. Raise if the ids are no integers [B, T]."""
-    if (input_ids is None) == (inputs_embeds is None):
-        return None
     if inputs_embeds is not None:
-        return tuple(inputs_embeds.shape[:2])
+        return tuple(inputs_embeds.shape[:2]) if input_ids is None else None
+    if input_ids is None:
+        return None
     check_ids(f"{prefix}input_ids", input_ids)
     return tuple(input_ids.shape)

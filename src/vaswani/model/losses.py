@@ -130,7 +130,7 @@ def per_token(
     return summed / num_items_in_batch
 
 
-def _as_product(hidden_states: torch.Tensor, lm_head: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+def _as_product(hidden_states: torch.Tensor, lm_head: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """States and weight whose product is the projection: a bias is one more column, times one."""
     if lm_head.bias is None:
         return hidden_states, lm_head.weight

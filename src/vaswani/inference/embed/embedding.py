@@ -29,6 +29,8 @@ from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive, one_line
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
+from vaswani.inference.decoding import position_limit
+from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import (
     SUBTOKEN_POOLINGS,
     Sentence,
@@ -36,8 +38,6 @@ from vaswani.inference.embed.word_vectors import (
     as_sentence,
     tokens_of_words,
 )
-from vaswani.model.decoding import position_limit
-from vaswani.model.scalar_mix import ScalarMix
 
 Text = str | Sequence[str]
 Unit = Literal["text", "token", "word"]

@@ -33,8 +33,8 @@ from transformers import (
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.batches import batches
+from vaswani.inference.decoding import position_limit
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
-from vaswani.model.decoding import position_limit
 
 TokenIds = tuple[int, ...]
 

@@ -20,7 +20,7 @@ from transformers import EncoderDecoderCache, GenerationMixin, PreTrainedConfig,
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vaswani.errors import UserError
-from vaswani.model.decoding import position_limit
+from vaswani.inference.decoding import position_limit
 
 
 @dataclass

@@ -34,9 +34,9 @@ from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
+from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
-from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 
 TooLong = Literal["cut", "skip"]
 

@@ -25,7 +25,7 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights, without_remarks
-from vaswani.model.decoding import position_limit
+from vaswani.inference.decoding import position_limit
 from vaswani.training.config.arguments import FamilyArguments
 from vaswani.training.config.run_config import BaseConfig
 

@@ -28,8 +28,8 @@ from vaswani.evaluation.text_metrics import (
     TextMetrics,
     check_task,
 )
+from vaswani.inference.decoding import position_limit
 from vaswani.model.configuration_vaswani import VaswaniConfig
-from vaswani.model.decoding import position_limit
 from vaswani.training.config.arguments import ModelArguments
 from vaswani.training.config.run_config import RunConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers

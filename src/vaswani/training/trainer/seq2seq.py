@@ -13,7 +13,7 @@ from accelerate.utils import send_to_device
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from vaswani.data.tokenization import save_tokenizers
-from vaswani.model.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.model.losses import token_loss_function
 from vaswani.training.config.arguments import TrainingArguments
 from vaswani.training.trainer.base import BaseTrainer, lengths_of

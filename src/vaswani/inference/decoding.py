@@ -1,6 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
-"""How long an output may be, and how its length counts, in beam search as the paper runs it (section 6.1).
+"""Length limit and length penalty of the paper's beam search (section 6.1).
 
 The paper uses 4 beams, the length penalty of Wu et al. (2016, arXiv:1609.08144, "GNMT") with α = 0.6, and at
 most 50 tokens more than the source has. Both rules are made for transformers' `generate`, of any model:
@@ -21,12 +19,13 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
-LARGEST_ALPHA = 10  # of a length penalty
+from vaswani.bounds import LARGEST_ALPHA
+
 EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to input length + 50"
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
-    """The longest sequence that the model has positions for, or None if it takes any."""
+    """The longest sequence that the model has positions for, or None if there is no limit."""
     if getattr(model.config, "position_embedding", "learned") != "learned":
         return None
     return getattr(model.config, "max_position_embeddings", None)
@@ -40,7 +39,7 @@ class GNMTLengthPenalty(float):
     search divides by GNMT's penalty. |Y| counts the generated tokens, the final `</s>` included.
 
     Raises:
-        ValueError: α is no number from -10 to 10; with others the penalty of a long output overflows.
+        ValueError: unless α is from -10 to 10; outside, the penalty of a long output overflows.
     """
 
     def __new__(cls, alpha: float) -> "GNMTLengthPenalty":
@@ -53,7 +52,7 @@ class GNMTLengthPenalty(float):
         return number
 
     def of(self, length: Any) -> Any:
-        """lp of a length, or of a tensor of lengths (which, raised to it, takes it for a plain float)."""
+        """lp of a length or of a tensor of lengths."""
         return ((5 + length) / 6) ** float(self)
 
     def __rpow__(self, length: Any, _modulo: None = None) -> Any:
@@ -61,13 +60,13 @@ class GNMTLengthPenalty(float):
 
 
 class LengthLimits(StoppingCriteria):
-    """Ends the hypotheses of each source after a number of tokens of its own.
+    """Stop the hypotheses of each source at the source's own limit.
 
-    So a source gets the same output in every batch: one limit for all would depend on the longest source.
+    A source has the same output in every batch; a common limit would depend on the longest source.
 
     Args:
         limits: int64 [S], the most tokens to generate for each source of the batch, `</s>` included.
-        prompt_length: decoder tokens that are given and not generated; the start token is one.
+        prompt_length: number of decoder tokens that are given, the start token included.
     """
 
     def __init__(self, limits: torch.Tensor, prompt_length: int = 1):
@@ -75,6 +74,6 @@ class LengthLimits(StoppingCriteria):
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Say which rows are full: bool [S·K] for `input_ids` [S·K, T], the K rows of a source together."""
+        """Which rows have reached their limit: [S·K, T] -> bool [S·K], K adjacent rows for each source."""
         is_full = input_ids.shape[1] - self.prompt_length >= self.limits
         return cast(torch.BoolTensor, is_full.repeat_interleave(input_ids.shape[0] // len(is_full)))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from vaswani.model.scalar_mix import ScalarMix
+from vaswani.inference.embed.scalar_mix import ScalarMix
 
 
 def random_mix(num_layers: int) -> ScalarMix:

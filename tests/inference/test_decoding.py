@@ -8,11 +8,11 @@ from itertools import product
 
 import pytest
 import torch
-from tiny import tiny_model
 from transformers import StoppingCriteriaList
 
+from tiny import tiny_model
 from vaswani import VaswaniForConditionalGeneration
-from vaswani.model.decoding import GNMTLengthPenalty, LengthLimits
+from vaswani.inference.decoding import GNMTLengthPenalty, LengthLimits
 
 VOCABULARY = 5
 LONGEST = 4
