@@ -41,6 +41,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 from transformers.models.longt5 import modeling_longt5 as longt5
 
 import side_by_side
+from vaswani.kernels.registry import hook_in_kernels
 from vaswani.model.sparse_attention import sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
 
@@ -121,6 +122,7 @@ def attention(block: int | None) -> Callable[..., torch.Tensor]:
     if block is None:
         return scaled_dot_product_attention
     pattern = our_pattern(block)
+    hook_in_kernels()
     return lambda query, key, value: sparse_attention(query, key, value, pattern)
 
 

@@ -15,8 +15,8 @@ import torch
 
 import side_by_side
 from sparse_attention import HEADS, OURS, Setting, flops, our_pattern, prepare
-from vaswani.model import sparse_native
-from vaswani.model.sparse_attention import shows_everything
+from vaswani.kernels import sparse_native
+from vaswani.kernels.sparse_short import shows_everything
 
 STAGES = ("matrix products", "softmax and its gradient", "transposing, zeros and scaling")
 REST = "around the kernel: new memory, calls"

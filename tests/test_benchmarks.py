@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tiny_runs import TINY_RUN, as_flags
 from vaswani import VaswaniForConditionalGeneration
-from vaswani.model import sparse_native
+from vaswani.kernels import sparse_native
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import train
 

@@ -117,7 +117,7 @@ def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
         *tokenizer,
         *(f"target_tokenizer/{name}" for name in tokenizer),
     }
-    assert {"modeling_vaswani.py", "configuration_vaswani.py", "sparse_kernel.py"} <= code
+    assert {"modeling_vaswani.py", "configuration_vaswani.py", "sparse_attention.py"} <= code
     assert not any(str(tmp_path).encode() in content for content in hub.files("ada/toy").values())
     assert json.loads(hub.files("ada/toy")["config.json"])["auto_map"]["AutoModel"]
 

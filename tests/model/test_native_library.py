@@ -131,9 +131,11 @@ def test_a_cache_that_others_can_write_is_not_trusted(source: Path) -> None:
 
 COMPUTE = """
 import torch
+from vaswani.kernels import sparse_native
+from vaswani.kernels.registry import hook_in_kernels
 from vaswani.model.sparse_attention import sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
-from vaswani.model import sparse_native
+hook_in_kernels()
 torch.manual_seed(0)
 inputs = [torch.randn(1, 2, 1000, 16, requires_grad=True) for _ in range(3)]
 output = sparse_attention(*inputs, SparsePattern(2, 16))

@@ -24,6 +24,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from vaswani.errors import UserError
 from vaswani.interop.attention_interface import IMPLEMENTATION
+from vaswani.kernels.registry import hook_in_kernels
 from vaswani.model.sparse_pattern import SparsePattern
 
 FAMILIES = ("bert", "roberta", "gpt2", "bart", "llama")
@@ -128,6 +129,7 @@ def _patterns(model: nn.Module, config: Any) -> dict[nn.Module, SparsePattern | 
 
 
 def _give_patterns(patterns: dict[nn.Module, SparsePattern | None]) -> None:
+    hook_in_kernels()  # the library's models do not
     for module, pattern in patterns.items():
         module.pattern = pattern  # type: ignore[assignment]  # a plain attribute
 

@@ -19,7 +19,11 @@ that calls the model's functions without a model calls `hook_in_kernels()` itsel
 from functools import cache
 from importlib import import_module
 
-KERNELS: tuple[str, ...] = ("onednn", "dropout", "short_attention", "projected_loss", "search")
+# In this order; of kernels for one slot, a later one goes first and leaves the rest to those before it.
+KERNELS: tuple[str, ...] = (
+    *("onednn", "dropout", "short_attention", "projected_loss", "search"),
+    *("sparse_native", "sparse_short", "sparse_flex"),
+)
 
 
 @cache

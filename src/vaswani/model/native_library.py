@@ -61,13 +61,22 @@ def native_library(source: Path) -> ctypes.CDLL | None:
     return None
 
 
+def why_not_compiled(source: Path) -> str | None:
+    """The reason why a C++ file is not compiled on this machine, or None if it can be."""
+    try:
+        _command(source)
+    except _NothingToCompile as reason:
+        return str(reason)
+    return None
+
+
 def _command(source: Path) -> list[str]:
     """The compiler and what it is told, but for the files."""
     if os.environ.get("VASWANI_COMPILE") == "0":
         raise _NothingToCompile("VASWANI_COMPILE is 0")
     if sys.platform != "linux":
         raise _NothingToCompile(f"{sys.platform} is not linux")
-    if not source.is_file():  # as in a model's code that came from the Hub
+    if not source.is_file():
         raise _NothingToCompile("its source is not there")
     target = TARGETS.get(torch.backends.cpu.get_cpu_capability())
     if target is None:

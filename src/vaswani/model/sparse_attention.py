@@ -1,23 +1,24 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""Sparse attention: softmax(QKᵀ / sqrt(D)) V over the pairs that a `SparsePattern` lets see each other.
+"""Sparse attention: softmax(QKᵀ / sqrt(D)) V over the pairs of tokens that a `SparsePattern` makes visible.
 
-The truth is plain softmax attention under the pattern's dense mask; every kernel here equals it.
+The definition is softmax attention under the pattern's dense mask (`dense_mask`). `sparse_attention` computes
+the same in time and memory linear in the length: it gathers the keys that each query block sees.
 
-B batch · H heads · n tokens · D head width
+B batch · H heads · n tokens, in N blocks of b · D head width
+R groups of q query rows, where the rows of a group see the same M keys in up to M / b blocks
 """
 
+from dataclasses import astuple
 from functools import lru_cache
 
 import torch
 from torch import nn
-from transformers.utils import is_tracing
 
-from .sparse_flex import flex_sparse_attention
-from .sparse_kernel import as_numbers, sparse_attention_kernel, sparse_key_blocks
+from .kernel_slots import KernelSlot
 from .sparse_pattern import SparsePattern
 
-STEP = 64  # rows that continue a cache at a time, each with keys of its own
+STEP = 64  # rows that continue a cache are computed so many at a time, as each gathers keys of its own
 
 
 def sparse_attention(
@@ -29,84 +30,191 @@ def sparse_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """softmax(QKᵀ · scaling) V over the pairs that the pattern and the padding mask let see each other.
+    """Self-attention under a pattern.
 
     Args:
-        query, key, value: [B, H, n, D], of one floating dtype; the CPU computes half precision in float32.
-        pattern: who sees whom; its `num_heads` is H.
-        padding_mask: [B, n], 0 or False for keys that nobody may see; None shows all.
+        query, key, value: [B, H, n, D], of one floating dtype.
+        pattern: which tokens see each other; its `num_heads` is H.
+        padding_mask: [B, n], 0 or False for hidden keys; None shows all.
         scaling: 1 / sqrt(D) by default.
-        dropout: the probability with which each weight is dropped, less than 1 (on the CPU to the nearest
-            1/65536). The choice hangs on one number drawn from PyTorch's global random state.
+        dropout: the probability of dropping a weight, less than 1. Draws from PyTorch's global random state.
 
     Returns:
         [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
 
     Raises:
-        ValueError: when shapes or dtypes do not fit each other or the pattern, for a dropout outside of
-            [0, 1), and on CUDA for a D less than 16.
+        ValueError: when shapes or dtypes do not fit each other or the pattern, or for a dropout outside of
+            [0, 1).
     """
     _check_inputs(query, key, value, pattern, padding_mask, dropout)
-    if query.device.type == "cuda":
-        return flex_sparse_attention(query, key, value, pattern, padding_mask, scaling, dropout)
-    if not dropout and not is_tracing(query) and shows_everything(pattern, query.shape[-2]):
-        return _dense_attention(query, key, value, pattern.causal, padding_mask, scaling)
-    has_gap = pattern.gap and query.shape[-2] > pattern.global_tokens
-    if has_gap:  # fill it with tokens that nobody sees
-        query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
-        shown = query.new_ones(1, 1) if padding_mask is None else padding_mask
-        shown = shown.bool().expand(query.shape[0], query.shape[2] - pattern.gap)
-        padding_mask = _with_gap(shown, pattern, dim=1)
-    output, _ = sparse_attention_kernel(
-        query,
-        key,
-        value,
-        None if padding_mask is None else padding_mask.bool(),
-        torch.randint(2**62, ()) if dropout else None,
-        as_numbers(pattern),
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
-        dropout,
-    )
-    if has_gap:
-        end = pattern.global_tokens + pattern.gap
-        output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
-    return output
+    padding_mask = None if padding_mask is None else padding_mask.bool()
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend_by_pattern(query, key, value, pattern, padding_mask, scaling, dropout)
 
 
-@lru_cache(maxsize=4096)
-def shows_everything(pattern: SparsePattern, length: int) -> bool:
-    """Whether a short sequence of so many tokens is computed by dense attention, as all see all."""
-    num_blocks = pattern.num_blocks(length)
-    if num_blocks > pattern.in_blocks().global_blocks + pattern.window_blocks + pattern.random_blocks:
-        return False
-    visible = pattern.block_mask(num_blocks)
-    return bool((visible | visible.new_ones(visible.shape).triu(1) if pattern.causal else visible).all())
-
-
-def _dense_attention(
+@KernelSlot
+def attend_by_pattern(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    causal: bool,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """`sparse_attention` of checked arguments. A kernel may compute it faster."""
+    (batch, heads, length, width), size = query.shape, pattern.block_size
+    num_blocks, dtype = pattern.num_blocks(length), query.dtype
+    # In half precision, the sums of gradients over the rows that see a key would lose digits.
+    query, key, value = (each.to(torch.promote_types(dtype, torch.float32)) for each in (query, key, value))
+    first = pattern.num_global_rows(num_blocks)  # the query blocks before see everything
+    place = torch.arange(num_blocks * size, device=query.device)
+    places = pattern.places(place[:length])
+    query = query.new_zeros(batch, heads, num_blocks * size, width).index_copy(2, places, query)
+    groups = query.view(batch, heads, num_blocks, size, width)[:, :, first:]
+    rows = place.view(num_blocks, size)[first:]
+    options = padding_mask, scaling, dropout
+    output = _attend_to_blocks(groups, key, value, pattern, rows, num_blocks, *options).flatten(2, 3)
+    if first:
+        seen = query.new_ones(1, 1, dtype=torch.bool) if padding_mask is None else padding_mask
+        of_global = _attend(query[:, :, : first * size], key, value, seen[:, None, None], scaling, dropout)
+        output = torch.cat([of_global, output], dim=2)
+    return output[:, :, places].to(dtype)
+
+
+def sparse_attention_step(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    past_length: int | torch.Tensor,
+    padding_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """The last rows of causal `sparse_attention`, from a cache of which only the visible keys are read.
+
+    Args:
+        query: [B, H, T, D], of the tokens `past_length` to `past_length` + T − 1.
+        key, value: [B, H, S, D], S at least `past_length` + T; later ones are ignored.
+        pattern: causal.
+        past_length: an integer, or an int64 tensor [] for a cache of fixed size.
+        padding_mask: [B, at least `past_length` + T], 0 or False for hidden keys.
+        scaling: 1 / sqrt(D) by default.
+
+    Returns:
+        [B, H, T, D].
+    """
+    rows = pattern.places(past_length + torch.arange(query.shape[2], device=query.device))
+    # A causal pattern does not depend on the length, so that one table serves for twice as many tokens.
+    num_blocks = 1 << (pattern.num_blocks(key.shape[2]) - 1).bit_length()
+    padding_mask = None if padding_mask is None else padding_mask.bool()
+    outputs = [
+        _attend_to_blocks(part, key, value, pattern, row, num_blocks, padding_mask, scaling)
+        for part, row in zip(query.unsqueeze(3).split(STEP, 2), rows.unsqueeze(1).split(STEP), strict=True)
+    ]
+    return torch.cat(outputs, dim=2).squeeze(3)
+
+
+def _attend_to_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    rows: torch.Tensor,
+    num_blocks: int,
     padding_mask: torch.Tensor | None,
     scaling: float | None,
+    dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Of a pattern that shows all pairs, by PyTorch's fused kernel, which is faster without a mask."""
-    mask = None
-    if padding_mask is not None and not padding_mask.all():
-        mask = padding_mask.bool()[:, None, None]
-        if causal:
-            mask = mask & mask.new_ones(query.shape[-2], query.shape[-2]).tril()
-    return nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal and mask is None, scale=scaling
+    """Attention of groups of rows: query [B, H, R, q, D] at the places int64 [R, q] -> [B, H, R, q, D]."""
+    size, num_tokens = pattern.block_size, key.shape[2]
+    blocks = visible_blocks(pattern_numbers(pattern), num_blocks, rows[:, 0] // size)  # [H, R, M / b]
+    places = (blocks[..., None] * size + torch.arange(size, device=rows.device)).flatten(2)  # [H, R, M]
+    tokens = pattern.tokens(places)
+    seen = ((tokens >= 0) & (tokens < num_tokens))[None, :, :, None]  # [B, H, R, q, M], or 1 for B and q
+    tokens = tokens.clamp(0, num_tokens - 1)
+    if pattern.causal:
+        seen = seen & (places[:, :, None] <= rows[:, :, None])
+    if padding_mask is not None:
+        seen = seen & padding_mask[:, tokens.clamp(max=padding_mask.shape[1] - 1)].unsqueeze(3)
+    head = torch.arange(len(tokens), device=rows.device)[:, None, None]
+    keys, values = key[:, head, tokens], value[:, head, tokens]  # [B, H, R, M, D]
+    # For PyTorch's kernels, each group is a head of its own.
+    states = (each.flatten(1, 2) for each in (query, keys, values, seen))
+    return _attend(*states, scaling, dropout).view_as(query)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    seen: torch.Tensor,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Dense attention under a bool mask. A row that sees nothing is zero."""
+    is_empty = ~seen.any(-1, keepdim=True)  # for such a row, PyTorch's kernels differ in what they return
+    output = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen | is_empty, dropout_p=dropout, scale=scaling
     )
+    return output.masked_fill(is_empty, 0.0)
 
 
-def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:
-    """Zeros (False) behind the global tokens, so that the others begin a block."""
-    start, rest = states.tensor_split([pattern.global_tokens], dim)
-    gap = rest.new_zeros(*rest.shape[:dim], pattern.gap, *rest.shape[dim + 1 :])
-    return torch.cat([start, gap, rest], dim)
+def pattern_numbers(pattern: SparsePattern) -> list[int]:
+    """A pattern, its global tokens in blocks, as an argument of PyTorch's operators."""
+    return [int(number) for number in astuple(pattern.in_blocks())]
+
+
+# An operator, because a compiler cannot trace how a pattern is drawn.
+@torch.library.custom_op("vaswani::visible_blocks", mutates_args=())
+def visible_blocks(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
+    """The key blocks that query blocks int64 [R] see, other than those that see all: int64 [H, R, L].
+
+    N, the number of blocks, stands for none.
+    """
+    table = block_table(SparsePattern(*pattern), num_blocks, query_blocks.device)  # type: ignore[arg-type]
+    return table[:, query_blocks - (num_blocks - table.shape[1])]
+
+
+@visible_blocks.register_fake
+def _(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
+    fitted = SparsePattern(*pattern).within(num_blocks)  # type: ignore[arg-type]
+    most = fitted.global_blocks + fitted.window_blocks + fitted.random_blocks
+    return query_blocks.new_empty(fitted.num_heads, len(query_blocks), most)
+
+
+@lru_cache(maxsize=256)
+def block_table(pattern: SparsePattern, num_blocks: int, device: torch.device) -> torch.Tensor:
+    """`SparsePattern.key_blocks`, but N where there is none. Kept for each layer, length and device."""
+    with torch.inference_mode(False):
+        blocks = pattern.key_blocks(num_blocks, device=device)
+        return torch.where(blocks < 0, num_blocks, blocks).contiguous()
+
+
+def dense_mask(
+    pattern: SparsePattern,
+    num_rows: int,
+    num_tokens: int,
+    past_length: int | torch.Tensor = 0,
+    padding_mask: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """The reference: which tokens see each other, bool [B, H, T, S] (B is 1 without padding).
+
+    Args:
+        pattern: which tokens see each other.
+        num_rows, past_length: the rows are the T tokens after `past_length`.
+        num_tokens: S, at least `past_length` + T.
+        padding_mask: [B, at most S], 0 or False for hidden keys; later keys are hidden too.
+        device: of the mask.
+    """
+    rows = past_length + torch.arange(num_rows, device=device)
+    visible = pattern.to_dense(num_tokens, device)[None, :, rows]
+    if padding_mask is not None:
+        shown = padding_mask.to(device=device, dtype=torch.bool)
+        shown = nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))
+        visible = visible & shown[:, None, None]
+    return visible
 
 
 def _check_inputs(
@@ -117,6 +225,7 @@ def _check_inputs(
     padding_mask: torch.Tensor | None,
     dropout: float,
 ) -> None:
+    """Raise a ValueError for arguments of `sparse_attention` that do not fit each other."""
     states = (query, key, value)
     if query.ndim != 4 or key.shape != query.shape or value.shape != query.shape:
         shapes = ", ".join(str(list(each.shape)) for each in states)
@@ -131,110 +240,3 @@ def _check_inputs(
         raise ValueError(f"padding_mask must be [{batch}, {length}]; got {list(padding_mask.shape)}.")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1.")
-
-
-def dense_mask(
-    pattern: SparsePattern,
-    num_rows: int,
-    num_tokens: int,
-    past_length: int | torch.Tensor = 0,
-    padding_mask: torch.Tensor | None = None,
-    device: torch.device | str = "cpu",
-) -> torch.Tensor:
-    """The reference: who may see whom, bool [B, H, T, S] (B is 1 without padding).
-
-    Args:
-        pattern: who sees whom.
-        num_rows, past_length: the rows are the T tokens after so many.
-        num_tokens: S, at least T more than came before.
-        padding_mask: [B, at most S], 0 or False for keys that nobody may see; those behind are hidden too.
-        device: of the mask.
-    """
-    rows = past_length + torch.arange(num_rows, device=device)
-    visible = pattern.to_dense(num_tokens, device)[None, :, rows]
-    if padding_mask is not None:
-        shown = padding_mask.to(device=device, dtype=torch.bool)
-        shown = nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))
-        visible = visible & shown[:, None, None]
-    return visible
-
-
-def sparse_attention_step(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    past_length: int | torch.Tensor,
-    padding_mask: torch.Tensor | None = None,
-    scaling: float | None = None,
-) -> torch.Tensor:
-    """The last rows of causal `sparse_attention`, from a cache of keys of which only those seen are read.
-
-    Args:
-        query: [B, H, T, D], of the tokens `past_length` to `past_length` + T − 1.
-        key, value: [B, H, S, D], S at least `past_length` + T; what lies behind is not looked at.
-        pattern: causal.
-        past_length: an integer, or an int64 tensor [] for a cache of fixed size.
-        padding_mask: [B, at least `past_length` + T], 0 or False for keys that nobody may see.
-        scaling: 1 / sqrt(D) by default.
-
-    Returns:
-        [B, H, T, D].
-    """
-    rows = past_length + torch.arange(query.shape[2], device=query.device)
-    steps = zip(query.split(STEP, dim=2), rows.split(STEP), strict=True)
-    outputs = [_attend(step, key, value, pattern, row, padding_mask, scaling) for step, row in steps]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    rows: torch.Tensor,
-    padding_mask: torch.Tensor | None,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Attention from some rows [T]: query [B, H, T, D] -> [B, H, T, D]."""
-    tokens, seen = visible_tokens(pattern, rows, key.shape[2])  # [H, T, M]
-    seen = seen[None]
-    if padding_mask is not None:
-        seen = seen & padding_mask.bool()[:, tokens.clamp(max=padding_mask.shape[1] - 1)]
-    head = torch.arange(len(tokens), device=tokens.device)[:, None, None]
-    keys, values = key[:, head, tokens], value[:, head, tokens]  # [B, H, T, M, D]
-    # Each row has keys of its own, so that to the kernel it is a head with one query.
-    output = nn.functional.scaled_dot_product_attention(
-        query.flatten(1, 2)[:, :, None],
-        keys.flatten(1, 2),
-        values.flatten(1, 2),
-        attn_mask=seen.flatten(1, 2)[:, :, None],
-        scale=scaling,
-    )
-    return output.view_as(query)
-
-
-def visible_tokens(
-    pattern: SparsePattern, rows: torch.Tensor, num_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens in the blocks that each row of a causal pattern sees.
-
-    Args:
-        pattern: causal.
-        rows: int64 [T], tokens.
-        num_tokens: how many there are.
-
-    Returns:
-        int64 [H, T, M] and bool [H, T, M], whether the row sees the token; where not, it may be any.
-    """
-    size = pattern.block_size
-    # The pattern of a row does not depend on the length, so that one table serves for twice as many tokens.
-    num_blocks = 1 << (pattern.num_blocks(num_tokens) - 1).bit_length()
-    blocks = sparse_key_blocks(as_numbers(pattern), num_blocks, pattern.places(rows) // size)  # [H, T, L]
-    places = blocks[..., None] * size + torch.arange(size, device=rows.device)
-    places = places.flatten(-2)  # [H, T, M]
-    is_behind = places >= pattern.global_tokens + pattern.gap
-    tokens = places - pattern.gap * is_behind
-    is_token = is_behind | (places < pattern.global_tokens) if pattern.gap else tokens >= 0
-    seen = is_token & (tokens <= rows[:, None])
-    return tokens.clamp(0, num_tokens - 1), seen

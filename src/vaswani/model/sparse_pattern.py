@@ -1,27 +1,25 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""Which block of a sequence attends to which: window, global and random (BigBird, arXiv:2007.14062).
+"""Which blocks of a sequence attend to which: window, global and random blocks (BigBird, arXiv:2007.14062).
 
-This is the truth that every kernel is tested against. With blocks of b tokens, window w, g global and r
-random blocks, query block i sees key block j when one of these holds; a block that several name is seen once.
+This is the definition that every kernel is tested against. With blocks of b tokens, window w, g global and r
+random blocks, query block i sees key block j when one of these holds. A block that several name counts once.
 
-    two directions                             causal (a decoder)
-    window: |i − j| ≤ (w − 1) / 2              0 ≤ i − j < w, and the diagonal block is a triangle
-    global: j < g or i < g                     j < g, as far as j ≤ i
-    random: j is one of r in R(i)              the same, of the blocks before i
+    bidirectional                              causal (a decoder)
+    window: |i − j| ≤ (w − 1) / 2              0 ≤ i − j < w, and the diagonal block is triangular
+    global: j < g or i < g                     j < g and j ≤ i
+    random: j is one of r in R(i)              the same, among the blocks before i
 
-R(i) are the r blocks with the smallest `block_hash(seed, layer, head, i, j)` among those that nothing else
-lets i see, or all of them where they are fewer. It depends on these numbers alone: not on the length (in a
-decoder), the device, the process, training or evaluation, or a library's random state.
+R(i) are the r blocks with the smallest `block_hash(seed, layer, head, i, j)` among those that i does not see
+otherwise, or all of these if they are fewer. They depend on nothing else: neither on the device, the process,
+training or evaluation, nor a random state, nor (if causal) the length.
 
-Global tokens (ETC, arXiv:2004.08483) are the same with blocks of their own: the first t tokens of the
-sequence fill ceil(t / b) global blocks, the last of them perhaps in part, and the blocks of the other tokens
-begin after them.
+Global tokens (ETC, arXiv:2004.08483) have blocks of their own: the first t tokens fill ceil(t / b) global
+blocks, the last of which may have a gap, and the blocks of the other tokens begin after them.
 
 n tokens · N = ceil(n / b) blocks · H heads
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +30,7 @@ _CHUNK = 2**18  # hashes computed at a time, so that memory does not grow with t
 
 
 def _signed(number: int) -> int:
-    """A 64-bit pattern as the signed integer that torch knows."""
+    """The signed integer with the bits of an unsigned 64-bit one, as torch needs it."""
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -56,10 +54,9 @@ def _shift_right(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 def block_hash(
     seed: int, layer: int, heads: torch.Tensor, query_blocks: torch.Tensor, key_blocks: torch.Tensor
 ) -> torch.Tensor:
-    """A number of 63 bits for each head, query block and key block (int64 tensors that broadcast).
+    """63 bits for each head, query block and key block (int64 tensors that broadcast).
 
-    Mixes one number after the other into the state; the lowest 20 bits are those of the key block, so that no
-    two key blocks of a query block are equal.
+    The lowest 20 bits are the key block, so that no two key blocks of a query block are equal.
     """
     state = torch.full((), seed, dtype=torch.int64, device=key_blocks.device)
     for numbers in (torch.full_like(state, layer), heads, query_blocks, key_blocks):
@@ -72,18 +69,18 @@ class SparsePattern:
     """The pattern of one layer.
 
     Args:
-        num_heads: H; each head has random blocks of its own.
+        num_heads: H. Each head has random blocks of its own.
         block_size: b, in tokens.
-        window_blocks: w, the query's own block among them; odd, unless causal.
-        global_blocks: g, counted from the start of the sequence.
+        window_blocks: w, including the query's own block; odd unless causal.
+        global_blocks: g, from the start of the sequence.
         random_blocks: r, for each query block.
-        seed, layer: which random blocks.
-        global_tokens: t, how many tokens at the start are global, in place of global blocks.
-        causal: whether a token sees only itself and those before.
-        first_head: the number of the first head, where these are some of a layer's.
+        seed, layer: select the random blocks.
+        global_tokens: t, the number of global tokens at the start, instead of global blocks.
+        causal: whether a token sees only itself and earlier ones.
+        first_head: the number of the first head, if these are some of a layer's heads.
 
     Raises:
-        ValueError: for a number out of its range, naming it.
+        ValueError: for a number out of its range, with its name.
     """
 
     num_heads: int
@@ -98,16 +95,11 @@ class SparsePattern:
     first_head: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("num_heads", 1),
-            ("block_size", 1),
-            ("window_blocks", 1),
-            ("global_blocks", 0),
-            ("random_blocks", 0),
-            ("layer", 0),
-            ("global_tokens", 0),
-            ("first_head", 0),
-        ):
+        at_least = dict.fromkeys(("num_heads", "block_size", "window_blocks"), 1)
+        at_least |= dict.fromkeys(
+            ("global_blocks", "random_blocks", "layer", "global_tokens", "first_head"), 0
+        )
+        for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
         if self.global_tokens and self.global_blocks:
@@ -117,7 +109,7 @@ class SparsePattern:
             )
         if not self.causal and self.window_blocks % 2 == 0:
             raise ValueError(
-                f"window_blocks={self.window_blocks} must be odd, as many blocks on either side; "
+                f"window_blocks={self.window_blocks} must be odd, with as many blocks on either side; "
                 f"try {self.window_blocks + 1}."
             )
         if not -(2**63) <= self.seed < 2**63:
@@ -140,18 +132,17 @@ class SparsePattern:
 
     @property
     def gap(self) -> int:
-        """How many places of the last block of global tokens are left empty."""
+        """The number of empty places in the last block of global tokens."""
         return -self.global_tokens % self.block_size
 
     def in_blocks(self) -> "SparsePattern":
-        """The pattern of a sequence with that gap filled up, which knows global blocks alone."""
+        """The same pattern with global blocks instead of global tokens, as if the gap were filled."""
         if not self.global_tokens:
             return self
-        blocks = (self.global_tokens + self.gap) // self.block_size
-        return replace(self, global_blocks=blocks, global_tokens=0)
+        return replace(self, global_blocks=-(-self.global_tokens // self.block_size), global_tokens=0)
 
     def within(self, num_blocks: int) -> "SparsePattern":
-        """The same pattern for N blocks, with no more global, window and random blocks than N can fill."""
+        """The same pattern for N blocks, without global, window and random blocks that N cannot fill."""
         window = max(1, num_blocks if self.causal else 2 * num_blocks - 1)
         return replace(
             self,
@@ -161,14 +152,19 @@ class SparsePattern:
         )
 
     def places(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Where tokens stand in the sequence with that gap: int64 of any shape -> the same."""
+        """The places of tokens in the sequence with the gap: int64 of any shape -> the same."""
         return tokens + self.gap * (tokens >= self.global_tokens)
 
+    def tokens(self, places: torch.Tensor) -> torch.Tensor:
+        """The tokens at some places, −1 in the gap: int64 of any shape -> the same."""
+        is_after = places >= self.global_tokens + self.gap
+        return torch.where(is_after | (places < self.global_tokens), places - self.gap * is_after, -1)
+
     def num_blocks(self, length: int) -> int:
-        """N, the last block perhaps in part.
+        """N, where the last block may be partly filled.
 
         Raises:
-            ValueError: for a length of more blocks than the hash tells apart.
+            ValueError: for a length of more blocks than the hash can tell apart.
         """
         if length > self.global_tokens:
             length += self.gap
@@ -181,27 +177,40 @@ class SparsePattern:
         return blocks
 
     def num_global_rows(self, num_blocks: int) -> int:
-        """How many query blocks, from the start, see every block."""
+        """The number of query blocks, from the start, that see every block."""
         return 0 if self.causal else min(self.in_blocks().global_blocks, num_blocks)
 
-    def key_blocks(self, num_blocks: int, first: int = 0, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The key blocks that query blocks `first` to N − 1 see, without the rows that see everything.
+    def key_blocks(self, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The key blocks that each query block sees, without the query blocks that see everything.
 
         Returns:
-            int64 [H, N − first', g + w + r], first' = max(first, `num_global_rows`): for each query block
-            global blocks, then its window, then its random blocks in ascending order; −1 where there is none.
-            g, w and r are those of `within(N)`.
+            int64 [H, N − `num_global_rows`, g + w + r], with g, w and r of `within(N)`: for each query block
+            its global blocks, then its window, then its random blocks in ascending order; −1 for none.
         """
         fitted = self.in_blocks().within(num_blocks)
-        if fitted != self:
-            return fitted.key_blocks(num_blocks, first, device)
-        first = max(first, self.num_global_rows(num_blocks))
-        query = torch.arange(first, num_blocks, device=device)
-        fixed = self._fixed_key_blocks(query, num_blocks).expand(self.num_heads, -1, -1)
-        return torch.cat([fixed, self._random_key_blocks(query, num_blocks)], dim=-1)
+        query = torch.arange(self.num_global_rows(num_blocks), num_blocks, device=device)
+        rows_at_a_time = max(1, _CHUNK // (self.num_heads * max(1, num_blocks)))
+        parts = [fitted._of_queries(rows, num_blocks) for rows in query.split(rows_at_a_time)]
+        return torch.cat(parts, dim=1)
+
+    def _of_queries(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
+        """The same for some query blocks [R] of a pattern within N blocks: [H, R, g + w + r]."""
+        fixed = self._fixed_key_blocks(query, num_blocks)
+        key = torch.arange(num_blocks, device=query.device)
+        head = self.first_head + torch.arange(self.num_heads, device=query.device)
+        hashes = block_hash(self.seed, self.layer, head[:, None, None], query[:, None], key)
+        taken = torch.zeros(len(query), num_blocks + 1, dtype=torch.bool, device=query.device)
+        taken = taken.scatter(1, torch.where(fixed < 0, num_blocks, fixed), True)[:, :num_blocks]
+        if self.causal:
+            taken = taken | (key >= query[:, None])
+        none = torch.iinfo(torch.int64).max
+        smallest = hashes.masked_fill(taken, none).topk(self.random_blocks, dim=-1, largest=False).values
+        drawn = torch.where(smallest == none, num_blocks, smallest & (MAX_BLOCKS - 1)).sort(dim=-1).values
+        drawn = drawn.masked_fill(drawn == num_blocks, -1)
+        return torch.cat([fixed.expand(self.num_heads, -1, -1), drawn], dim=-1)
 
     def _fixed_key_blocks(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """Global and window blocks of these query blocks, [queries, g + w], −1 where there is none."""
+        """Global and window blocks of some query blocks [R]: [R, g + w], −1 for none."""
         from_global = torch.arange(self.global_blocks, device=query.device).expand(len(query), -1)
         back = self.window_blocks - 1 if self.causal else self.window_blocks // 2
         window = query[:, None] + torch.arange(-back, self.window_blocks - back, device=query.device)
@@ -210,39 +219,12 @@ class SparsePattern:
         last = query[:, None] if self.causal else num_blocks - 1
         return blocks.masked_fill((blocks > last) | (blocks < 0), -1)
 
-    def _random_key_blocks(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """Random blocks of these query blocks, [H, queries, r] in ascending order, −1 where there is none."""
-        chunks = [self._draw(part, num_blocks) for part in self._chunks(query, num_blocks)]
-        empty = query.new_empty(self.num_heads, 0, self.random_blocks)
-        return torch.cat([empty, *chunks], dim=1)
-
-    def _chunks(self, query: torch.Tensor, num_blocks: int) -> Iterator[torch.Tensor]:
-        if len(query):
-            yield from query.split(max(1, _CHUNK // (self.num_heads * num_blocks)))
-
-    def _draw(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        key = torch.arange(num_blocks, device=query.device)
-        head = self.first_head + torch.arange(self.num_heads, device=query.device)
-        hashes = block_hash(self.seed, self.layer, head[:, None, None], query[:, None], key)
-        none = torch.iinfo(torch.int64).max
-        fixed = self._fixed_key_blocks(query, num_blocks)
-        taken = torch.zeros(len(query), num_blocks + 1, dtype=torch.bool, device=query.device)
-        taken.scatter_(1, torch.where(fixed < 0, num_blocks, fixed), True)
-        taken = taken[:, :num_blocks]
-        if self.causal:
-            taken = taken | (key >= query[:, None])
-        hashes = hashes.masked_fill(taken, none)
-        smallest = hashes.topk(min(self.random_blocks, num_blocks), dim=-1, largest=False).values
-        blocks = torch.where(smallest == none, num_blocks, smallest & (MAX_BLOCKS - 1)).sort(dim=-1).values
-        blocks = torch.nn.functional.pad(blocks, (0, self.random_blocks - blocks.shape[-1]), value=num_blocks)
-        return blocks.masked_fill(blocks == num_blocks, -1)
-
     def block_mask(self, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Who sees whom: bool [H, N, N], query block by key block."""
+        """Which blocks see each other: bool [H, N, N], query block by key block."""
         rows = self.num_global_rows(num_blocks)
         mask = torch.ones(self.num_heads, num_blocks, num_blocks + 1, dtype=torch.bool, device=device)
         mask[:, rows:] = False
-        blocks = self.key_blocks(num_blocks, device=device)
+        blocks = self.key_blocks(num_blocks, device)
         mask[:, rows:].scatter_(2, torch.where(blocks < 0, num_blocks, blocks), True)
         return mask[..., :num_blocks]
 

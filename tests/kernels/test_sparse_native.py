@@ -1,8 +1,9 @@
-"""The C++ kernel equals PyTorch's operators and dense attention, outputs and gradients."""
+"""The C++ kernel equals dense attention, outputs and gradients."""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_reference import PADDINGS, any_pattern, dense_reference, paddings, states
-from vaswani.model import sparse_attention as module
-from vaswani.model import sparse_kernel, sparse_native
-from vaswani.model.sparse_attention import sparse_attention
-from vaswani.model.sparse_inputs import Inputs
+from vaswani.kernels import sparse_native
+from vaswani.model.sparse_attention import attend_by_pattern, pattern_numbers, sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
 
 SIZE = 16  # a multiple of every processor's vectors, of blocks and of heads
@@ -26,12 +25,10 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def only_the_native_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*arguments: object) -> None:
-        raise AssertionError("PyTorch's operators were called.")
+    def never(*arguments: object) -> torch.Tensor:
+        raise AssertionError("The plain path was called.")
 
-    monkeypatch.setattr(module, "shows_everything", lambda pattern, length: False)
-    monkeypatch.setattr(sparse_kernel, "attend_by_operators", never)
-    monkeypatch.setattr(sparse_kernel, "differentiate_by_operators", never)
+    monkeypatch.setattr(attend_by_pattern, "kernel", partial(sparse_native.attend_natively, never))
 
 
 Attention = Callable[..., torch.Tensor]
@@ -273,22 +270,38 @@ def test_dropout_hangs_on_the_global_seed_alone() -> None:
         (torch.float32, SIZE, SIZE + 4, False),
     ],
 )
-def test_what_it_cannot_compute_is_left_to_the_operators(
-    dtype, size: int, width: int, expected: bool
+def test_what_it_cannot_compute_is_left_to_the_plain_path(
+    dtype: torch.dtype, size: int, width: int, expected: bool
 ) -> None:
-    tensors = states(1, 2, 100, width, dtype)
-    inputs = Inputs(*tensors, None, None, SparsePattern(2, size), 1.0, 0.0)
-    assert sparse_native.can_compute(inputs) == expected
+    query = torch.empty(1, 2, 100, width, dtype=dtype)
+    assert sparse_native.can_compute(query, SparsePattern(2, size)) == expected
+    assert not sparse_native.can_compute(query[:0], SparsePattern(2, size))
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-def test_states_of_several_dtypes_or_of_nothing_are_left_to_the_operators(batch: int) -> None:
-    """Memory that is not what the kernel takes it for would be read, and nothing would be divided by."""
-    query = torch.randn(batch, 2, 100, SIZE)
-    inputs = Inputs(query, query.half(), query, None, None, SparsePattern(2, SIZE), 1.0, 0.0)
-    assert not sparse_native.can_compute(inputs)
-    inputs = replace(inputs, key=query)
-    assert sparse_native.can_compute(inputs) == (batch > 0)
+def test_the_plain_path_computes_what_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = partial(sparse_native.attend_natively, attend_by_pattern.plain)
+    monkeypatch.setattr(attend_by_pattern, "kernel", kernel)
+    pattern, inputs = SparsePattern(2, SIZE + 1), states(1, 2, 100, SIZE)
+    torch.testing.assert_close(sparse_attention(*inputs, pattern), dense_reference(*inputs, pattern))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_operator_is_well_made(causal: bool) -> None:
+    """PyTorch's own checks of a custom operator: schema, fake kernel, autograd, dynamic shapes."""
+    pattern, inputs = SparsePattern(2, SIZE, causal=causal), states(2, 2, 21, SIZE, torch.float32)
+    arguments = (*inputs, torch.ones(2, 21, dtype=torch.bool), None, pattern_numbers(pattern), 0.5, 0.0)
+    torch.library.opcheck(torch.ops.vaswani.sparse_attention, arguments)
+
+
+@pytest.mark.slow
+def test_it_compiles_whole() -> None:
+    pattern, inputs = SparsePattern(2, SIZE), states(1, 2, 100, SIZE, torch.float32)
+    compiled = torch.compile(lambda *tensors: sparse_attention(*tensors, pattern) * 2, fullgraph=True)
+    expected, actual = 2 * sparse_attention(*inputs, pattern), compiled(*inputs)
+    torch.testing.assert_close(actual, expected)
+    upstream = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (actual, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_clock_tells_stages_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,27 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_reference import PADDINGS, assert_equal, dense_reference, paddings, states
-from vaswani.model import sparse_flex
-from vaswani.model.sparse_flex import DROPOUT_LEVELS, TILE, flex_sparse_attention, keep_mask
+from vaswani.kernels import sparse_flex
+from vaswani.kernels.sparse_flex import DROPOUT_LEVELS, TILE, keep_mask
+from vaswani.model.sparse_attention import attend_by_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+def flex_sparse_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """The kernel with the arguments of `sparse_attention`."""
+    padding = None if padding_mask is None else padding_mask.bool()
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return sparse_flex.flex_sparse_attention(query, key, value, pattern, padding, scaling, dropout)
 
 
 @pytest.fixture(autouse=True)
@@ -357,7 +373,13 @@ def test_on_the_gpu_memory_grows_with_the_length_alone(causal: bool, dropout: fl
 
 
 @needs_a_gpu
-def test_on_the_gpu_a_head_that_is_too_narrow() -> None:
-    query = torch.randn(1, 2, 8, 4, device="cuda")
-    with pytest.raises(ValueError, match="must be at least 16 wide; got 4"):
-        flex_sparse_attention(query, query, query, SparsePattern(num_heads=2))
+def test_on_the_gpu_a_head_that_is_too_narrow_is_left_to_another_kernel() -> None:
+    inputs = [tensor.detach().cuda() for tensor in states(1, 2, 100, 4, torch.float32)]
+    pattern = SparsePattern(num_heads=2, block_size=16)
+    actual = sparse_flex.attend_on_cuda(attend_by_pattern.plain, *inputs, pattern, None, 0.5, 0.0)
+    torch.testing.assert_close(actual, dense_reference(*inputs, pattern))
+
+
+def test_what_is_not_on_a_gpu_is_left_to_another_kernel() -> None:
+    query = torch.randn(1, 2, 8, 16)
+    assert sparse_flex.attend_on_cuda(lambda *arguments: arguments, query, 1, 2) == (query, 1, 2)

@@ -1,5 +1,3 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
 """Sparse attention with FlexAttention (arXiv:2412.05496), for CUDA: the numbers of `sparse_attention`.
 
 FlexAttention works tile by tile: lists say which tiles of keys each tile of queries visits. They come from
@@ -15,14 +13,15 @@ B batch · H heads · n tokens · R of them queries · D head width · N blocks 
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from .sparse_pattern import SparsePattern
+from vaswani.model.sparse_attention import attend_by_pattern
+from vaswani.model.sparse_pattern import SparsePattern
 
 TILE = 128  # tokens: in half precision the backward kernels of some GPUs have no smaller one
 MIN_WIDTH = 16  # of a head, for the matrix products of its kernels
@@ -31,40 +30,39 @@ DROPOUT_LEVELS = 2**32  # of a 32-bit random number
 GRAPHS = 64  # of different shapes and options, where PyTorch would stop at eight
 
 
+def unavailable() -> str | None:
+    """The reason why there is nothing to compute on."""
+    return None if torch.cuda.is_available() else "there is no CUDA device"
+
+
+def hook_in() -> None:
+    """Go before other kernels."""
+    attend_by_pattern.kernel = partial(attend_on_cuda, attend_by_pattern.kernel or attend_by_pattern.plain)
+
+
+def attend_on_cuda(
+    otherwise: Callable[..., torch.Tensor], query: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    """`attend_by_pattern`: by FlexAttention on CUDA if heads are wide enough, else by another kernel."""
+    is_computed = query.is_cuda and query.shape[-1] >= MIN_WIDTH
+    return flex_sparse_attention(query, *arguments) if is_computed else otherwise(query, *arguments)
+
+
 @torch.compiler.disable  # the pattern is not for a compiler to trace, and the kernels are compiled as it is
 def flex_sparse_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     pattern: SparsePattern,
-    padding_mask: torch.Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
+    padding: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
 ) -> torch.Tensor:
-    """softmax(QKᵀ · scaling) V over the pairs that the pattern and the padding mask let see each other.
+    """`attend_by_pattern` with FlexAttention.
 
-    Args:
-        query, key, value: [B, H, n, D], of one floating dtype; on CUDA D is at least 16. What is given is for
-            `sparse_attention` to check.
-        pattern: who sees whom; its `num_heads` is H.
-        padding_mask: [B, n], 0 or False for keys that nobody may see; None shows all.
-        scaling: 1 / sqrt(D) by default.
-        dropout: the probability with which each weight is dropped, in [0, 1), to the nearest 2⁻³². The choice
-            hangs on one number drawn from PyTorch's global random state on the query's device.
-
-    Returns:
-        [B, H, n, D]. A row that sees nothing, or of which nothing is kept, is zero, and so are its gradients.
-
-    Raises:
-        ValueError: for a D less than 16 on CUDA.
+    Dropout drops to the nearest 2⁻³², by one number drawn from PyTorch's global random state on the query's
+    device. A row of which dropout keeps nothing is zero.
     """
-    if query.is_cuda and query.shape[-1] < MIN_WIDTH:
-        raise ValueError(
-            f"on CUDA a head of sparse attention must be at least {MIN_WIDTH} wide; got {query.shape[-1]}. "
-            "Take fewer heads or a larger d_model."
-        )
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    padding = None if padding_mask is None else padding_mask.bool()
     rows = _rows_apart(pattern, pattern.num_blocks(key.shape[2]), dropout)
     block_mask, first = _block_mask(pattern, key.shape[2], rows, key.device)
     apart, query = query.tensor_split([first], dim=2)

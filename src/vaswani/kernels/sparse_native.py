@@ -1,0 +1,270 @@
+"""Sparse attention on the CPU by C++ (`sparse_native.cpp`), which is compiled at the first call.
+
+It computes float32 and half precision (in float32), for blocks and heads whose widths are multiples of the
+processor's vectors. Each thread takes a head of a sequence, or a part of it.
+
+B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b tokens
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vaswani.model.native_library import native_library, why_not_compiled
+from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers
+from vaswani.model.sparse_pattern import SparsePattern
+
+SOURCE = Path(__file__).with_name("sparse_native.cpp")
+LEVELS = 2**16  # of the random number that decides whether dropout drops a weight
+STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# The time of each stage, float64 [3]: products, softmax, and the rest. A benchmark of one thread sets it.
+stage_seconds: torch.Tensor | None = None
+
+
+def unavailable() -> str | None:
+    """The reason why nothing can be compiled here."""
+    return why_not_compiled(SOURCE)
+
+
+def hook_in() -> None:
+    """Go before other kernels."""
+    attend_by_pattern.kernel = partial(attend_natively, attend_by_pattern.kernel or attend_by_pattern.plain)
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The compiled library, or None if the compilation failed."""
+    compiled = native_library(SOURCE)
+    if compiled is not None:
+        compiled.vaswani_vector_width.restype = compiled.vaswani_num_scratch.restype = ctypes.c_int64
+    return compiled
+
+
+@torch.compiler.assume_constant_result
+def vector_width() -> int:
+    """The numbers in a vector of the processor; 0 without a library."""
+    compiled = library()
+    return 0 if compiled is None else int(compiled.vaswani_vector_width())
+
+
+def can_compute(query: torch.Tensor, pattern: SparsePattern) -> bool:
+    """Whether the library computes queries of this dtype and shape."""
+    if query.device.type != "cpu" or query.dtype not in STORED or not query.numel():
+        return False
+    vector = vector_width()
+    return vector > 0 and pattern.block_size % vector == 0 and query.shape[-1] % vector == 0
+
+
+def attend_natively(
+    otherwise: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """`attend_by_pattern` by the library if it can compute the inputs, else by another kernel.
+
+    Dropout drops to the nearest 1/65536, by one number drawn from PyTorch's global random state.
+    """
+    if not can_compute(query, pattern):
+        return otherwise(query, key, value, pattern, padding_mask, scaling, dropout)
+    has_gap = pattern.gap and query.shape[2] > pattern.global_tokens
+    if has_gap:  # fill it with hidden tokens
+        query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
+        shown = query.new_ones(1, 1, dtype=torch.bool) if padding_mask is None else padding_mask
+        padding_mask = _with_gap(shown.expand(query.shape[0], query.shape[2] - pattern.gap), pattern, dim=1)
+    seed = torch.randint(2**62, ()) if dropout else None
+    numbers = pattern_numbers(pattern)
+    output, _ = _attention(query, key, value, padding_mask, seed, numbers, scaling, dropout)
+    if has_gap:
+        end = pattern.global_tokens + pattern.gap
+        output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
+    return output
+
+
+def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:
+    """Zeros (False) behind the global tokens, so that the others begin a block."""
+    start, rest = states.tensor_split([pattern.global_tokens], dim)
+    gap = rest.new_zeros(*rest.shape[:dim], pattern.gap, *rest.shape[dim + 1 :])
+    return torch.cat([start, gap, rest], dim)
+
+
+# Operators of PyTorch, so that `torch.compile` need not trace them. They take a pattern as numbers.
+@torch.library.custom_op("vaswani::sparse_attention", mutates_args=())
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    pattern: list[int],
+    scaling: float,
+    dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and for the backward pass log2 Σ 2^score [B, H, N · b] of the scores of each row."""
+    output, log_sums = _empty_results(query, pattern)
+    inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
+    _call("vaswani_sparse_attention", *inputs, log_sums, output=output)
+    return output, log_sums
+
+
+@_attention.register_fake
+def _(query: torch.Tensor, key: Any, value: Any, padding: Any, seed: Any, pattern: list[int], *_: Any) -> Any:
+    return _empty_results(query, pattern)
+
+
+def _empty_results(query: torch.Tensor, pattern: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    drawn = _pattern_of(pattern)
+    num_rows = drawn.num_blocks(query.shape[2]) * drawn.block_size
+    return _empty(query), query.new_empty(*query.shape[:2], num_rows, dtype=torch.float32)
+
+
+def _pattern_of(numbers: list[int]) -> SparsePattern:
+    return SparsePattern(*numbers)  # type: ignore[arg-type]  # one is 0 or 1, for causal
+
+
+def _empty(states: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(states, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("vaswani::sparse_attention_backward", mutates_args=())
+def _backward(
+    upstream: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    pattern: list[int],
+    scaling: float,
+    dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value from that of the output."""
+    gradients = _empty(query), _empty(key), _empty(value)
+    inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
+    results = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
+    _call("vaswani_sparse_attention_backward", *inputs, log_sums, output=output, upstream=upstream, **results)
+    return gradients
+
+
+@_backward.register_fake
+def _(upstream: Any, output: Any, log_sums: Any, query: Any, key: Any, value: Any, *_: Any) -> Any:
+    return _empty(query), _empty(key), _empty(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, padding_mask, seed, *ctx.options = inputs
+    ctx.save_for_backward(*output, query, key, value, padding_mask, seed)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, upstream: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return (*_backward(upstream, *ctx.saved_tensors, *ctx.options), None, None, None, None, None)
+
+
+_attention.register_autograd(_differentiate, setup_context=_save)
+
+
+def _call(
+    function: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    numbers: list[int],
+    scaling: float,
+    dropout: float,
+    log_sums: torch.Tensor,
+    **states: torch.Tensor,
+) -> None:
+    """Run a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
+    compiled = library()
+    assert compiled is not None  # `can_compute` has asked
+    pattern, threads = _pattern_of(numbers), torch.get_num_threads()
+    batch, heads, length, width = query.shape
+    num_blocks, size = pattern.num_blocks(length), pattern.block_size
+    table = block_table(pattern, num_blocks, query.device)
+    bias = _bias(query, padding_mask, (num_blocks + 1) * size)
+    num_segments = -(-threads // (batch * heads))  # more of them would be more gradients to add up
+    call = _Call(
+        batch=batch,
+        heads=heads,
+        length=length,
+        num_blocks=num_blocks,
+        size=size,
+        width=width,
+        num_seen=table.shape[2],
+        num_global_rows=num_blocks - table.shape[1],
+        causal=pattern.causal,
+        num_threads=min(threads, batch * heads * num_segments),
+        num_segments=num_segments,
+        dropped_levels=round(dropout * LEVELS),
+        seed=0 if seed is None else int(seed),
+        stored=STORED[query.dtype],
+        scaling=scaling,
+        bias=bias.data_ptr(),
+        key_blocks=table.data_ptr(),
+        log_sums=log_sums.data_ptr(),
+        seconds=None if stage_seconds is None else stage_seconds.data_ptr(),
+    )
+    states = {name: _in_rows(each) for name, each in dict(states, query=query, key=key, value=value).items()}
+    for name, each in states.items():
+        rows = (stride * each.element_size() for stride in each.stride()[:3])
+        setattr(call, name, _States(each.data_ptr(), *rows))
+    # Memory that is not needed of these is never touched, and takes no space.
+    scratch = bias.new_empty(call.num_threads, compiled.vaswani_num_scratch(ctypes.byref(call)))
+    is_divided = num_segments > 1 and "upstream" in states
+    num_partial = batch * heads * num_segments if is_divided else 0
+    partial_gradients = bias.new_empty(num_partial, 2, num_blocks * size, width)
+    call.scratch, call.partial = scratch.data_ptr(), partial_gradients.data_ptr()
+    getattr(compiled, function)(ctypes.byref(call))
+
+
+def _bias(query: torch.Tensor, padding_mask: torch.Tensor | None, num_places: int) -> torch.Tensor:
+    """0 for visible keys, float32's lowest number for others: [B, places of N blocks and of one for none]."""
+    batch, _, length, _ = query.shape
+    lowest = torch.finfo(torch.float32).min
+    bias = query.new_full((batch, num_places), lowest, dtype=torch.float32)
+    if padding_mask is None:
+        bias[:, :length] = 0.0
+    else:
+        bias[:, :length].masked_fill_(padding_mask, 0.0)
+    return bias
+
+
+def _in_rows(states: torch.Tensor) -> torch.Tensor:
+    """States [B, H, n, D] whose D numbers lie next to each other."""
+    return states if states.stride(-1) == 1 else states.contiguous()
+
+
+# These two are the structures of the same names in `sparse_native.cpp`.
+class _States(ctypes.Structure):
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "num_blocks", "size", "width")),
+        *((name, ctypes.c_int64) for name in ("num_seen", "num_global_rows", "causal", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "dropped_levels", "seed", "stored")),
+        ("scaling", ctypes.c_double),
+        *((name, _States) for name in ("query", "key", "value", "output", "upstream")),
+        *((name, _States) for name in ("grad_query", "grad_key", "grad_value")),
+        *((name, ctypes.c_void_p) for name in ("bias", "key_blocks", "log_sums", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("partial", "seconds")),
+    )

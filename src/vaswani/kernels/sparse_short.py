@@ -1,0 +1,58 @@
+"""Sparse attention of short sequences, in which every token sees every other, by dense attention on the CPU.
+
+B batch · H heads · n tokens · D head width
+"""
+
+from functools import lru_cache, partial
+
+import torch
+from torch import nn
+from transformers.utils import is_tracing
+
+from vaswani.model.sparse_attention import attend_by_pattern
+from vaswani.model.sparse_pattern import SparsePattern
+
+
+def unavailable() -> str | None:
+    """PyTorch's dense attention is everywhere."""
+    return None
+
+
+def hook_in() -> None:
+    """Go before other kernels."""
+    attend_by_pattern.kernel = partial(attend_to_all, attend_by_pattern.kernel or attend_by_pattern.plain)
+
+
+def attend_to_all(
+    otherwise: partial,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """`attend_by_pattern`: dense for short sequences without dropout, else by another kernel."""
+    length = query.shape[2]
+    if dropout or query.device.type != "cpu" or is_tracing(query) or not shows_everything(pattern, length):
+        return otherwise(query, key, value, pattern, padding_mask, scaling, dropout)
+    mask = None
+    if padding_mask is not None and not padding_mask.all():  # without a mask the fused kernel is faster
+        mask = padding_mask[:, None, None]
+        if pattern.causal:
+            mask = mask & mask.new_ones(length, length).tril()
+    is_causal = pattern.causal and mask is None
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling
+    )
+
+
+@lru_cache(maxsize=4096)
+def shows_everything(pattern: SparsePattern, length: int) -> bool:
+    """Whether every token of a sequence sees all others (or, if causal, all earlier ones)."""
+    num_blocks = pattern.num_blocks(length)
+    if num_blocks > pattern.in_blocks().global_blocks + pattern.window_blocks + pattern.random_blocks:
+        return False
+    visible = pattern.block_mask(num_blocks)
+    return bool((visible | visible.new_ones(visible.shape).triu(1) if pattern.causal else visible).all())
