@@ -111,7 +111,7 @@ def _attention(
     """The output, and for the backward pass log2 Σ 2^score [B, H, N · b] of the scores of each row."""
     output, log_sums = _empty_results(query, pattern)
     inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
-    _call("vaswani_sparse_attention", *inputs, log_sums, output=output)
+    _call("vaswani_sparse_attention", *inputs, log_sums, {"output": output})
     return output, log_sums
 
 
@@ -151,8 +151,9 @@ def _backward(
     """The gradients of query, key and value from that of the output."""
     gradients = _empty(query), _empty(key), _empty(value)
     inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
-    results = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
-    _call("vaswani_sparse_attention_backward", *inputs, log_sums, output=output, upstream=upstream, **results)
+    names = ("output", "upstream", "grad_query", "grad_key", "grad_value")
+    states = dict(zip(names, (output, upstream, *gradients), strict=True))
+    _call("vaswani_sparse_attention_backward", *inputs, log_sums, states)
     return gradients
 
 
@@ -185,7 +186,7 @@ def _call(
     scaling: float,
     dropout: float,
     log_sums: torch.Tensor,
-    **states: torch.Tensor,
+    states: dict[str, torch.Tensor],
 ) -> None:
     """Run a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
     compiled = library()
@@ -217,7 +218,9 @@ def _call(
         log_sums=log_sums.data_ptr(),
         seconds=None if stage_seconds is None else stage_seconds.data_ptr(),
     )
-    states = {name: _in_rows(each) for name, each in dict(states, query=query, key=key, value=value).items()}
+    states = {
+        name: _in_rows(each) for name, each in {**states, "query": query, "key": key, "value": value}.items()
+    }
     for name, each in states.items():
         rows = (stride * each.element_size() for stride in each.stride()[:3])
         setattr(call, name, _States(each.data_ptr(), *rows))

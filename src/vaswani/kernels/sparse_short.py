@@ -3,6 +3,7 @@
 B batch · H heads · n tokens · D head width
 """
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 import torch
@@ -24,7 +25,7 @@ def hook_in() -> None:
 
 
 def attend_to_all(
-    otherwise: partial,
+    otherwise: Callable[..., torch.Tensor],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

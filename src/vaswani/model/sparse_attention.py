@@ -140,8 +140,8 @@ def _attend_to_blocks(
     head = torch.arange(len(tokens), device=rows.device)[:, None, None]
     keys, values = key[:, head, tokens], value[:, head, tokens]  # [B, H, R, M, D]
     # For PyTorch's kernels, each group is a head of its own.
-    states = (each.flatten(1, 2) for each in (query, keys, values, seen))
-    return _attend(*states, scaling, dropout).view_as(query)
+    heads = query.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2)
+    return _attend(*heads, seen.flatten(1, 2), scaling, dropout).view_as(query)
 
 
 def _attend(
