@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vaswani.model.native_library import native_library, why_not_compiled
+from vaswani.kernels.native_library import native_library, why_not_compiled
 from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers
 from vaswani.model.sparse_pattern import SparsePattern
 

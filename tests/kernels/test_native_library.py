@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vaswani.model import native_library as module
-from vaswani.model.native_library import native_library
+from vaswani.kernels import native_library as module
+from vaswani.kernels.native_library import native_library
 
 SOURCE = 'extern "C" int answer() { return 42; }'
 

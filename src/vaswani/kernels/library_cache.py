@@ -1,5 +1,3 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
 """Compiled libraries on disk, for the user who compiled them and nobody else.
 
 Code is loaded from here, so the folder and its files must belong to the user and be writable by nobody else.

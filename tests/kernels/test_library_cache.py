@@ -12,8 +12,8 @@ import pytest
 from test_native_library import libraries, source
 
 from damage import ANOTHER_USER, DAMAGES, give_away, status_of_child
-from vaswani.model import native_library as module
-from vaswani.model.native_library import native_library
+from vaswani.kernels import native_library as module
+from vaswani.kernels.native_library import native_library
 
 __all__ = ["source"]  # fixture
 

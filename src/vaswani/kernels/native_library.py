@@ -1,5 +1,3 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
 """C++ that is compiled on the machine it runs on, where there is a compiler, as `torch.compile` does.
 
 The library is kept in the user's cache, under a name that changes with the source, the compiler and its
@@ -23,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .library_cache import LibraryCache
+from vaswani.kernels.library_cache import LibraryCache
 
 logger = logging.getLogger(__name__)
 
