@@ -2,8 +2,8 @@
 
     python examples/02_plain_seq2seq_trainer.py [OUTPUT_DIR]
 
-Only the corpus, its tokenizer and one import, which registers the model with the Auto classes, come from this
-package; a data set and a tokenizer of your own will do as well.
+Only the corpus, its tokenizer and one import come from this package; the import registers the model with the
+Auto classes. Your own data set and tokenizer work as well.
 """
 
 import sys
@@ -70,7 +70,7 @@ trainer.train()
 print(trainer.evaluate())
 trainer.save_model()
 
-# Whoever imports the package can load it by name.
+# The model loads by its name wherever the package is imported.
 model = AutoModelForSeq2SeqLM.from_pretrained(output_dir)
 tokenizer = AutoTokenizer.from_pretrained(output_dir)
 test = corpus["test"][:8]

@@ -1,4 +1,4 @@
-"""Translate a file line by line, and look at the hypotheses and their scores. Takes seconds.
+"""Translate a file line by line, and print hypotheses with their scores. Takes seconds.
 
 python examples/01_train_and_translate.py runs/example
 python examples/03_translate_files.py [MODEL]
@@ -15,7 +15,7 @@ from vaswani import Translator
 model = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 lines = ["27. Januar 1999", "", "samedi 1 mai 2027", "Tuesday, March 3, 2020", "3 de marzo de 2020"]
 
-# From Python: any iterable of sentences, also one that does not fit into memory, comes out in its order.
+# From Python: takes any iterable of sentences, also one that does not fit into memory, and keeps their order.
 translator = Translator.from_pretrained(model, num_beams=4, length_penalty=0.6)
 for translation in translator.translate(lines, n_best=3):
     print(translation.source or "(an empty line stays empty)")

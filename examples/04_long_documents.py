@@ -1,8 +1,8 @@
-"""Give a library's BERT sparse attention for long documents, and compare the time of a step. Takes a minute.
+"""Add sparse attention to a BERT of transformers for long documents, and compare times. Takes a minute.
 
     python examples/04_long_documents.py [OUTPUT_DIR]
 
-The weights are random here; `BertForMaskedLM.from_pretrained` will do as well. A model of this package
+The weights are random here; `BertForMaskedLM.from_pretrained` works as well. A model of this package
 needs no change: set `encoder_attention: sparse` in its configuration, as `long_summarization` does.
 """
 
@@ -45,7 +45,7 @@ vaswani.sparsify(model, block_size=64, window=3, num_global=2, num_random=3)
 sparse = seconds_per_step()
 print(f"{length:,} tokens: {dense:.2f} s a step with dense attention, {sparse:.2f} s with sparse")
 
-# What is saved comes back sparse; without this package it does not load, rather than as another model.
+# What is saved loads as a sparse model; without this package it is refused, and does not load as a dense one.
 model.eval().save_pretrained(output_dir)
 loaded = AutoModelForMaskedLM.from_pretrained(output_dir)
 with torch.no_grad():

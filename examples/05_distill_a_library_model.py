@@ -1,9 +1,9 @@
-"""Distil a MarianMT of the library into a smaller model of ours. Takes about a minute and a half.
+"""Distil a MarianMT model of transformers into a smaller vaswani model. Takes about a minute and a half.
 
     python examples/05_distill_a_library_model.py [OUTPUT_DIR]
 
-Any encoder-decoder can teach that reads and writes the student's tokens. `vaswani distill` does this from a
-configuration file, and more: its teacher can translate the training sources, and it reports on both models.
+The teacher is any encoder-decoder with the student's vocabulary. `vaswani distill` does the same from a
+configuration; there the teacher can also translate the training sources, and a report compares both models.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
     python examples/06_few_shot_prompting.py [OUTPUT_DIR]
 
-Every training text counts in one of five languages. Asked for "7:" alone, the model cannot know in which it
-is to answer; an example in the prompt tells it, and no weight changes. `vaswani prompt` does the same with a
+Every training text counts in one of five languages. From "7:" alone, the model cannot know the language of
+the answer; an example in the prompt shows it, and no weight changes. `vaswani prompt` does the same with a
 task, such as tasks/sentiment.
 """
 

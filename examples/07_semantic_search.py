@@ -1,10 +1,10 @@
-"""Teach an encoder that texts of one meaning are alike, and search with it by meaning. Takes 20 seconds.
+"""Train an encoder whose vectors are similar for texts of one meaning, and search with it. Takes 20 seconds.
 
     python examples/07_semantic_search.py [MODEL]
 
-The texts are days, written in English, French and German. MODEL is a folder; what is not there yet is trained
-there: on texts and the ISO form of their day, which are to be more alike than texts of different days. The
-folder is a sentence-transformers model as well: `SentenceTransformer("runs/example-search")`.
+The texts are days, written in English, French and German. MODEL is a folder; if it does not exist, a model is
+trained there: a text and the ISO form of its day become more similar than texts of different days. The folder
+is a sentence-transformers model as well: `SentenceTransformer("runs/example-search")`.
 """
 
 import sys
@@ -25,7 +25,7 @@ corpus, queries = days["test"]["source"][:], days["test"]["target"][:]  # texts,
 
 
 def share_found(embedder: Embedder) -> float:
-    """How often the text that is most like an ISO date is of that day; training has seen none of them."""
+    """How often the most similar text to an ISO date is of that day; no day is in the training split."""
     found = semantic_search(embedder.embed(queries), embedder.embed(corpus), top_k=1)
     nearest = [queries[results[0]["corpus_id"]] for results in found]
     return sum(map(str.__eq__, nearest, queries)) / len(queries)

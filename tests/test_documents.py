@@ -72,6 +72,14 @@ def test_the_readme_links_to_every_page() -> None:
     assert set(PAGES[1:]) - linked == {"docs/releasing.md"}
 
 
+def test_the_map_of_the_code_names_every_folder() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders = {
+        path.parent.name for path in (ROOT / "src" / "vaswani").glob("*/*") if path.suffix in (".py", ".yaml")
+    }
+    assert folders == set(re.findall(r"`src/vaswani/(\w+)/`", text))
+
+
 def anchors(text: str) -> set[str]:
     """Of the headings of a page, as forges make them."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
