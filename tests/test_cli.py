@@ -191,7 +191,7 @@ def test_each_option_of_plot_moves_the_picture(tmp_path):
         ("--window wide", "Invalid value for '--window'"),
         ("--length 0", "length=0 must be at least 1"),
         ("--length 1000000000", "length=1000000000 makes 15625000 blocks of 64"),
-        ("--heads 99", "a picture shows at most 32 heads, not 99"),
+        ("--heads 99", "a plot shows at most 32 heads, not 99"),
         ("--output nowhere/pattern.png", "cannot write nowhere/pattern.png: No such file or directory"),
         ("--output pattern.bmp", "cannot draw pattern.bmp: its suffix is .bmp; use one of .pdf, .png, .svg"),
         ("--widow 3", "No such option: --widow"),

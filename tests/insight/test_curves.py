@@ -70,7 +70,7 @@ def test_a_run_that_goes_on_is_read_from_its_last_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("history", "message"),
     [
-        (None, "nor has a checkpoint in it; give a run's output_dir"),
+        (None, "nor a checkpoint in it has trainer_state.json; give a run's output_dir"),
         ([], "logged nothing that could be drawn"),
     ],
 )

@@ -180,7 +180,7 @@ def test_the_suffix_is_the_format(tmp_path: Path, suffix: str, start: bytes) -> 
     [
         ({}, 0, "a.png", r"shows 1 to 512 blocks, not 0; change the length"),
         ({}, 513, "a.png", r"not 513; .* \(512 blocks of 4 are 2048 tokens\)"),
-        ({"num_heads": 33}, 8, "a.png", r"at most 32 heads, not 33; draw the first few"),
+        ({"num_heads": 33}, 8, "a.png", r"at most 32 heads, not 33; plot the first few"),
         ({}, 8, "a.bmp", r"cannot draw .*a\.bmp: its suffix is \.bmp; use one of \.pdf, \.png, \.svg"),
         ({}, 8, "a", r"cannot draw .*a: its suffix is missing; use one of"),
         ({}, 8, "nowhere/a.png", r"cannot write .*nowhere/a\.png: No such file or directory"),

@@ -1,4 +1,4 @@
-"""`vaswani convert` and `vaswani combine`, from folder to folder, and what stands in the way."""
+"""`vaswani convert` and `vaswani combine`, from folder to folder, and what is not supported."""
 
 import json
 import os
@@ -232,7 +232,7 @@ def test_the_wrong_direction(direction: str, tmp_path: Path, capsys) -> None:
     arguments = ["bert", "--to", "gpt2"] if direction == "to" else ["ours"]
     assert run(["convert", str(tmp_path / arguments[0]), str(tmp_path / "out"), *arguments[1:]]) == 2
     expected = (
-        "--to converts those of ours; leave it out" if direction == "to" else "is a model of ours already"
+        "--to exports vaswani models; leave it out" if direction == "to" else "is already a vaswani model"
     )
     assert expected in capsys.readouterr().err
 
@@ -260,7 +260,7 @@ def test_weights_that_lack_a_tensor(tmp_path: Path) -> None:
         name: tensor for name, tensor in model.state_dict().items() if name != "transformer.h.0.ln_1.bias"
     }
     model.save_pretrained(tmp_path / "gpt2", state_dict=state)
-    with pytest.raises(UserError, match=r"lack 1 .*, such as transformer.h.0.ln_1.bias; .* read as GPT2LM"):
+    with pytest.raises(UserError, match=r"lack 1 .*, such as transformer.h.0.ln_1.bias; .* loaded as GPT2LM"):
         convert_folder(str(tmp_path / "gpt2"), tmp_path / "ours")
 
 
@@ -338,7 +338,7 @@ def test_one_half_alone_gives_the_other_its_shape() -> None:
         ),
         (
             lambda: (decoder(), None),
-            "the encoder is a 'vaswani_decoder' model; expected a 'vaswani_encoder' one",
+            "the encoder is a 'vaswani_decoder' model; expected 'vaswani_encoder'",
         ),
         (lambda: (None, None), "nothing to combine: give an encoder, a decoder or both"),
     ],

@@ -1,1 +1,1 @@
-"""Metrics, their confidence intervals, and the evaluation of a finished model."""
+"""Metrics with confidence intervals, and the evaluation of a finished model."""

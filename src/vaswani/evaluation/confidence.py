@@ -1,7 +1,7 @@
-"""How sure a score is: bootstrap resamples of the rows it was computed from (Koehn, 2004, W04-3250).
+"""Confidence intervals of scores by bootstrap resampling of rows (Koehn, 2004, W04-3250).
 
-One seed draws the same rows for every model and metric, so that differences and ratios of scores are paired:
-what makes a row easy or hard for all models does not widen their intervals.
+A seed draws the same rows for every model and metric, so that differences and ratios of scores are paired:
+rows that are easy or hard for all models do not widen their intervals.
 
 S rows · K statistics of a row, whose sums determine a score · R resamples
 """
@@ -19,14 +19,14 @@ from sacrebleu.metrics.chrf import CHRF
 from vaswani.evaluation.text_metrics import rouge_f1
 
 RESAMPLES = 1000
-PERCENTILES = (2.5, 97.5)  # of the resamples: the ends of a 95 % confidence interval
+PERCENTILES = (2.5, 97.5)  # a 95 % confidence interval
 
 _SACREBLEU: dict[str, Any] = {"bleu": BLEU(), "chrf": CHRF()}  # with the options of `METRICS`
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % confidence interval, `low` to `high`."""
+    """A value with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -34,7 +34,7 @@ class Estimate:
 
     @classmethod
     def from_resamples(cls, value: float, resampled: np.ndarray) -> Estimate:
-        """A value, and the interval of its resamples [R]."""
+        """Return a value with the interval of its resamples [R]."""
         low, high = np.percentile(resampled, PERCENTILES)
         return cls(value, float(low), float(high))
 
@@ -42,17 +42,17 @@ class Estimate:
 def resampled_scores(
     predictions: Sequence[str], references: Sequence[str], task: str = "translation", seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Scores of resampled rows, float64 [R], of each metric of a task."""
+    """Return the scores of resampled rows, float64 [R], for each metric of a task."""
     statistics = row_statistics(predictions, references, task)
     return {metric: bootstrap_scores(metric, rows, seed) for metric, rows in statistics.items()}
 
 
 def row_statistics(predictions: Sequence[str], references: Sequence[str], task: str) -> dict[str, np.ndarray]:
-    """What the score of each metric of a task needs to know of each row: [S, K], int64, of ROUGE float64."""
+    """Return the statistics of each row for each metric of a task: int64 [S, K] (float64 for ROUGE)."""
     if task == "summarization":
         f1 = rouge_f1(predictions, references)
-        return {kind: np.stack([rows, np.ones_like(rows)], axis=1) for kind, rows in f1.items()}
-    # sacreBLEU's public functions score texts only, which would take minutes for each interval.
+        return {variant: np.stack([rows, np.ones_like(rows)], axis=1) for variant, rows in f1.items()}
+    # sacreBLEU's public functions score only texts, which would take minutes for each interval.
     ngrams = {
         name: metric._extract_corpus_statistics(predictions, [references])
         for name, metric in _SACREBLEU.items()
@@ -63,7 +63,7 @@ def row_statistics(predictions: Sequence[str], references: Sequence[str], task: 
 
 
 def score_of_sum(metric: str, total: np.ndarray) -> float:
-    """The metric's score, 0 to 100, of rows whose statistics sum up to `total` [K]."""
+    """Return the score, 0 to 100, of rows whose statistics sum to `total` [K]."""
     if metric not in _SACREBLEU:  # a mean over the rows
         points, rows = total.tolist()
         return 100.0 * points / rows
@@ -71,7 +71,7 @@ def score_of_sum(metric: str, total: np.ndarray) -> float:
 
 
 def bootstrap_scores(metric: str, statistics_of_rows: np.ndarray, seed: int) -> np.ndarray:
-    """Scores of resampled rows, float64 [R], from statistics [S, K]; a seed draws the same rows for all."""
+    """Return scores of resampled rows, float64 [R], from statistics [S, K]."""
     generator = np.random.default_rng(seed)
     count = len(statistics_of_rows)
     draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))

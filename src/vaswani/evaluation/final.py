@@ -1,4 +1,4 @@
-"""What every finished training does: evaluate its model, show the scores and write them down."""
+"""Evaluate the model of a finished training, and save the scores."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def evaluate_finished(
     splits: dict[str, Any],
     tell: Callable[[str, Dataset, dict[str, float]], dict[str, Any] | None],
 ) -> dict[str, float]:
-    """Evaluate the final model on the test split, or else on the validation split; save and show the result.
+    """Evaluate the final model on the test split, else on the validation split; save and show the scores.
 
-    Writes transformers' `<split>_results.json`, and `evaluation.json`, which a model card is made of.
+    Writes transformers' `<split>_results.json`, and `evaluation.json` for the model card.
 
     Args:
-        trainer: that has ended.
+        trainer: after training.
         splits: tokenized rows.
-        tell: is given the split's name, its rows and the scores; shows them, and returns what
-            `evaluation.json` holds (see `record`), or None if there is nothing.
+        tell: shows the scores, given the split's name, its rows and the scores; returns the content of
+            `evaluation.json` (see `record`), or None.
 
     Returns:
-        The scores; empty without either split.
+        The scores; empty if there is neither split.
     """
     split = "test" if "test" in splits else "validation"
     if split not in splits:
         return {}
-    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the validation scores in these
+    trainer.remove_callback(EarlyStoppingCallback)  # it expects validation scores
     scores = trainer.evaluate(splits[split], metric_key_prefix=split)
     trainer.save_metrics(split, scores)
     if trainer.is_world_process_zero() and (told := tell(split, splits[split], scores)) is not None:
@@ -52,15 +52,15 @@ def evaluate_finished(
 def record(
     split: str, rows: Dataset, metrics: dict[str, Any], of: str = "rows", also: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    """What `evaluation.json` holds.
+    """Return the content of `evaluation.json`.
 
     Args:
         split: the name of the split.
-        rows: of it.
+        rows: of the split.
         metrics: each with name, value, interval and signature.
-        of: what is resampled for the intervals.
-        also: a package that computed scores, whose version counts too.
-        more: such as examples.
+        of: the resampled units of the intervals.
+        also: a package that computed scores, whose version is recorded too.
+        more: other entries, such as examples.
     """
     packages = [*VERSIONS_OF, *([also] if also else [])]
     return {
@@ -74,5 +74,5 @@ def record(
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """A text, or its beginning and how long it is."""
+    """Return a text, or its beginning and its length."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"

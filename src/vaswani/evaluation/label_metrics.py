@@ -1,10 +1,10 @@
-"""Scores of labels: one for each text, several, numbers, and one for each word.
+"""Metrics of labels: classification, multi-label classification, regression and tagging.
 
-Each class is an `evaluate.Metric` of a task that needs no network: instantiate it, then `compute`,
-`add_batch` or `combine`. Labels are given by name. Accuracies, precisions, recalls and F1 run from 0 to 100.
+Each class is an `evaluate.Metric` that needs no network: instantiate it, then `compute`, `add_batch` or
+`combine`. Labels are given by name. Accuracy, precision, recall and F1 run from 0 to 100.
 
-A metric makes a table of the rows once and scores it under weights: 1 for every row gives the score, the
-number of times that each row was drawn that of a bootstrap resample.
+A metric makes a table of statistics of the rows once and scores it with a weight for each row: 1 for the
+score itself, and the number of draws of the row for a bootstrap resample.
 
 S rows · K statistics of a row · L labels · R resamples
 """
@@ -25,11 +25,11 @@ Floats = npt.NDArray[np.float64]
 
 
 class LabelMetric(evaluate.Metric):
-    """The scores of a task, as a function of a table of its rows and of their weights."""
+    """The metrics of a task, computed from a table of statistics and the weights of its rows."""
 
-    names: ClassVar[dict[str, str]]  # of the scores, for people
+    names: ClassVar[dict[str, str]]  # display names of the scores
     description: ClassVar[str]
-    of_a_row: ClassVar[Any]  # what a prediction or a reference is
+    of_a_row: ClassVar[Any]  # the feature of a prediction or reference
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -44,15 +44,15 @@ class LabelMetric(evaluate.Metric):
         return self.scores(table, np.ones(len(table)))
 
     def table(self, predictions: Sequence[Any], references: Sequence[Any]) -> Floats:
-        """What the scores need to know of each row: float64 [S, K]."""
+        """Return the statistics of each row: float64 [S, K]."""
         raise NotImplementedError
 
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
-        """The scores of the rows of a table [S, K] under weights [S], whole numbers that are not negative."""
+        """Return the scores of a table [S, K] with weights [S], non-negative whole numbers."""
         raise NotImplementedError
 
     def resampled_scores(self, table: Floats, seed: int = 0) -> dict[str, Floats]:
-        """Scores of bootstrap resamples of the rows, float64 [R] each; a seed draws the same rows for all."""
+        """Return scores of bootstrap resamples, float64 [R] each; a seed draws the same rows for all."""
         generator = np.random.default_rng(seed)
         count = len(table)
         draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))
@@ -61,19 +61,19 @@ class LabelMetric(evaluate.Metric):
 
 
 class ClassificationMetric(LabelMetric):
-    """Accuracy, and F1 averaged over the labels that occur, each of the same weight whatever its size."""
+    """Accuracy, and the unweighted mean F1 of the labels that occur."""
 
     names: ClassVar = {"accuracy": "accuracy", "macro_f1": "macro F1"}
     description = "Accuracy and macro F1 of one label for each text, 0 to 100."
     of_a_row = datasets.Value("string")
 
     def table(self, predictions: Sequence[str], references: Sequence[str]) -> Floats:
-        """Numbers of the predicted and of the true label [S, 2]."""
+        """Return the numbers of the predicted and true labels [S, 2]."""
         numbers = np.unique([*predictions, *references], return_inverse=True)[1]
         return numbers.reshape(2, -1).T.astype(float)
 
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
-        """`accuracy` and `macro_f1`."""
+        """Return `accuracy` and `macro_f1`."""
         predicted, true = table.T.astype(int)
         size = int(table.max()) + 1
         right = np.bincount(true, weights * (predicted == true), size)
@@ -82,14 +82,14 @@ class ClassificationMetric(LabelMetric):
 
 
 class MultiLabelMetric(LabelMetric):
-    """F1 of all labels together and averaged over those that occur, and texts whose labels are all right."""
+    """Micro F1, macro F1 over the labels that occur, and the share of texts with all labels right."""
 
     names: ClassVar = {"micro_f1": "micro F1", "macro_f1": "macro F1", "subset_accuracy": "subset accuracy"}
     description = "Micro and macro F1, and subset accuracy, of sets of labels, 0 to 100."
     of_a_row = datasets.List(datasets.Value("string"))
 
     def table(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
-        """Whether each label is right, and how often it was said [S, 2L]; last, whether all are right."""
+        """Return hits and counts of each label, and whether all labels are right: [S, 2L + 1]."""
         names = sorted({name for row in (*predictions, *references) for name in row})
         predicted, true = (
             np.array([[name in row for name in names] for row in map(set, rows)], dtype=bool)
@@ -99,7 +99,7 @@ class MultiLabelMetric(LabelMetric):
         return np.column_stack([right, counts, (predicted == true).all(axis=1)]).astype(float)
 
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
-        """`micro_f1`, `macro_f1` and `subset_accuracy`."""
+        """Return `micro_f1`, `macro_f1` and `subset_accuracy`."""
         *both, all_right = weights @ table
         right, counts = np.array(both).reshape(2, -1)
         return {
@@ -112,7 +112,7 @@ class MultiLabelMetric(LabelMetric):
 class RegressionMetric(LabelMetric):
     """Pearson's and Spearman's correlation, −1 to 1, and the mean squared error.
 
-    A correlation is 0 where predictions or references are all the same: then one tells nothing of the other.
+    A correlation is 0 if predictions or references are constant.
     """
 
     names: ClassVar = {"pearson": "Pearson's r", "spearman": "Spearman's ρ", "mse": "mean squared error"}
@@ -120,11 +120,11 @@ class RegressionMetric(LabelMetric):
     of_a_row = datasets.Value("float64")
 
     def table(self, predictions: Sequence[float], references: Sequence[float]) -> Floats:
-        """Predictions and references [S, 2]."""
+        """Return predictions and references [S, 2]."""
         return np.column_stack([predictions, references]).astype(float)
 
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
-        """`pearson`, `spearman` and `mse`."""
+        """Return `pearson`, `spearman` and `mse`."""
         predicted, true = table.T
         return {
             "pearson": _correlation(predicted, true, weights),
@@ -134,9 +134,9 @@ class RegressionMetric(LabelMetric):
 
 
 class TaggingMetric(LabelMetric):
-    """Accuracy of the tags of words and, where tags mark spans, precision, recall and F1 of whole spans.
+    """Accuracy of word tags and, if tags mark spans, precision, recall and F1 of whole spans.
 
-    A span is right if its first and last word and its type are, as in CoNLL's shared tasks (see `spans_of`).
+    A span is right if its first word, last word and type are, as in CoNLL's shared tasks (see `spans_of`).
     """
 
     names: ClassVar = {
@@ -149,7 +149,7 @@ class TaggingMetric(LabelMetric):
     of_a_row = datasets.List(datasets.Value("string"))
 
     def table(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
-        """Right words, all words and, where tags mark spans, right, predicted and true spans: [S, 2 or 5]."""
+        """Return right words, words and, if tags mark spans, right, predicted and true spans: [S, 2 or 5]."""
         pairs = list(zip(predictions, references, strict=True))
         words = [
             (sum(tag == other for tag, other in zip(*pair, strict=True)), len(pair[1])) for pair in pairs
@@ -161,7 +161,7 @@ class TaggingMetric(LabelMetric):
         return np.column_stack([words, counts]).astype(float)
 
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
-        """`token_accuracy` and, where tags mark spans, `precision`, `recall` and `f1`."""
+        """Return `token_accuracy` and, if tags mark spans, `precision`, `recall` and `f1`."""
         right, words, *spans = weights @ table
         accuracy = {"token_accuracy": _percent(right, words)}
         return accuracy | (_precision_recall_f1(*spans) if spans else {})
@@ -170,25 +170,25 @@ class TaggingMetric(LabelMetric):
 def scores_by_type(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """`precision`, `recall`, `f1` and the number of true `spans` of each type of span, in alphabetical order.
+    """Return `precision`, `recall`, `f1` and the number of true `spans` for each span type, sorted.
 
     Args:
-        predictions: the tags of each row.
-        references: likewise; both mark spans (see `mark_spans`).
+        predictions: the tags of each row, which mark spans (see `mark_spans`).
+        references: likewise.
     """
     right, predicted, true = Counter[str](), Counter[str](), Counter[str]()
     for pair in zip(predictions, references, strict=True):
         found, sought = (set(spans_of(tags)) for tags in pair)
         for counter, spans in ((right, found & sought), (predicted, found), (true, sought)):
-            counter.update(span.kind for span in spans)
+            counter.update(span.type for span in spans)
     return {
-        kind: {**_precision_recall_f1(right[kind], predicted[kind], true[kind]), "spans": true[kind]}
-        for kind in sorted(predicted | true)
+        name: {**_precision_recall_f1(right[name], predicted[name], true[name]), "spans": true[name]}
+        for name in sorted(predicted | true)
     }
 
 
 def _percent(part: float, whole: float) -> float:
-    """Of nothing, nothing is right."""
+    """Return a percentage; 0 of nothing."""
     return 100.0 * float(part) / float(whole) if whole else 0.0
 
 
@@ -201,7 +201,7 @@ def _precision_recall_f1(right: float, predicted: float, true: float) -> dict[st
 
 
 def _macro_f1(right: npt.NDArray, counts: npt.NDArray) -> float:
-    """Mean of the F1 of labels [L] from the rows that are right, and the sum of predicted and true ones."""
+    """Return the mean F1 of labels from their hits [L] and their predicted plus true counts [L]."""
     occur = counts > 0
     return float(100.0 * np.mean(2 * right[occur] / counts[occur])) if occur.any() else 0.0
 
@@ -214,7 +214,7 @@ def _correlation(first: Floats, second: Floats, weights: Floats) -> float:
 
 
 def _ranks(values: Floats, weights: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs, and a row of weight w counts as w equal rows."""
+    """Return ranks from 1; equal values share their mean rank, and a row of weight w counts as w rows."""
     numbers = np.unique(values, return_inverse=True)[1]
     rows = np.bincount(numbers, weights)
     return (np.cumsum(rows) - (rows - 1) / 2)[numbers]

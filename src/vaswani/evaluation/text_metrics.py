@@ -1,7 +1,7 @@
-"""The quality of what a model writes: of translations BLEU, chrF and exact match, of summaries ROUGE.
+"""Metrics of generated texts: BLEU, chrF and exact match for translations, ROUGE for summaries.
 
 Each is an `evaluate.Metric` that needs no network: instantiate it, then `compute`, `add_batch` or `combine`.
-Texts are given as they are (cased, detokenized), one reference each; scores run from 0 to 100.
+Texts are plain (cased, detokenized) with one reference each; scores run from 0 to 100.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ def _describe(description: str, citation: str) -> evaluate.MetricInfo:
 
 
 class Bleu(evaluate.Metric):
-    """Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it (Post, 2018)."""
+    """Corpus BLEU (Papineni et al., 2002), computed by sacreBLEU (Post, 2018)."""
 
     def _info(self) -> evaluate.MetricInfo:
         return _describe("Corpus BLEU, 0 to 100, with sacreBLEU's signature.", "Post, 2018, arXiv:1804.08771")
@@ -49,7 +49,7 @@ class Bleu(evaluate.Metric):
 
 
 class Chrf(evaluate.Metric):
-    """Corpus chrF2, the character n-gram F-score (Popović, 2015), as sacreBLEU computes it."""
+    """Corpus chrF2, the character n-gram F-score (Popović, 2015), computed by sacreBLEU."""
 
     def _info(self) -> evaluate.MetricInfo:
         return _describe("Corpus chrF2, 0 to 100, with sacreBLEU's signature.", "Popović, 2015, W15-3049")
@@ -61,7 +61,7 @@ class Chrf(evaluate.Metric):
 
 
 class ExactMatch(evaluate.Metric):
-    """Percentage of predictions that equal their reference, character by character."""
+    """Percentage of predictions that equal their reference exactly."""
 
     def _info(self) -> evaluate.MetricInfo:
         return _describe("Percentage of predictions equal to their reference.", "")
@@ -77,15 +77,14 @@ ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> dict[str, np.ndarray]:
-    """ROUGE of each prediction, float64 [rows], 0 to 1 (Lin, 2004, W04-1013).
+    """Return ROUGE of each prediction, float64 [rows], 0 to 1 (Lin, 2004, W04-1013).
 
-    `rouge1` and `rouge2` are F1 of the words, or pairs of neighbouring words, that both texts have; `rougeL`
-    is F1 of their longest common subsequence of words, over the whole text. Words are lower-cased, and
-    stemmed as Porter does.
+    `rouge1` and `rouge2` are the F1 of common words and word bigrams; `rougeL` is the F1 of the longest
+    common subsequence of words in the whole text. Words are lower-cased, and stemmed with Porter's stemmer.
 
     Args:
-        predictions: the texts to be scored.
-        references: one for each.
+        predictions: the texts to score.
+        references: one for each prediction.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -96,7 +95,7 @@ def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> dict[str,
 
 
 class Rouge(evaluate.Metric):
-    """Means of the rows' F1 as the package rouge-score has it, which knows words of a-z and 0-9 alone."""
+    """Mean F1 of the rows, computed by rouge-score, which counts only words of a-z and 0-9."""
 
     def _info(self) -> evaluate.MetricInfo:
         return _describe("Mean F1 of ROUGE-1, -2 and -L over the rows, 0 to 100.", "Lin, 2004, W04-1013")
@@ -106,7 +105,7 @@ class Rouge(evaluate.Metric):
         if wordless:
             warnings.warn(
                 f"{wordless} of {len(references)} references have no word of a-z or 0-9, the only ones that "
-                "ROUGE counts, and score 0; for other scripts take task=translation, whose chrF counts all",
+                "ROUGE counts, and score 0; for other scripts use task=translation, whose chrF counts all",
                 stacklevel=2,
             )
         f1 = rouge_f1(predictions, references)
@@ -114,12 +113,12 @@ class Rouge(evaluate.Metric):
         return {**scores, "signature": f"nrefs:1|stem:porter|version:{version('rouge-score')}"}
 
 
-METRICS_OF_TASK: dict[str, dict[str, type[evaluate.Metric]]] = {  # the first is what models are compared by
+METRICS_OF_TASK: dict[str, dict[str, type[evaluate.Metric]]] = {  # the first one ranks models
     "translation": {"bleu": Bleu, "chrf": Chrf, "exact_match": ExactMatch},
     "summarization": dict.fromkeys(ROUGE_KINDS, Rouge),
 }
 METRICS = {name: metric for metrics in METRICS_OF_TASK.values() for name, metric in metrics.items()}
-METRIC_NAMES = {  # for people
+METRIC_NAMES = {  # for display
     "bleu": "BLEU",
     "chrf": "chrF2",
     "exact_match": "exact match",
@@ -131,11 +130,7 @@ SCORING_PACKAGE = {"translation": "sacrebleu", "summarization": "rouge-score"}
 
 
 def task_of_metric(metric: str) -> str:
-    """The task whose metrics include this one.
-
-    Raises:
-        UserError: it is none of `METRICS`.
-    """
+    """Return the task of a metric; raise a UserError for an unknown metric."""
     for task, metrics in METRICS_OF_TASK.items():
         if metric in metrics:
             return task
@@ -143,11 +138,7 @@ def task_of_metric(metric: str) -> str:
 
 
 def check_task(task: str) -> None:
-    """Find a task that cannot be scored.
-
-    Raises:
-        UserError: it is unknown, or its package is missing.
-    """
+    """Raise a UserError if a task is unknown, or the package for its metrics is missing."""
     if task not in METRICS_OF_TASK:
         raise UserError(f"task={task} is unknown; choose one of {', '.join(METRICS_OF_TASK)}")
     if task == "summarization" and importlib.util.find_spec("rouge_score") is None:
@@ -157,10 +148,10 @@ def check_task(task: str) -> None:
 def score_texts(
     predictions: Sequence[str], references: Sequence[str], task: str = "translation"
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Every metric of a task at once.
+    """Compute all metrics of a task.
 
     Returns:
-        The scores (those of `METRICS_OF_TASK`; 0 to 100), and the signatures of those that have one.
+        The scores (those of `METRICS_OF_TASK`; 0 to 100), and signatures by metric where there are any.
     """
     scores: dict[str, float] = {}
     signatures: dict[str, str] = {}
@@ -174,18 +165,18 @@ def score_texts(
 
 
 def decode(token_ids: Any, targets: TextCodec) -> list[str]:
-    """Texts of [rows, length] token ids; −100, which marks padding in labels, counts as padding."""
+    """Decode token ids [rows, length], in which −100 is padding."""
     return targets.decode(np.where(token_ids == IGNORED_LABEL, targets.tokenizer.pad_token_id, token_ids))
 
 
 class TextMetrics:
     """The `compute_metrics` of a `Seq2SeqTrainer` that evaluates with `predict_with_generate`.
 
-    Holds the latest scores with what has no place among the numbers that a trainer logs: signatures, texts.
+    Keeps the latest scores with their signatures and texts, which a trainer cannot log.
 
     Args:
         target_tokenizer: of predictions and labels.
-        task: whose metrics are computed.
+        task: selects the metrics.
     """
 
     def __init__(self, target_tokenizer: PreTrainedTokenizerBase, task: str = "translation"):

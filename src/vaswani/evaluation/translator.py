@@ -1,4 +1,4 @@
-"""Translating a corpus whose translations are known, and scoring the result."""
+"""Evaluate a translator: translate a corpus with references and score the result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Scorer = Callable[[list[str], list[str]], tuple[dict[str, float], dict[str, str]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model translated.
+    """The result of an evaluation.
 
     Args:
         translations: one for each row, in order.
-        scores: by the name of their metric.
-        signatures: of the metrics that have one; they say how exactly a score was computed.
-        seconds: that translating took.
+        scores: by metric.
+        signatures: by metric, where there are any; they describe how a score was computed.
+        seconds: spent on translating.
     """
 
     translations: list[Translation]
@@ -31,12 +31,12 @@ class Evaluation:
 
     @property
     def untranslated_rows(self) -> int:
-        """Rows whose source the model cannot take."""
+        """Rows whose source is too long for the model."""
         return sum(translation.problem is not None for translation in self.translations)
 
     @property
     def cut_off_rows(self) -> int:
-        """Rows of whose source the model read only the beginning."""
+        """Rows whose source was truncated."""
         return sum(translation.source_cut_off for translation in self.translations)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Evaluation:
         return "\n".join(row.rstrip() for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the translations, as plain JSON values."""
+        """Return everything but the translations as plain JSON values."""
         unread = {"untranslated_rows": self.untranslated_rows, "cut_off_rows": self.cut_off_rows}
         rows = {"rows": len(self.translations), **unread}
         return {**rows, **self.scores, "signatures": self.signatures, "seconds": round(self.seconds, 3)}
@@ -66,13 +66,13 @@ def evaluate(
 ) -> Evaluation:
     """Translate the `source` of each row and score the translations against the `target`s.
 
-    A source that the model cannot take counts with an empty translation.
+    A source that is too long for the model counts as an empty translation.
 
     Args:
         translator: the model with its options.
         rows: mappings with the texts `source` and `target`.
-        score: takes translations and references; returns scores and signatures.
-        progress: is told of so many more rows done.
+        score: returns scores and signatures for translations and references.
+        progress: is called with the number of rows of each finished batch.
 
     Raises:
         UserError: there are no rows.

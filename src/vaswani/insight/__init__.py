@@ -1,1 +1,1 @@
-"""Insight: pictures of what a model does."""
+"""Plots of models and runs, and counts of operations."""

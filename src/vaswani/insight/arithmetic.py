@@ -1,8 +1,8 @@
-"""How much arithmetic a model takes, and how much of it a machine can do.
+"""Floating-point operations of a model, and the measured peak of a machine.
 
-Counted are the matrix products, which are nearly all of it: two operations for each weight and token, and for
-each pair of tokens that attention compares. A step of training takes three times the forward pass (Kaplan et
-al., 2020, arXiv:2001.08361, section 2.1): backward, each product has two, for its input and for its weight.
+Only matrix products, which dominate, are counted: two operations for each weight and token, and for each pair
+of tokens in attention and feature. A training step takes three times the forward pass (Kaplan et al., 2020,
+arXiv:2001.08361, section 2.1): the backward pass has two products for each one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SECONDS_OF_MEASURING = 0.05
 
 
 def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
-    """Floating-point operations of the products of one forward pass of an encoder-decoder.
+    """Return the floating-point operations of one forward pass of an encoder-decoder.
 
     Args:
         config: of the model.
@@ -38,23 +38,23 @@ def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_l
     """
     width = config.d_model
     encoder_layer = 4 * width**2 + 2 * width * config.encoder_ffn_dim
-    decoder_layer = 6 * width**2 + 2 * width * config.decoder_ffn_dim  # all but the source's keys and values
+    decoder_layer = 6 * width**2 + 2 * width * config.decoder_ffn_dim  # without the source's keys and values
     per_source = config.encoder_layers * encoder_layer + config.decoder_layers * 2 * width**2
     per_target = config.decoder_layers * decoder_layer + (config.decoder_vocab_size or 0) * width
     weights = source_length * per_source + target_length * per_target
     pairs = sum(_pairs(config, kind, source_length) for kind in config.layer_attention("encoder"))
     pairs += sum(_pairs(config, kind, target_length) for kind in config.layer_attention("decoder"))
     pairs += config.decoder_layers * source_length * target_length
-    return 2 * rows * (weights + 2 * pairs * width)  # two products for each pair: its score, and its value
+    return 2 * rows * (weights + 2 * pairs * width)  # two products for each pair: score and value
 
 
 def training_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
-    """Floating-point operations of a forward and a backward pass (see `forward_flops`)."""
+    """Return the floating-point operations of a forward and backward pass (see `forward_flops`)."""
     return FORWARD_AND_BACKWARD * forward_flops(config, rows, source_length, target_length)
 
 
 def stack_flops(config: VaswaniEncoderConfig | VaswaniDecoderConfig, rows: int, length: int) -> int:
-    """Floating-point operations of one forward pass of an encoder or a decoder alone, up to its last states.
+    """Return the floating-point operations of one forward pass of an encoder or a decoder without head.
 
     Args:
         config: of the model.
@@ -69,13 +69,13 @@ def stack_flops(config: VaswaniEncoderConfig | VaswaniDecoderConfig, rows: int, 
 
 
 def prediction_flops(config: VaswaniEncoderConfig | VaswaniDecoderConfig, num_tokens: Number) -> Number:
-    """Floating-point operations that make logits of the last states of so many tokens."""
+    """Return the floating-point operations of the logits of `num_tokens` tokens."""
     transform = config.d_model if getattr(config, "mlm_transform", False) else 0
     return 2 * num_tokens * config.d_model * (config.vocab_size + transform)
 
 
 def _pairs(config: VaswaniFamilyConfig, kind: str, length: int) -> int:
-    """Pairs of tokens that a layer of self-attention compares; of a sparse one, as many at most."""
+    """Return the pairs of tokens in a self-attention layer; for a sparse layer an upper bound."""
     if kind == "full":
         return length**2
     first = config.sparse_global_tokens or config.sparse_global_blocks * config.sparse_block_size

@@ -1,4 +1,4 @@
-"""What a run logged, drawn: losses, scores, the learning rate, gradients and speed."""
+"""Plot the log of a run: losses, scores, learning rate, gradient norm and speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FILE = "curves.png"
 SIZE = (12.0, 6.5)  # inches
-# Of each panel: its title, what it shows and how the legend calls it, and whether its axis is logarithmic.
+# Each panel: title, keys of the log with their legends, and whether the axis is logarithmic.
 PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
     (
@@ -53,15 +53,15 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
 
 
 def read_history(run: Path) -> list[dict[str, Any]]:
-    """What a run logged, from its folder or, while it goes on, from its last checkpoint.
+    """Return the log of a run from its folder or, during the run, from its last checkpoint.
 
     Raises:
-        UserError: the folder is not that of a run, or its record cannot be read.
+        UserError: the folder is not that of a run, or the log cannot be read.
     """
     found = [*run.glob(TRAINER_STATE_NAME), *run.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")]
     if not found:
         raise UserError(
-            f"{run} has no {TRAINER_STATE_NAME}, nor has a checkpoint in it; give a run's output_dir"
+            f"neither {run} nor a checkpoint in it has {TRAINER_STATE_NAME}; give a run's output_dir"
         )
     path = max(found, key=lambda path: path.stat().st_mtime)
     try:
@@ -71,10 +71,10 @@ def read_history(run: Path) -> list[dict[str, Any]]:
 
 
 def draw_curves(history: list[dict[str, Any]]) -> Figure:
-    """A panel for each thing that was logged.
+    """Plot a panel for each quantity in the log.
 
     Raises:
-        UserError: nothing was, or matplotlib is missing.
+        UserError: the log is empty, or matplotlib is missing.
     """
     series = {name: _series(history, name) for _, lines, _ in PANELS for name in lines}
     panels = [panel for panel in PANELS if any(series[name][0] for name in panel[1])]
@@ -107,18 +107,14 @@ def _draw(
 
 
 def save_curves(run: Path) -> Path:
-    """Draw a run's curves into its folder, and return the file.
-
-    Raises:
-        UserError: see `read_history` and `draw_curves`.
-    """
+    """Save the curves of a run in its folder and return the file (see `read_history`, `draw_curves`)."""
     path = run / FILE
     draw_curves(read_history(run)).savefig(path)
     return path
 
 
 def summary(history: list[dict[str, Any]]) -> str:
-    """Where a run stands: a line for the training, and one for its best validation."""
+    """Summarize a run: a line on the training and one for each best validation score."""
     trained = [entry for entry in history if "loss" in entry]
     if not trained:
         return "nothing was logged yet"

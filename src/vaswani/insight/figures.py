@@ -1,4 +1,4 @@
-"""Figures of matplotlib, which is optional and so imported late; never its pyplot, whose state is global."""
+"""Figures of matplotlib, which is optional and imported late; pyplot, with its global state, is not used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(**options: Any) -> Figure:
-    """An empty figure that can be saved, with matplotlib's own options.
-
-    Raises:
-        UserError: matplotlib is missing.
-    """
+    """Return an empty figure that can be saved; raise a UserError if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise UserError("drawing needs matplotlib: pip install 'vaswani[plots]'")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""Pictures of what attends to what.
+"""Plots of sparse attention patterns.
 
 H heads · N blocks
 """
@@ -36,7 +36,7 @@ class Reason(IntEnum):
     GLOBAL = 1
     WINDOW = 2
     RANDOM = 3
-    DIAGONAL = 4  # of a causal pattern: the block itself, of which each token sees what is not after it
+    DIAGONAL = 4  # of a causal pattern: the block itself, in which each token sees the tokens up to it
 
 
 LABELS = {
@@ -46,7 +46,7 @@ LABELS = {
     Reason.RANDOM: "random",
     Reason.DIAGONAL: "causal diagonal:\nup to each token",
 }
-COLOURS = {  # of Okabe and Ito, which colour-blind people can tell apart
+COLOURS = {  # of Okabe and Ito, distinguishable with colour blindness
     Reason.UNSEEN: "#f4f4f4",
     Reason.GLOBAL: "#e69f00",
     Reason.WINDOW: "#0072b2",
@@ -56,11 +56,11 @@ COLOURS = {  # of Okabe and Ito, which colour-blind people can tell apart
 
 
 def block_reasons(pattern: SparsePattern, num_blocks: int) -> torch.Tensor:
-    """Why each query block sees each key block; `UNSEEN` exactly where `pattern.block_mask` is False.
+    """Return why each query block sees each key block; `UNSEEN` exactly where `pattern.block_mask` is False.
 
     Returns:
-        int8 [H, N, N] of `Reason`. A block that several name has the first of global, window and random; the
-        diagonal of a causal pattern is `DIAGONAL`, whatever names it.
+        int8 [H, N, N] of `Reason`. If there are several reasons, the first of global, window and random; on
+        the diagonal of a causal pattern always `DIAGONAL`.
     """
     pattern = pattern.in_blocks().within(num_blocks)
     full_rows = pattern.num_global_rows(num_blocks)
@@ -68,7 +68,7 @@ def block_reasons(pattern: SparsePattern, num_blocks: int) -> torch.Tensor:
     counts = torch.tensor([pattern.global_blocks, pattern.window_blocks, pattern.random_blocks])
     columns = torch.tensor([Reason.GLOBAL, Reason.WINDOW, Reason.RANDOM], dtype=torch.int8)
     columns = columns.repeat_interleave(counts).expand(blocks.shape)
-    # One key block more than there are takes what the table leaves empty.
+    # An extra key block absorbs the empty entries of the table.
     reasons = torch.full((pattern.num_heads, num_blocks, num_blocks + 1), Reason.UNSEEN, dtype=torch.int8)
     reasons[:, :full_rows] = Reason.GLOBAL
     reasons[:, full_rows:].scatter_(2, torch.where(blocks < 0, num_blocks, blocks), columns)
@@ -79,22 +79,22 @@ def block_reasons(pattern: SparsePattern, num_blocks: int) -> torch.Tensor:
 
 
 def density(pattern: SparsePattern, num_blocks: int) -> float:
-    """The share of all H · N² pairs of blocks in which the query block sees the key block or a part of it."""
+    """Return the share of the H · N² pairs of blocks in which the query block sees the key block."""
     return pattern.block_mask(num_blocks).double().mean().item()
 
 
 def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int) -> Figure:
-    """A panel for each head: query blocks down, key blocks across, each pair in the colour of its `Reason`.
+    """Plot a panel for each head, query blocks down and key blocks across, coloured by `Reason`.
 
     Raises:
-        UserError: matplotlib is missing; more blocks or heads than a picture can show, or no block.
+        UserError: matplotlib is missing, or the number of blocks or heads is out of range.
     """
     _check_drawable(pattern, num_blocks)
     columns = min(pattern.num_heads, PANELS_IN_A_ROW)
     rows = -(-pattern.num_heads // columns)
     figure = new_figure(
         figsize=(columns * PANEL_SIZE + LEGEND_WIDTH, rows * PANEL_SIZE + TITLE_HEIGHT),
-        dpi=max(150, 3 * num_blocks / PANEL_SIZE),  # at least two pixels a block, or some would be lost
+        dpi=max(150, 3 * num_blocks / PANEL_SIZE),  # at least two pixels per block
         layout="compressed",  # made for square panels
     )
     reasons = block_reasons(pattern, num_blocks)
@@ -110,19 +110,19 @@ def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int) -> Figure:
 def _check_drawable(pattern: SparsePattern, num_blocks: int) -> None:
     if not 1 <= num_blocks <= MAX_DRAWN_BLOCKS:
         raise UserError(
-            f"a picture shows 1 to {MAX_DRAWN_BLOCKS} blocks, not {num_blocks}; change the length or the "
+            f"a plot shows 1 to {MAX_DRAWN_BLOCKS} blocks, not {num_blocks}; change the length or the "
             f"block size ({MAX_DRAWN_BLOCKS} blocks of {pattern.block_size} are "
             f"{MAX_DRAWN_BLOCKS * pattern.block_size} tokens)"
         )
     if pattern.num_heads > MAX_DRAWN_HEADS:
         raise UserError(
-            f"a picture shows at most {MAX_DRAWN_HEADS} heads, not {pattern.num_heads}; draw the first few, "
-            "which do not depend on how many there are"
+            f"a plot shows at most {MAX_DRAWN_HEADS} heads, not {pattern.num_heads}; plot the first few, "
+            "which do not depend on the number of heads"
         )
 
 
 def _draw_panel(panel: Axes, reasons: torch.Tensor) -> None:
-    """One head's [N, N] blocks."""
+    """Plot the blocks [N, N] of one head."""
     from matplotlib.colors import ListedColormap
 
     colours = ListedColormap([COLOURS[reason] for reason in Reason])
@@ -132,9 +132,9 @@ def _draw_panel(panel: Axes, reasons: torch.Tensor) -> None:
         vmin=-0.5,
         vmax=len(Reason) - 0.5,
         interpolation="none",
-        zorder=3,  # above the frame, which would hide half of the outermost blocks
+        zorder=3,  # above the frame, which hides half of the outermost blocks
     )
-    panel.locator_params(integer=True, min_n_ticks=1)  # there is no block 2.5
+    panel.locator_params(integer=True, min_n_ticks=1)  # block numbers are integers
 
 
 def _title(pattern: SparsePattern, num_blocks: int) -> str:
@@ -146,7 +146,7 @@ def _title(pattern: SparsePattern, num_blocks: int) -> str:
 
 
 def _add_legend(figure: Figure, reasons: torch.Tensor) -> None:
-    """Name the colours that are there."""
+    """Add a legend of the colours in the plot."""
     from matplotlib.patches import Patch
 
     figure.legend(
@@ -160,10 +160,10 @@ def _add_legend(figure: Figure, reasons: torch.Tensor) -> None:
 
 
 def save_sparse_pattern(pattern: SparsePattern, num_blocks: int, output: Path) -> None:
-    """Draw a pattern, as `draw_sparse_pattern` does, into a file whose suffix is its format.
+    """Plot a pattern (see `draw_sparse_pattern`) into a file, whose suffix selects the format.
 
     Raises:
-        UserError: what cannot be drawn; the suffix is none of `FORMATS`; the file cannot be written.
+        UserError: the pattern cannot be plotted, the suffix is unknown, or the file cannot be written.
     """
     suffix = output.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
@@ -171,7 +171,7 @@ def save_sparse_pattern(pattern: SparsePattern, num_blocks: int, output: Path) -
         raise UserError(
             f"cannot draw {output}: its suffix is {output.suffix or 'missing'}; use one of {known}"
         )
-    picture = io.BytesIO()  # drawn in full before the file is touched
+    picture = io.BytesIO()  # complete before the file is touched
     draw_sparse_pattern(pattern, num_blocks).savefig(picture, format=suffix)
     try:
         output.write_bytes(picture.getvalue())

@@ -1,4 +1,4 @@
-"""A picture of models' quality against their speed."""
+"""A plot of quality against speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKERS = "oDs^vPX<>"
 
 @dataclass(frozen=True)
 class PlottedModel:
-    """A point of the picture.
+    """A point of the plot.
 
     Args:
         name: for the legend.
@@ -42,11 +42,7 @@ class PlottedModel:
 
 
 def draw_quality_against_speed(models: Sequence[PlottedModel], metric: str) -> Figure:
-    """Speed from 0 to the right, quality with its confidence interval upwards, a marker for each model.
-
-    Raises:
-        UserError: matplotlib is missing.
-    """
+    """Plot quality with its confidence interval against speed; raise a UserError without matplotlib."""
     figure = new_figure(figsize=SIZE, dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for model, marker in zip(models, cycle(MARKERS), strict=False):
@@ -62,7 +58,7 @@ def draw_quality_against_speed(models: Sequence[PlottedModel], metric: str) -> F
 
 
 def quality_against_speed_png(models: Sequence[PlottedModel], metric: str) -> bytes:
-    """The picture of `draw_quality_against_speed` as the contents of a PNG file."""
+    """Return the plot of `draw_quality_against_speed` as PNG."""
     picture = io.BytesIO()
     draw_quality_against_speed(models, metric).savefig(picture, format="png")
     return picture.getvalue()

@@ -1,8 +1,8 @@
-"""How time, memory and traffic of a training grow with the number of devices: a model on one page.
+"""A model of time, memory and traffic of training on several devices.
 
-It counts what each way must compute, keep and send, and divides by what a machine can do. It knows nothing
-of stragglers, of kernels that slow down on small shares, or of the disk. `benchmarks/scaling.py` sets it
-beside what one and two processes really take.
+It counts the operations, memory and traffic of each strategy, and divides by the rates of a machine. It
+ignores stragglers, slower kernels on small shards, and the disk. `benchmarks/scaling.py` compares it with
+measurements of one and two processes.
 
 P parameters · N devices · tokens are those of one device and update, source and target together
 """
@@ -17,17 +17,17 @@ from vaswani.model.configuration_vaswani import VaswaniConfig
 
 BYTES_OF_A_NUMBER = 4  # weights, gradients and both moments are float32, under bf16 autocast too
 STATES = 4  # weight, gradient and Adam's two moments
-OVERLAP = 2 / 3  # of the computation, its backward pass, in which gradients travel while others are computed
-# Kept for the backward pass, in numbers per token and layer; d the width, f the inner width of feed-forward.
+OVERLAP = 2 / 3  # share of the backward pass, during which gradients are sent
+# Activations kept for the backward pass per token and layer, in model or feed-forward widths.
 ENCODER_WIDTHS, DECODER_WIDTHS, INNER_WIDTHS = 9, 16, 1
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device and its network do.
+    """The rates of a device and its network.
 
     Args:
-        flops: that a training reaches on one device, operations per second.
+        flops: achieved in training on one device, operations per second.
         memory: of a device, bytes.
         devices: of one machine.
         within: bytes per second and device among the devices of a machine.
@@ -43,7 +43,7 @@ class Machine:
     latency: float
 
     def bandwidth(self, devices: int, rings: int = 1) -> float:
-        """Of each of so many rings at once through so many devices, which share links between machines."""
+        """Return the bandwidth of each of `rings` simultaneous rings through `devices` devices."""
         if devices <= self.devices:
             return self.within
         return min(self.within, self.between * self.devices / rings)
@@ -51,13 +51,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one update, on each device.
+    """The cost of one update on each device.
 
     Args:
-        seconds: of which `exposed` are spent waiting for others.
-        exposed: see there.
+        seconds: in total.
+        exposed: seconds of waiting for communication.
         memory: bytes.
-        traffic: bytes that it sends.
+        traffic: bytes sent.
     """
 
     seconds: float
@@ -67,7 +67,7 @@ class Cost:
 
 
 def activation_bytes(config: VaswaniConfig, tokens: int, bytes_of_a_number: int) -> float:
-    """What the forward pass keeps for the backward pass, logits apart, which are made a few at a time."""
+    """Return the bytes of activations kept for the backward pass, without logits, which are chunked."""
     encoder = config.encoder_layers * (
         ENCODER_WIDTHS * config.d_model + INNER_WIDTHS * config.encoder_ffn_dim
     )
@@ -86,12 +86,12 @@ def cost_of_update(
     length: int = 30,
     bytes_of_an_activation: int = 2,
 ) -> Cost:
-    """What one update costs each of N devices.
+    """Return the cost of one update on each of N devices.
 
     Args:
         config: of the model.
-        machine: what it runs on.
-        way: "ddp", copies of the model; "fsdp", one shared out among all; "hybrid", one in each machine.
+        machine: the devices and network.
+        way: "ddp" (copies), "fsdp" (shards on all devices) or "hybrid" (shards within each machine).
         devices: N.
         tokens: of one device and update.
         length: of a sentence, source or target.
@@ -103,14 +103,14 @@ def cost_of_update(
     shards = {"ddp": 1, "fsdp": devices, "hybrid": min(devices, machine.devices)}[way]
     copies = devices // shards
 
-    # A ring sends each byte on N − 1 times: once to add up or hand out shares, twice to do both.
+    # A ring sends (N − 1) / N of the bytes for a reduce-scatter or an all-gather, and twice that for both.
     sharing = 3 * weights * (shards - 1) / shards  # weights forward and backward, and gradients
     adding = 2 * weights / shards * (copies - 1) / copies
     rings = min(shards, machine.devices)
     travel = sharing / machine.bandwidth(shards) + adding / machine.bandwidth(devices, rings)
     messages = (3 * (shards - 1) + 2 * (copies - 1)) * machine.latency
     exposed = max(0.0, travel + messages - OVERLAP * seconds)
-    buckets = weights if way == "ddp" and copies > 1 else 0  # gradients lie there once more to be sent
+    buckets = weights if way == "ddp" and copies > 1 else 0  # copies of gradients for communication
     memory = STATES * weights / shards + buckets
     memory += activation_bytes(config, tokens, bytes_of_an_activation)
     return Cost(seconds + exposed, exposed, memory, sharing + adding)

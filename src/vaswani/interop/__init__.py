@@ -1,4 +1,4 @@
-"""Models of other libraries: converted into ours and back, and with our sparse attention in them."""
+"""Conversion of other libraries' models, and sparse attention for them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["combine", "convert", "export"]
 
-# Imported when first asked for: they import a good part of the library.
+# Loaded on first use, as they import much of transformers.
 _LATE = {
     "combine": "vaswani.interop.combination",
     "convert": "vaswani.interop.conversion",

@@ -9,7 +9,7 @@ from vaswani.interop.weights import Move, Rule, Same, linear, under
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
 
 LAYER = "encoder.layers.{}"
-# What all of them have.
+# Fields of all of them.
 OURS: dict[str, Any] = {
     "norm_order": "post",
     "final_norm": False,
@@ -79,9 +79,9 @@ HEADS: tuple[Rule, ...] = (
 )
 
 
-def _bert_rules(kind: str) -> tuple[Rule, ...]:
+def _bert_rules(class_name: str) -> tuple[Rule, ...]:
     encoder = _encoder("pooler.dense")
-    if kind == "BertModel":
+    if class_name == "BertModel":
         return encoder
     return (*under("bert.", "model.", encoder), *HEADS, *linear("classifier", "classifier"))
 
@@ -102,16 +102,18 @@ BERT = Format(
         "classifier_activation": None,
     },
     rules=_bert_rules,
-    # Their question answering has no dropout.
-    derived=lambda config, kind: {"classifier_dropout": 0.0} if kind == "BertForQuestionAnswering" else {},
+    # BertForQuestionAnswering has no dropout.
+    derived=lambda config, class_name: (
+        {"classifier_dropout": 0.0} if class_name == "BertForQuestionAnswering" else {}
+    ),
 )
 
 
-def _big_bird_rules(kind: str) -> tuple[Rule, ...]:
+def _big_bird_rules(class_name: str) -> tuple[Rule, ...]:
     encoder = _encoder("pooler")
-    if kind == "BigBirdModel":
+    if class_name == "BigBirdModel":
         return encoder
-    if kind == "BigBirdForTokenClassification":
+    if class_name == "BigBirdForTokenClassification":
         return (*under("bert.", "model.", encoder), *linear("classifier", "classifier"))
     classifier = (
         *linear("classifier.dense", "pre_classifier"),
@@ -120,8 +122,8 @@ def _big_bird_rules(kind: str) -> tuple[Rule, ...]:
     return (*under("bert.", "model.", encoder), *HEADS, *classifier)
 
 
-def _big_bird_attention(config: Any, kind: str) -> dict[str, Any]:
-    """The weights are theirs; the sparse pattern is ours, with their numbers (see `SparsePattern`)."""
+def _big_bird_attention(config: Any, class_name: str) -> dict[str, Any]:
+    """Return the fields of our sparse pattern with their block numbers (see `SparsePattern`)."""
     sparse = config.attention_type == "block_sparse"
     return {
         "encoder_attention": "sparse" if sparse else "full",
@@ -144,7 +146,7 @@ BIG_BIRD = Format(
     name="big_bird",
     config_class=BigBirdConfig,
     our_config_class=VaswaniEncoderConfig,
-    # Their question answering has layers of its own.
+    # BigBirdForQuestionAnswering has other layers.
     classes={
         f"BigBird{suffix}": ours for suffix, ours in CLASSES.items() if suffix != "ForQuestionAnswering"
     },
@@ -157,7 +159,7 @@ BIG_BIRD = Format(
 )
 
 
-def _distilbert_rules(kind: str) -> tuple[Rule, ...]:
+def _distilbert_rules(class_name: str) -> tuple[Rule, ...]:
     layer = "transformer.layer.{}"
     encoder = (
         Move("embeddings.word_embeddings.weight", "encoder.embed_tokens.weight"),
@@ -172,7 +174,7 @@ def _distilbert_rules(kind: str) -> tuple[Rule, ...]:
         *linear(f"{layer}.ffn.lin2", f"{LAYER}.fc2"),
         *linear(f"{layer}.output_layer_norm", f"{LAYER}.final_layer_norm"),
     )
-    if kind == "DistilBertModel":
+    if class_name == "DistilBertModel":
         return encoder
     return (
         *under("distilbert.", "model.", encoder),
@@ -185,11 +187,11 @@ def _distilbert_rules(kind: str) -> tuple[Rule, ...]:
     )
 
 
-def _distilbert_dropout(config: Any, kind: str) -> dict[str, Any]:
-    """Each of their heads has a dropout of its own."""
-    if kind == "DistilBertForTokenClassification":
+def _distilbert_dropout(config: Any, class_name: str) -> dict[str, Any]:
+    """Return the dropout of a head; each has a field of its own."""
+    if class_name == "DistilBertForTokenClassification":
         return {"classifier_dropout": config.dropout}
-    if kind == "DistilBertForQuestionAnswering":
+    if class_name == "DistilBertForQuestionAnswering":
         return {"classifier_dropout": config.qa_dropout}
     return {"classifier_dropout": config.seq_classif_dropout}
 

@@ -1,4 +1,4 @@
-"""An encoder-decoder from halves that were trained apart (Rothe et al., 2020, arXiv:1907.12461)."""
+"""Combine a trained encoder and decoder into an encoder-decoder (Rothe et al., 2020, arXiv:1907.12461)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vaswani.model.configuration_vaswani import (
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
 from vaswani.model.modeling_vaswani_encoder import VaswaniEncoderModel
 
-# Of each stack its own, or decided for the whole: the halves need not agree on these.
+# Fields on which encoder and decoder need not agree.
 OWN_FIELDS = {
     *("vocab_size", "lm_head_bias", "tie_word_embeddings", "initializer_range"),
     *("pad_token_id", "bos_token_id", "eos_token_id"),
@@ -27,28 +27,28 @@ SIZES = ("layers", "attention_heads", "ffn_dim")
 
 
 def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniForConditionalGeneration:
-    """A `vaswani` model whose stacks begin as those of trained models; attention between them is new.
+    """Return a `vaswani` model with the weights of a trained encoder and decoder; cross-attention is new.
 
-    A half that is not given is new too, with as many layers, heads and inner features as the other. Both
-    vocabularies stay what they are: embeddings are not shared between the stacks. An encoder's heads are left
-    behind, and its token types but the first, which all of a source has, and which its positions or tokens
-    take up. Draws new weights from the global random state.
+    A stack that is not given is new, with as many layers, heads and feed-forward features as the other. Both
+    vocabularies are kept, so embeddings are not shared between the stacks. Heads of the encoder are dropped;
+    the embedding of its first token type is added to its positions or tokens, and other types are dropped.
+    New weights are drawn from the global random state.
 
     Args:
-        encoder: a `VaswaniEncoderModel`, with any head; a library's is converted first (see `convert`).
+        encoder: a `VaswaniEncoderModel`, with any head; convert a library's model first (see `convert`).
         decoder: likewise a `VaswaniDecoderModel`.
-        values: other values for fields of the `VaswaniConfig`, such as `decoder_layers` where the decoder is
-            new, or `dropout`.
+        values: fields of the `VaswaniConfig` to override, such as `dropout`, or `decoder_layers` of a new
+            decoder.
 
     Raises:
-        UserError: neither was given, or they differ in what the stacks of one model have in common, named.
+        UserError: neither is given, or they differ in a field that both stacks of a model share.
     """
     if encoder is None and decoder is None:
         raise UserError("nothing to combine: give an encoder, a decoder or both")
     if values.get("share_encoder_decoder_embeddings") and None not in (encoder, decoder):
         raise UserError(
-            "share_encoder_decoder_embeddings=True would replace the encoder's embeddings by the decoder's: "
-            "halves that were trained apart have one each; leave it out"
+            "share_encoder_decoder_embeddings=True would replace the encoder's embeddings by the decoder's; "
+            "leave it out"
         )
     model: Any = VaswaniForConditionalGeneration(_config(encoder, decoder, values))
     half: Any = decoder if encoder is None else encoder
@@ -68,11 +68,11 @@ def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniF
 def _config(encoder: Any, decoder: Any, values: dict[str, Any]) -> VaswaniConfig:
     halves: dict[str, Any] = {"encoder": encoder, "decoder": decoder}
     configs = {stack: model.config for stack, model in halves.items() if model is not None}
-    for stack, kind in (("encoder", VaswaniEncoderConfig), ("decoder", VaswaniDecoderConfig)):
-        if stack in configs and not isinstance(configs[stack], kind):
+    for stack, config_class in (("encoder", VaswaniEncoderConfig), ("decoder", VaswaniDecoderConfig)):
+        if stack in configs and not isinstance(configs[stack], config_class):
             raise UserError(
-                f"the {stack} is a {configs[stack].model_type!r} model; expected a {kind.model_type!r} one "
-                "(vaswani convert makes one of a library's model)"
+                f"the {stack} is a {configs[stack].model_type!r} model; expected "
+                f"{config_class.model_type!r} (vaswani convert converts models of transformers)"
             )
     given = _common(configs, values)
     for stack, other in (("encoder", "decoder"), ("decoder", "encoder")):
@@ -88,7 +88,7 @@ def _config(encoder: Any, decoder: Any, values: dict[str, Any]) -> VaswaniConfig
 
 
 def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> dict[str, Any]:
-    """The fields that both stacks of a model have in common."""
+    """Return the fields that both stacks of a model share."""
     ours = VaswaniFamilyConfig.__annotations__.keys() - OWN_FIELDS  # the others are the library's
     common: dict[str, Any] = {}
     for name in (field.name for field in fields(VaswaniFamilyConfig) if field.name in ours):
@@ -96,19 +96,19 @@ def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> 
         if len(set(found.values())) > 1 and name not in values and _matters(name, configs):
             raise UserError(
                 f"the encoder has {name}={found['encoder']!r} and the decoder {name}={found['decoder']!r}: "
-                "the stacks of one model have one value"
+                "both stacks of a model have the same value"
             )
         common[name] = next(iter(found.values()))
     return common
 
 
 def _matters(name: str, configs: dict[str, VaswaniFamilyConfig]) -> bool:
-    """Whether a field changes what the stacks compute."""
+    """Return whether a field changes what the stacks compute."""
     if name.startswith("sparse_"):
         return all("sparse" in config.layer_attention(stack) for stack, config in configs.items())
     if name.startswith(("sinusoidal_", "max_position")):
-        kind = "sinusoidal" if name.startswith("sinusoidal_") else "learned"
-        return any(config.position_embedding == kind for config in configs.values())
+        positions = "sinusoidal" if name.startswith("sinusoidal_") else "learned"
+        return any(config.position_embedding == positions for config in configs.values())
     return True
 
 
@@ -121,7 +121,7 @@ def _load(stack: torch.nn.Module, trained: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def _take_up_token_type(stack: Any, trained: VaswaniEncoderModel) -> None:
-    """Add the embedding of the first token type, which a source has throughout, where it is added anyway."""
+    """Add the embedding of the first token type, that of all source tokens, to positions or tokens."""
     if trained.embed_token_types is None:
         return
     first = trained.embed_token_types.weight[0]

@@ -1,7 +1,7 @@
-"""Models of other implementations as ours, and ours as theirs, in memory.
+"""Convert models of other implementations to vaswani and back, in memory.
 
-A converted model computes what the other did, to the last digits: the tests compare logits, hidden states,
-losses and gradients.
+A converted model computes the same outputs to rounding: tests compare logits, hidden states, losses and
+gradients.
 """
 
 from __future__ import annotations
@@ -44,75 +44,69 @@ FORMATS = {each.name: each for each in (MARIAN, FSMT, BERT, DISTILBERT, BIG_BIRD
 
 
 def convert(model: Any) -> PreTrainedModel:
-    """The model of ours that computes what a model of another implementation does.
+    """Convert a model to vaswani.
 
-    Takes MarianMT, FSMT, BERT, DistilBERT, BigBird, OpenAI GPT and GPT-2 models of transformers, and
-    `torch.nn.Transformer`, which becomes a `VaswaniModel` without embeddings of its own: give it
-    `inputs_embeds` and `decoder_inputs_embeds`. Weights are copied, in their dtype; the settings of
-    `generate` too. BigBird's weights are theirs, its sparse pattern is ours.
+    Accepts MarianMT, FSMT, BERT, DistilBERT, BigBird, OpenAI GPT and GPT-2 models of transformers, and
+    `torch.nn.Transformer`, which becomes a `VaswaniModel` that needs `inputs_embeds` and
+    `decoder_inputs_embeds`. Copies weights, dtype and generation settings. A converted BigBird keeps its
+    weights and gets vaswani's sparse pattern.
 
     Raises:
-        UserError: a model of another kind (naming those that there are), a field of its configuration that
-            has no counterpart, or a tensor that has no place, named.
+        UserError: the class is not supported, or a configuration field or a tensor has no counterpart.
     """
     if isinstance(model, nn.Transformer):
         return torch_transformer.from_torch(model)
-    kind = type(model).__name__
-    found = format_of(kind)
-    config = found.to_ours(model.config, kind)
+    class_name = type(model).__name__
+    found = format_of(class_name)
+    config = found.to_ours(model.config, class_name)
     with torch.device("meta"):
-        ours = OUR_CLASSES[found.classes[kind]](config)
+        ours = OUR_CLASSES[found.classes[class_name]](config)
     tables = _tables(model, config)
-    state = to_ours(model.state_dict(), found.rules(kind), ours.state_dict(), tables)
+    state = to_ours(model.state_dict(), found.rules(class_name), ours.state_dict(), tables)
     _check_ties(ours, state)
     return _filled(ours, state, model)
 
 
 def export(model: PreTrainedModel, to: str) -> nn.Module:
-    """The library's model that computes what ours does, where there is one.
+    """Convert a vaswani model to a model of transformers.
 
     Args:
-        model: of ours.
+        model: of vaswani.
         to: `"marian"`, `"bert"`, `"gpt2"` or another of `FORMATS`.
 
     Raises:
-        UserError: no such format, no such class there, or a field of our configuration that stands in the
-            way, named.
+        UserError: the format or the class in it does not exist, or a configuration field has no counterpart.
     """
     if to not in FORMATS:
         raise UserError(f"unknown format {to!r}; choose one of {', '.join(FORMATS)}")
-    kind = FORMATS[to]
-    classes = {ours: theirs for theirs, ours in kind.classes.items()}
+    target = FORMATS[to]
+    classes = {ours: theirs for theirs, ours in target.classes.items()}
     ours = type(model).__name__
-    if not isinstance(model.config, kind.our_config_class) or ours not in classes:
+    if not isinstance(model.config, target.our_config_class) or ours not in classes:
         raise UserError(f"{ours} has no counterpart among {to} models, which have {', '.join(classes)}")
-    theirs = getattr(transformers, classes[ours])(kind.to_theirs(model.config)).to(model.dtype)
-    state = to_theirs(model.state_dict(), kind.rules(classes[ours]), theirs.state_dict())
+    theirs = getattr(transformers, classes[ours])(target.to_theirs(model.config)).to(model.dtype)
+    state = to_theirs(model.state_dict(), target.rules(classes[ours]), theirs.state_dict())
     return _filled(theirs, state, model)
 
 
-def format_of(kind: str) -> Format:
-    """The format that has a class of this name.
-
-    Raises:
-        UserError: none has, naming what there is.
-    """
+def format_of(class_name: str) -> Format:
+    """Return the format of a class; raise a UserError if it is not supported."""
     for found in FORMATS.values():
-        if kind in found.classes:
+        if class_name in found.classes:
             return found
     known = ", ".join(name for found in FORMATS.values() for name in found.classes)
-    raise UserError(f"{kind} cannot be converted; these can: {known}, torch.nn.Transformer")
+    raise UserError(f"{class_name} cannot be converted; these can: {known}, torch.nn.Transformer")
 
 
 def _tables(model: nn.Module, config: VaswaniFamilyConfig) -> dict[str, torch.Tensor]:
-    """The sinusoids of each table of theirs, as we compute them; FSMT's counts from padding, ours from 0."""
+    """Return our sinusoids for each of their tables; FSMT's positions start after the padding token's."""
     tables = {}
     for name, tensor in model.state_dict().items():
         if name.endswith("embed_positions.weight") and config.position_embedding == "sinusoidal":
             offset = config.sinusoidal_offset
             positions = torch.arange(-offset, len(tensor) - offset, device=tensor.device)
             tables[name] = SinusoidalPositions(config).encode(positions, torch.float32)
-            tables[name][max(offset - 1, 0) : offset] = 0  # that of padding
+            tables[name][max(offset - 1, 0) : offset] = 0  # the position of padding
     return tables
 
 
@@ -123,7 +117,7 @@ def _check_ties(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> None:
 
 
 def _filled(model: Any, state: dict[str, torch.Tensor], like: Any) -> Any:
-    """A model with these weights, and the rest as another model has it."""
+    """Load weights into a model, and copy its dtype, mode and generation settings from another."""
     model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, assign=True)
     model.tie_weights()
     model.config.dtype = like.dtype

@@ -1,4 +1,4 @@
-"""Conversion from folder to folder, with the tokenizers: what `vaswani convert` and `vaswani combine` do."""
+"""Convert and combine checkpoints with their tokenizers: `vaswani convert` and `vaswani combine`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm")
 CHECKED_ROWS, CHECKED_LENGTH = 2, 12
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-OF_HALF_PRECISION = 0.2  # bfloat16 keeps eight bits of a logit
+OF_HALF_PRECISION = 0.2  # bfloat16 has eight significant bits
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a checkpoint.
+    """The result of a conversion.
 
     Args:
-        before: the name of its class.
-        after: that of the one it became.
-        num_parameters: those that layers share count once.
-        difference: the largest between their outputs, for random tokens.
-        has_tokenizer: whether one was there and was carried over.
+        before: the name of the old class.
+        after: the name of the new class.
+        num_parameters: shared parameters count once.
+        difference: the maximum between the outputs, for random tokens.
+        has_tokenizer: whether a tokenizer was copied.
     """
 
     before: str
@@ -50,30 +50,29 @@ class Converted:
 def convert_folder(
     source: str, output: Path, to: str | None = None, architecture: str | None = None
 ) -> Converted:
-    """Convert a checkpoint into one of ours, or one of ours into another format, and save it.
+    """Convert a checkpoint to or from vaswani and save it.
 
-    The outputs of both are compared, for random tokens, before anything is written.
+    Compares the outputs of both models for random tokens before anything is written.
 
     Args:
         source: a folder, or a name on the Hub.
-        output: a folder that is empty, or does not exist yet.
-        to: for a model of ours, the format that it becomes: `"marian"`, `"bert"`, `"gpt2"` ...
-        architecture: the class to read the checkpoint as; default the one that its `config.json` names.
+        output: a folder that is empty or does not exist yet.
+        to: the format of an exported vaswani model: `"marian"`, `"bert"`, `"gpt2"` ...
+        architecture: the class to load the checkpoint as; default the one in its `config.json`.
 
     Raises:
-        UserError: no such checkpoint; a kind that cannot be converted (naming those that can); a field or a
-            tensor without a counterpart, named; pickled weights that hold more than tensors.
-        RunError: the two compute different things; the disk is full or cannot be written, and nothing is
-            left.
+        UserError: the checkpoint does not exist, its class is not supported, a field or a tensor has no
+            counterpart, or its weights are pickled with more than tensors.
+        RunError: the models compute different outputs, or the disk is full or not writable; nothing is left.
     """
     check_output_folder(output, "the model")
     folder = local_folder(source)
     config = read_config(folder)
     if isinstance(config, VaswaniFamilyConfig) and to is None:
-        raise UserError(f"{source} is a model of ours already; give --to marian, bert, gpt2 ... to export it")
+        raise UserError(f"{source} is already a vaswani model; give --to marian, bert, gpt2 ... to export it")
     if not isinstance(config, VaswaniFamilyConfig) and to is not None:
         raise UserError(
-            f"{source} is a {config.model_type!r} model, and --to converts those of ours; leave it out"
+            f"{source} is a {config.model_type!r} model, and --to exports vaswani models; leave it out"
         )
     model = load_exactly(folder, config, architecture)
     converted: Any = convert(model) if to is None else export(model, to)
@@ -89,11 +88,11 @@ def convert_folder(
 
 
 def combine_folders(encoder: str | None, decoder: str | None, output: Path, **values: Any) -> PreTrainedModel:
-    """Make an encoder-decoder of trained halves (see `combine`) and save it with their tokenizers.
+    """Combine an encoder and a decoder (see `combine`) and save the model with their tokenizers.
 
     Raises:
-        UserError: no such checkpoint, halves that do not fit, no tokenizer, or an output that is not empty.
-        RunError: the disk is full or cannot be written; nothing is left.
+        UserError: a checkpoint or tokenizer does not exist, the models do not fit, or `output` is not empty.
+        RunError: the disk is full or not writable; nothing is left.
     """
     check_output_folder(output, "the model")
     folders = [local_folder(name) if name else None for name in (encoder, decoder)]
@@ -112,38 +111,38 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
 
 
 def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | None = None) -> PreTrainedModel:
-    """The model in a folder, in its own dtype, with every tensor of its weights and no other.
+    """Load a model in its own dtype, and check that it has exactly the tensors of its weights.
 
     Raises:
-        UserError: no class, or one that cannot be converted; weights that lack a tensor, have one too many,
-            or are pickled with more than tensors in them.
+        UserError: the class is unknown or not supported; weights are missing or unexpected, or pickled with
+            more than tensors.
     """
-    kind = architecture or next(iter(config.architectures or []), None)
-    if kind is None:
+    class_name = architecture or next(iter(config.architectures or []), None)
+    if class_name is None:
         raise UserError(f"{folder / 'config.json'} names no class under architectures; give --architecture")
-    model_class = OUR_CLASSES.get(kind) or _class_of_library(kind, config)
+    model_class = OUR_CLASSES.get(class_name) or _class_of_library(class_name, config)
     if model_class is None or model_class.config_class is not type(config):
-        raise UserError(f"{kind} is no class of a {config.model_type!r} model")
+        raise UserError(f"{class_name} is not a class of {config.model_type!r} models")
     check_weights(folder, config)
     model, report = load_weights(folder, model_class, config, dtype="auto")
-    remedy = f"they were read as {kind}: --architecture reads them as another class"
+    remedy = f"they were loaded as {class_name}: --architecture selects another class"
     check_places(folder, report["missing_keys"], report["unexpected_keys"], remedy)
     return model.eval()
 
 
-def _class_of_library(kind: str, config: PreTrainedConfig) -> Any:
+def _class_of_library(class_name: str, config: PreTrainedConfig) -> Any:
     try:
-        format_of(kind)
+        format_of(class_name)
     except UserError as error:
         raise UserError(f"this is a {config.model_type!r} model: {error}") from None
-    return getattr(transformers, kind, None)
+    return getattr(transformers, class_name, None)
 
 
 def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
-    """The largest between the outputs of two models for the same random tokens, where they do compare.
+    """Return the maximum difference between the outputs of two models for the same random tokens.
 
     Raises:
-        RunError: it is too large to come from rounding.
+        RunError: it is too large for rounding.
     """
     config: Any = model.config
     vocab = min(config.vocab_size, getattr(config, "src_vocab_size", config.vocab_size))
@@ -161,14 +160,14 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     allowed = LARGEST_DIFFERENCE.get(model.dtype, OF_HALF_PRECISION) * max(1.0, outputs[0].abs().max().item())
     if not difference <= allowed:
         raise RunError(
-            f"the converted model computes something else: its outputs differ by up to {difference:.3g}; "
-            "nothing was written. Please report this, with the config.json of the checkpoint"
+            f"the converted model computes other outputs: they differ by up to {difference:.3g}; nothing was "
+            "written. Please report this with the config.json of the checkpoint"
         )
     return difference
 
 
 def _save(model: PreTrainedModel, output: Path, folder: Path) -> bool:
-    """Write the model, and the tokenizers of the folder that it came from, if there are any."""
+    """Save the model with the tokenizers of its old folder; return whether there are any."""
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
     tokenizers = load_tokenizers(folder) if has_tokenizer else None
     if tokenizers:

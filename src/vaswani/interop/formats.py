@@ -1,6 +1,6 @@
-"""What there is to say of another implementation so that its models become ours, and ours become its.
+"""Description of another implementation: its classes, and tables of configuration fields and tensors.
 
-Configurations are tables too: which field of theirs is which of ours, and what all models of that kind have.
+"Theirs" is the other implementation, "ours" is vaswani.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vaswani.errors import UserError, one_line
 from vaswani.interop.weights import Rule
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
-# What every configuration of transformers has, and means the same everywhere.
+# Fields of every configuration of transformers, with the same meaning everywhere.
 SHARED_FIELDS = (
     *("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
     *("id2label", "label2id", "problem_type"),
@@ -25,20 +25,20 @@ SHARED_FIELDS = (
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of model of the library.
+    """A model type of transformers that can be converted.
 
     Args:
-        name: its `model_type`, and what `--to` calls it.
-        config_class: of its configurations.
-        our_config_class: of ours.
-        classes: for each class of theirs, ours.
-        fields: for each field of theirs, the one of ours that means the same.
-        theirs: values that fields of theirs must have: others have no counterpart here.
-        ours: values that fields of ours have for all models of that kind.
-        rules: of the tensors of a class of theirs.
-        free: fields of `ours` that may have another value and still be converted back.
-        derived: fields of ours that follow in other ways from theirs and the name of their class.
-        derived_back: fields of theirs that follow in other ways from ours.
+        name: its `model_type`, and its name for `--to`.
+        config_class: theirs.
+        our_config_class: ours.
+        classes: their class names with ours.
+        fields: names of their fields with our fields of the same meaning.
+        theirs: values that their fields must have, as others have no counterpart.
+        ours: values that our fields have for all these models.
+        rules: for the tensors of one of their classes.
+        free: fields of `ours` that may have another value when a model is exported.
+        derived: returns other fields of ours from their configuration and class name.
+        derived_back: returns other fields of theirs from our configuration.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Format:
     theirs: dict[str, Any] = field(default_factory=dict)
     ours: dict[str, Any] = field(default_factory=dict)
     free: frozenset[str] = frozenset({"position_from_mask"})  # the same wherever padding is on the right
-    derived: Callable[[Any, str], dict[str, Any]] = lambda config, kind: {}
+    derived: Callable[[Any, str], dict[str, Any]] = lambda config, class_name: {}
     derived_back: Callable[[Any], dict[str, Any]] = lambda config: {}
 
-    def to_ours(self, config: PreTrainedConfig, kind: str) -> VaswaniFamilyConfig:
-        """The configuration of a class of theirs as ours.
+    def to_ours(self, config: PreTrainedConfig, class_name: str) -> VaswaniFamilyConfig:
+        """Convert a configuration to ours.
 
         Raises:
-            UserError: a field of theirs whose value has no counterpart, named.
+            UserError: the value of a field has no counterpart.
         """
         for name, value in self.theirs.items():
             if (found := getattr(config, name, value)) != value:
@@ -75,19 +75,19 @@ class Format:
                     f"{our_name} for both; set them to one value"
                 )
         values |= {name: getattr(config, name, None) for name in SHARED_FIELDS} | self.ours
-        return made(self.our_config_class, {**values, **self.derived(config, kind)})
+        return made(self.our_config_class, {**values, **self.derived(config, class_name)})
 
     def to_theirs(self, config: VaswaniFamilyConfig) -> PreTrainedConfig:
-        """Our configuration as theirs.
+        """Convert our configuration to theirs.
 
         Raises:
-            UserError: a field of ours whose value their models do not have, named.
+            UserError: their models do not support the value of a field.
         """
         for name, value in self.ours.items():
             found = _plain(config, name)
             if found != value and name not in self.free:
                 raise UserError(
-                    f"{name}={found!r} stands in the way: {self.name} models have {name}={value!r}"
+                    f"{name}={found!r} is not supported: {self.name} models have {name}={value!r}"
                 )
         values = {name: getattr(config, our_name) for name, our_name in self.fields.items()}
         values |= {name: getattr(config, name, None) for name in SHARED_FIELDS} | self.theirs
@@ -95,7 +95,7 @@ class Format:
 
 
 def _plain(config: VaswaniFamilyConfig, name: str) -> Any:
-    """The value of a field; attention that is full in all layers is `"full"`."""
+    """Return the value of a field; attention that is full in all layers is `"full"`."""
     if name.endswith("_attention") and set(config.layer_attention(name.removesuffix("_attention"))) == {
         "full"
     }:
@@ -104,15 +104,15 @@ def _plain(config: VaswaniFamilyConfig, name: str) -> Any:
 
 
 def made(config_class: type[Any], values: Mapping[str, Any]) -> Any:
-    """A configuration with these values.
+    """Return a configuration with these values.
 
     Raises:
-        UserError: they make none, in the words of the configuration.
+        UserError: the configuration rejects them.
     """
     given = {name: value for name, value in values.items() if not (name in SHARED_FIELDS and value is None)}
-    # A missing token is said, for the defaults name some.
+    # Missing tokens are given as None, because the defaults are not None.
     given |= {name: values.get(name) for name in SHARED_FIELDS[:3]}
     try:
         return config_class(**given)
     except (ValueError, StrictDataclassError) as error:
-        raise UserError(f"no such configuration: {one_line(error.__cause__ or error)}") from error
+        raise UserError(f"invalid configuration: {one_line(error.__cause__ or error)}") from error

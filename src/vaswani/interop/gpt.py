@@ -55,9 +55,9 @@ def _with_head(decoder: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return (*under("transformer.", "model.", decoder), Move("lm_head.weight", "lm_head.weight"))
 
 
-def _gpt2_rules(kind: str) -> tuple[Rule, ...]:
+def _gpt2_rules(class_name: str) -> tuple[Rule, ...]:
     decoder = (*_decoder("wte", "wpe"), *linear("ln_f", "decoder.layer_norm"))
-    return decoder if kind == "GPT2Model" else _with_head(decoder)
+    return decoder if class_name == "GPT2Model" else _with_head(decoder)
 
 
 GPT2 = Format(
@@ -73,29 +73,29 @@ GPT2 = Format(
     },
     ours={**OURS, "norm_order": "pre", "final_norm": True},
     rules=_gpt2_rules,
-    derived=lambda config, kind: {"decoder_ffn_dim": config.n_inner or 4 * config.n_embd},
+    derived=lambda config, class_name: {"decoder_ffn_dim": config.n_inner or 4 * config.n_embd},
     derived_back=lambda config: {"n_inner": config.decoder_ffn_dim},
 )
 
-# What their table of activations calls by names of its own.
+# Activations by their names in OpenAI GPT.
 GPT_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu", "relu": "relu", "silu": "silu"}
 
 
-def _gpt_rules(kind: str) -> tuple[Rule, ...]:
+def _gpt_rules(class_name: str) -> tuple[Rule, ...]:
     decoder = _decoder("tokens_embed", "positions_embed")
-    return decoder if kind == "OpenAIGPTModel" else _with_head(decoder)
+    return decoder if class_name == "OpenAIGPTModel" else _with_head(decoder)
 
 
 def _gpt_fields_back(config: Any) -> dict[str, Any]:
     names = {ours: theirs for theirs, ours in reversed(GPT_ACTIVATIONS.items())}
     if config.activation_function not in names:
         raise UserError(
-            f"activation_function={config.activation_function!r} stands in the way: openai-gpt models have "
+            f"activation_function={config.activation_function!r} is not supported: openai-gpt models have "
             f"one of {', '.join(names)}"
         )
     if config.decoder_ffn_dim != 4 * config.d_model:
         raise UserError(
-            f"decoder_ffn_dim={config.decoder_ffn_dim} stands in the way: openai-gpt models have 4 · d_model "
+            f"decoder_ffn_dim={config.decoder_ffn_dim} is not supported: openai-gpt models have 4 · d_model "
             f"= {4 * config.d_model}"
         )
     return {"afn": names[config.activation_function]}
@@ -109,7 +109,7 @@ OPENAI_GPT = Format(
     fields=FIELDS,
     ours={**OURS, "norm_order": "post", "final_norm": False},
     rules=_gpt_rules,
-    derived=lambda config, kind: {
+    derived=lambda config, class_name: {
         "activation_function": GPT_ACTIVATIONS[config.afn],
         "decoder_ffn_dim": 4 * config.n_embd,
     },

@@ -53,15 +53,15 @@ def _stacks() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _marian_rules(kind: str) -> tuple[Rule, ...]:
+def _marian_rules(class_name: str) -> tuple[Rule, ...]:
     base = (*_stacks(), Same("shared.weight", "encoder.embed_tokens.weight"))
-    if kind == "MarianModel":
+    if class_name == "MarianModel":
         return base
     head = (Move("lm_head.weight", "lm_head.weight"), Move("final_logits_bias", "lm_head.bias", row=True))
     return (*under("model.", "model.", base), *head)
 
 
-def _marian_fields(config: Any, kind: str) -> dict[str, Any]:
+def _marian_fields(config: Any, class_name: str) -> dict[str, Any]:
     if config.share_encoder_decoder_embeddings and not config.tie_word_embeddings:
         raise UserError(
             "share_encoder_decoder_embeddings=True with tie_word_embeddings=False has no counterpart in "
@@ -97,7 +97,7 @@ MARIAN = Format(
 )
 
 
-def _fsmt_rules(kind: str) -> tuple[Rule, ...]:
+def _fsmt_rules(class_name: str) -> tuple[Rule, ...]:
     base = (*under("model.", "model.", _stacks()),)
     return (*base, Move("model.decoder.output_projection.weight", "lm_head.weight"))
 
@@ -106,12 +106,12 @@ def _fsmt_fields_back(config: Any) -> dict[str, Any]:
     if config.share_encoder_decoder_embeddings != config.tie_word_embeddings:
         raise UserError(
             f"share_encoder_decoder_embeddings={config.share_encoder_decoder_embeddings} and "
-            f"tie_word_embeddings={config.tie_word_embeddings} stand in the way: fsmt models have one value "
+            f"tie_word_embeddings={config.tie_word_embeddings} are not supported: fsmt models have one value "
             "for both"
         )
     if config.sinusoidal_offset != config.pad_token_id + 1:
         raise UserError(
-            f"sinusoidal_offset={config.sinusoidal_offset} stands in the way: fsmt models have pad_token_id "
+            f"sinusoidal_offset={config.sinusoidal_offset} is not supported: fsmt models have pad_token_id "
             f"+ 1 = {config.pad_token_id + 1}"
         )
     return {"init_std": config.initializer_range or 0.02}
@@ -131,7 +131,7 @@ FSMT = Format(
         "lm_head_bias": False,
     },
     rules=_fsmt_rules,
-    derived=lambda config, kind: {
+    derived=lambda config, class_name: {
         "sinusoidal_offset": config.pad_token_id + 1,
         "share_encoder_decoder_embeddings": config.tie_word_embeddings,
     },

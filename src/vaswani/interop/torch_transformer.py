@@ -1,4 +1,4 @@
-"""`torch.nn.Transformer`: the stacks alone, without embeddings, positions or output projection."""
+"""Convert `torch.nn.Transformer`, which has stacks only: no embeddings, positions or output projection."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ RULES = (
 
 
 def from_torch(module: nn.Transformer) -> VaswaniModel:
-    """The same stacks as a `VaswaniModel`, which takes `inputs_embeds` and `decoder_inputs_embeds`.
+    """Convert the stacks to a `VaswaniModel`, which needs `inputs_embeds` and `decoder_inputs_embeds`.
 
     Raises:
-        UserError: stacks that were not made by `nn.Transformer` itself, or an activation but ReLU and GELU.
+        UserError: the stacks are custom modules, or the activation is neither ReLU nor GELU.
     """
     model: Any = VaswaniModel(_config(module))
     state = to_ours(module.state_dict(), RULES, set(model.state_dict()) - set(NO_EMBEDDINGS), {})
@@ -59,7 +59,7 @@ def from_torch(module: nn.Transformer) -> VaswaniModel:
 def _config(module: nn.Transformer) -> VaswaniConfig:
     if not isinstance(module.encoder, nn.TransformerEncoder) or module.encoder.norm is None:
         raise UserError(
-            "a torch.nn.Transformer with stacks of its own cannot be converted; expected its default"
+            "a torch.nn.Transformer with custom stacks is not supported; expected the default stacks"
         )
     encoder, decoder = module.encoder.layers[0], module.decoder.layers[0]
     names = [name for name, function in ACTIVATIONS.items() if encoder.activation is function]

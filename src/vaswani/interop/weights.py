@@ -1,7 +1,6 @@
-"""How the tensors of another implementation become ours, and back: a table of rules, read in both directions.
+"""Convert the tensors of another implementation ("theirs") to ours and back, by a table of rules.
 
-Every tensor needs exactly one rule, on both sides; one that has none is an error that names it. A `{}` in a
-name stands for the number of a layer.
+Every tensor on both sides needs exactly one rule. A `{}` in a name stands for the number of a layer.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import torch
 from vaswani.errors import UserError
 
 State = dict[str, torch.Tensor]
-NAMED = 4  # tensors that an error names one by one
-TABLE_TOLERANCE = 1e-3  # of sinusoids that another implementation rounds on its way
+NAMED = 4  # tensors that an error names
+TABLE_TOLERANCE = 1e-3  # for rounded sinusoids of other implementations
 
 
 @dataclass(frozen=True)
 class Move:
-    """A tensor of theirs that is one of ours, or several of ours one above the other.
+    """A tensor of theirs that is one of ours, or several of ours concatenated.
 
     Args:
         theirs: its name.
-        ours: its name or, of products that they compute as one, their names in order.
-        transposed: theirs is [in, out] where ours is [out, in], as GPT-2's are.
+        ours: its name, or the names of the parts in order.
+        transposed: theirs is [in, out] where ours is [out, in], as in GPT-2.
         row: theirs is [1, n] where ours is [n]; without ours, theirs is zero.
     """
 
@@ -38,17 +37,17 @@ class Move:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Ours, one or several."""
+        """Our names, one or several."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def forward(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Theirs as ours."""
+        """Convert theirs to ours."""
         tensor = tensor.t() if self.transposed and tensor.ndim == 2 else tensor
         tensor = tensor.squeeze(0) if self.row else tensor
         return tensor.chunk(len(self.names))
 
     def backward(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Ours as theirs."""
+        """Convert ours to theirs."""
         tensor = torch.cat(tuple(tensors))
         tensor = tensor[None] if self.row else tensor
         return tensor.t() if self.transposed and tensor.ndim == 2 else tensor
@@ -56,7 +55,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Same:
-    """A tensor of theirs that is another of theirs under a second name."""
+    """A tensor of theirs that is a second name of another."""
 
     theirs: str
     of: str
@@ -64,7 +63,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of sinusoids that they keep and we compute."""
+    """A stored table of sinusoids, which we compute."""
 
     theirs: str
 
@@ -73,9 +72,9 @@ Rule = Move | Same | Table
 
 
 def linear(theirs: str, ours: str | tuple[str, ...], transposed: bool = False) -> tuple[Move, Move]:
-    """The rules for weight and bias of a projection or a norm."""
+    """Return the rules for weight and bias of a projection or a norm."""
     names = (ours,) if isinstance(ours, str) else ours
-    weights, biases = (tuple(f"{name}.{kind}" for name in names) for kind in ("weight", "bias"))
+    weights, biases = (tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias"))
     return (
         Move(f"{theirs}.weight", weights, transposed),
         Move(f"{theirs}.bias", biases, transposed),
@@ -83,7 +82,7 @@ def linear(theirs: str, ours: str | tuple[str, ...], transposed: bool = False) -
 
 
 def under(prefix: str, our_prefix: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The same rules for a model inside another."""
+    """Return the rules with prefixes, for a model inside another."""
     moved: list[Rule] = []
     for rule in rules:
         theirs = prefix + rule.theirs
@@ -99,17 +98,16 @@ def under(prefix: str, our_prefix: str, rules: Iterable[Rule]) -> tuple[Rule, ..
 def to_ours(
     state: Mapping[str, torch.Tensor], rules: Iterable[Rule], expected: Iterable[str], tables: Mapping
 ) -> State:
-    """Their tensors under our names.
+    """Convert their tensors to ours.
 
     Args:
-        state: theirs.
-        rules: see there.
-        expected: the names that our model has.
-        tables: of the sinusoids that they keep, what we compute for as many positions.
+        state: their tensors.
+        rules: of the conversion.
+        expected: the names of our tensors.
+        tables: our sinusoids for each of their tables.
 
     Raises:
-        UserError: a tensor of theirs that no rule knows, one of ours that none gives, or one that is not
-            what the rule says, named.
+        UserError: a tensor on either side has no rule, or a value differs from what a rule expects.
     """
     ours: State = {}
     unknown = []
@@ -124,27 +122,27 @@ def to_ours(
         elif isinstance(rule, Same):
             of = rule.of.replace("{}", layer)
             if of not in state or not torch.equal(tensor, state[of]):
-                raise UserError(f"{name} differs from {of}, which it should be tied to")
+                raise UserError(f"{name} differs from {of}, to which it should be tied")
         elif not _is_table(tensor, tables[name]):
-            raise UserError(f"{name} does not hold the sinusoids that this kind of model computes with")
-    _complain("the model holds {} that a model of ours has no place for", unknown)
-    _complain("the model lacks {} that a model of ours needs", [n for n in expected if n not in ours])
-    _complain("the model holds {} too many", [n for n in ours if n not in set(expected)])
+            raise UserError(f"{name} does not hold the sinusoids of this type of model")
+    _check_none("the model has {} that vaswani has no place for", unknown)
+    _check_none("the model lacks {} that vaswani needs", [n for n in expected if n not in ours])
+    _check_none("the model has {} too many", [n for n in ours if n not in set(expected)])
     return ours
 
 
 def to_theirs(
     state: Mapping[str, torch.Tensor], rules: Iterable[Rule], expected: Mapping[str, torch.Tensor]
 ) -> State:
-    """Our tensors under their names.
+    """Convert our tensors to theirs.
 
     Args:
-        state: ours.
-        rules: see there.
-        expected: what their model has, newly made: its tables of sinusoids, and zeros where we have nothing.
+        state: our tensors.
+        rules: of the conversion.
+        expected: the tensors of a new model of theirs, for sinusoids and missing biases.
 
     Raises:
-        UserError: a tensor of ours that no rule knows, or one of theirs that none gives, named.
+        UserError: a tensor on either side has no rule.
     """
     theirs: State = {}
     missing, used = [], set()
@@ -168,8 +166,8 @@ def to_theirs(
         else:
             missing.append(name)
     theirs |= {name: theirs[of] for name, of in later}
-    _complain("the model lacks {} that it would need there", missing)
-    _complain("the model holds {} that have no place there", [n for n in state if n not in used])
+    _check_none("the model lacks {} that the other format needs", missing)
+    _check_none("the model has {} without a place in the other format", [n for n in state if n not in used])
     return theirs
 
 
@@ -179,7 +177,7 @@ def _is_table(tensor: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 class _Matching:
-    """Finds the rule for a name of theirs, and the number of the layer in it."""
+    """Finds the rule for one of their names, and the number of the layer in it."""
 
     def __init__(self, rules: Iterable[Rule]):
         self.rules = [(_pattern(rule.theirs), rule) for rule in rules]
@@ -195,7 +193,8 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(r"\{\}", r"(\d+)"))
 
 
-def _complain(problem: str, names: list[str]) -> None:
+def _check_none(problem: str, names: list[str]) -> None:
+    """Raise a UserError that names tensors, if there are any."""
     if names:
         shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
         raise UserError(problem.format(f"{len(names)} tensors ({shown})"))
