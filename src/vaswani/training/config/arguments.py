@@ -297,6 +297,10 @@ class BaseTrainingArguments(transformers.TrainingArguments):
                 file = ", or the path of such a file" if name in JSON_FILES else ""
                 raise UserError(f"{name}={value!r}: expected JSON such as '{{\"name\": 1}}'{file}")
 
+    def push_options(self) -> dict[str, Any]:
+        """Return the options of a push to the Hub."""
+        return {"token": self.hub_token, "revision": self.hub_revision, "private": self.hub_private_repo}
+
     def resolve_learning_rate(self, d_model: int) -> None:
         """Replace a missing learning rate by the peak of equation 3.
 

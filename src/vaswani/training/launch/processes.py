@@ -68,6 +68,15 @@ def check_processes() -> None:
         raise UserError("DeepSpeed was asked for, and there is one process without it; start several")
 
 
+def check_sizes(fsdp_size: int, tensor_parallel_size: int, num_processes: int) -> None:
+    """Raise `UserError` unless the two sizes divide the number of processes."""
+    if num_processes % (fsdp_size * tensor_parallel_size):
+        raise UserError(
+            f"fsdp_size={fsdp_size} times tensor_parallel_size={tensor_parallel_size} does not divide the "
+            f"{num_processes} processes; start as many, or a multiple (vaswani train --num_processes N)"
+        )
+
+
 def _started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 

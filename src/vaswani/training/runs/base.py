@@ -27,16 +27,14 @@ from vaswani.hub.push import push_folder
 from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.insight.curves import save_curves
 from vaswani.training.config.run_config import BaseConfig
-from vaswani.training.launch.processes import check_processes
+from vaswani.training.launch.processes import check_processes, check_sizes
 from vaswani.training.launch.sigterm import ends_on_sigterm, sigterm_held_back
 from vaswani.training.runs.checks import check_metric, check_stream, rehearse
 from vaswani.training.runs.failures import blame_size, what_was_saved
 from vaswani.training.runs.folder_lock import only_run_in
 from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.checkpoints import check_same_data, check_writable, checkpoint_to_resume
-from vaswani.training.trainer.publishing import push_options
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
-from vaswani.training.trainer.sharding import check_sizes, held_parameters, is_sharded
 
 Tokenizers = tuple[
     PreTrainedTokenizerBase, PreTrainedTokenizerBase
@@ -115,7 +113,7 @@ class BaseRun(ABC):
         trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
-            _announce(counts, model)
+            _announce(counts, trainer)
         if training.should_save:
             self._record(corpus, counts, tokenizers)
         return splits, tokenizers, trainer
@@ -260,7 +258,7 @@ def publish(config: BaseConfig) -> None:
     if not training.push_to_hub:
         return
     try:
-        url = push_folder(folder, name, metadata, **push_options(training))
+        url = push_folder(folder, name, metadata, **training.push_options())
     except (UserError, RunError) as error:
         raise RunError(f"{error}; then: vaswani push --model {folder} --repo {name}") from error
     print(f"published {url}", flush=True)
@@ -288,13 +286,14 @@ def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
     return saved
 
 
-def _announce(counts: dict[str, str], model: PreTrainedModel) -> None:
+def _announce(counts: dict[str, str], trainer: BaseTrainer) -> None:
     """Print the rows, the size of the model and of its vocabulary."""
     print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
+    model, sharding = trainer.model, trainer.sharding
     vocabulary = f"{model.config.vocab_size:,}"
     if getattr(model.config, "share_encoder_decoder_embeddings", None) is False:
         vocabulary = f"{vocabulary} source and {model.config.decoder_vocab_size:,} target"
-    share = f" (of which this process holds {held_parameters(model):,})" if is_sharded(model) else ""
+    share = f" (of which this process holds {sharding.held_parameters:,})" if sharding else ""
     print(
         f"model: {model.num_parameters():,} parameters{share}, embeddings of {vocabulary} tokens", flush=True
     )

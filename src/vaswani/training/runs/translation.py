@@ -35,7 +35,6 @@ from vaswani.training.config.run_config import RunConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import config_from, new_model
-from vaswani.training.trainer.bpe_dropout import BpeDropoutCollator
 from vaswani.training.trainer.seq2seq import Trainer
 
 logger = logging.getLogger(__name__)
@@ -185,6 +184,8 @@ class TrainingRun(BaseRun):
         source, target = tokenizers
         collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
         if data.bpe_dropout > 0:
+            from vaswani.training.trainer.bpe_dropout import BpeDropoutCollator
+
             options["train_data_collator"] = BpeDropoutCollator(
                 collator,
                 source,

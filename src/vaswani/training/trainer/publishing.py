@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi
-from transformers import PreTrainedConfig, TrainingArguments
+from transformers import PreTrainedConfig
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
@@ -47,11 +47,6 @@ PLACES = (
 )
 
 _API = HfApi()  # its background pushes are made one after the other
-
-
-def push_options(args: TrainingArguments) -> dict[str, Any]:
-    """Hub options from the training arguments."""
-    return {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
 
 
 class Publisher:
@@ -106,7 +101,7 @@ class Publisher:
         facts = self.write_card(**card)
         if trainer.push_in_progress is not None:
             trainer.push_in_progress.wait_until_done()
-        options = push_options(trainer.args) | options
+        options = trainer.args.push_options() | options
         job = push_folder if blocking else partial(_API.run_as_future, push_folder)
         return job(trainer.output_dir, trainer.hub_model_id, facts, **options)
 
@@ -125,7 +120,7 @@ class Publisher:
             return
         step = f"update {trainer.state.global_step:,} of {trainer.state.max_steps:,}"
         facts = replace(self._run_metadata(), unfinished=step, evaluation={}, distillation="")
-        job = _API.run_as_future(self._push_copy, copy, checkpoint.name, step, facts, push_options(args))
+        job = _API.run_as_future(self._push_copy, copy, checkpoint.name, step, facts, args.push_options())
         if running:
             trainer.push_in_progress.jobs.append(job)
         else:

@@ -22,6 +22,7 @@ from transformers.distributed import DistributedConfig
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from vaswani.errors import UserError
+from vaswani.training.launch.processes import check_sizes
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
@@ -46,6 +47,7 @@ class Sharding:
 
     def __init__(self, model: PreTrainedModel, fsdp_size: int, tensor_parallel_size: int, num_processes: int):
         check_sizes(fsdp_size, tensor_parallel_size, num_processes)
+        self.model = model
         if tensor_parallel_size > 1:
             _check_divisible(model, tensor_parallel_size)
         copies = num_processes // (fsdp_size * tensor_parallel_size)
@@ -66,6 +68,14 @@ class Sharding:
             # FSDP2 gives modules a class of its own, by which the library would name what is saved.
             for name in ("__name__", "__qualname__", "__module__"):
                 setattr(type(model), name, getattr(model_class, name))
+
+    @property
+    def held_parameters(self) -> int:
+        """How many parameters lie in this process."""
+        held = (
+            value.to_local() if isinstance(value, DTensor) else value for value in self.model.parameters()
+        )
+        return sum(value.numel() for value in held)
 
     def save_training_state(self, trainer: BaseTrainer, folder: Path) -> None:
         """Write the optimizer's state as an optimizer of the whole model has it, and the scheduler's."""
@@ -109,15 +119,6 @@ class Sharding:
         trainer.lr_scheduler.load_state_dict(_for_groups(schedule, len(groups)))
 
 
-def check_sizes(fsdp_size: int, tensor_parallel_size: int, num_processes: int) -> None:
-    """Raise `UserError` unless the two sizes divide the number of processes."""
-    if num_processes % (fsdp_size * tensor_parallel_size):
-        raise UserError(
-            f"fsdp_size={fsdp_size} times tensor_parallel_size={tensor_parallel_size} does not divide the "
-            f"{num_processes} processes; start as many, or a multiple (vaswani train --num_processes N)"
-        )
-
-
 def _check_divisible(model: PreTrainedModel, size: int) -> None:
     names = ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
     for name in names:
@@ -126,17 +127,6 @@ def _check_divisible(model: PreTrainedModel, size: int) -> None:
             raise UserError(
                 f"tensor_parallel_size={size} does not divide {name}={value}; choose one that does"
             )
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether the model is shared out among processes."""
-    return getattr(model, "is_distributed_loading_by_transformers", False)
-
-
-def held_parameters(model: nn.Module) -> int:
-    """How many parameters lie in this process."""
-    held = (value.to_local() if isinstance(value, DTensor) else value for value in model.parameters())
-    return sum(value.numel() for value in held)
 
 
 def _take_own_share(module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
