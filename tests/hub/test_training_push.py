@@ -120,7 +120,7 @@ def test_a_training_that_has_lost_the_hub_at_its_end_is_kept_and_says_how_to_go_
 
 
 @pytest.mark.parametrize(
-    ("token", "words"), [(None, "needs a token"), ("hf_eve", "may not write to ada/run (403)")]
+    ("token", "words"), [(None, "needs a token"), ("hf_eve", "cannot write to ada/run (403)")]
 )
 def test_what_may_not_be_pushed_is_told_before_the_training(
     hub: LoopbackHub,
