@@ -12,10 +12,11 @@ from vaswani.cli import run
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.errors import UserError
 from vaswani.files.named_configs import FOLDER, command, config_names, find_config, summary
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.options import BaseConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
-from vaswani.training.config.run_config import BaseConfig, RunConfig
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import model_config
 

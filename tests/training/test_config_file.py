@@ -8,7 +8,7 @@ import yaml
 
 from vaswani.errors import UserError
 from vaswani.training.config.config_file import load_config
-from vaswani.training.config.run_config import FIELDS_WITHOUT_EFFECT
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT
 
 # A few hundred characters of YAML, and millions when written out.
 BOMB = "[&l0 [x], " + ", ".join(f"&l{i + 1} [{', '.join([f'*l{i}'] * 10)}]" for i in range(6)) + "]"

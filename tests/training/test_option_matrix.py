@@ -26,10 +26,10 @@ from vaswani.data.tokenization import save_tokenizers, train_tokenizer
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.config.arguments import RunConfig, TrainingArguments
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
-from vaswani.training.config.options import INHERITED_BOUNDS
+from vaswani.training.config.options import INHERITED_BOUNDS, BaseConfig, sections
 from vaswani.training.config.pretraining_arguments import (
     CausalLMConfig,
     ContinuedCausalLMConfig,
@@ -37,7 +37,6 @@ from vaswani.training.config.pretraining_arguments import (
     MaskedLMConfig,
     PretrainingConfig,
 )
-from vaswani.training.config.run_config import BaseConfig, RunConfig, sections
 from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun

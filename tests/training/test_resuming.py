@@ -20,11 +20,11 @@ from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.hub.card import LISTED_SETTINGS
-from vaswani.training.config.arguments import UNSAVED_FIELDS
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.options import UNSAVED_FIELDS, BaseConfig, sections
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
-from vaswani.training.config.run_config import BaseConfig, RunConfig, sections
 from vaswani.training.config.schedule import inverse_sqrt_factor
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import TrainingRun, train

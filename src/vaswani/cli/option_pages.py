@@ -15,10 +15,10 @@ import transformers
 
 from vaswani.cli.training_help import FIELDS, FOLDER
 from vaswani.distillation.arguments import DistillationConfig
-from vaswani.training.config.arguments import default_of, is_inherited, plain
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.options import BaseConfig, default_of, is_inherited, plain, sections
 from vaswani.training.config.pretraining_arguments import CONTINUED, NEW
-from vaswani.training.config.run_config import BaseConfig, RunConfig, sections
 
 PAGES: dict[str, type[BaseConfig]] = {
     "train": RunConfig,

@@ -17,7 +17,7 @@ from vaswani.files.named_configs import find_config
 from vaswani.training.launch.sigterm import ends_on_sigterm
 
 if TYPE_CHECKING:
-    from vaswani.training.config.run_config import RunConfig
+    from vaswani.training.config.arguments import RunConfig
 
 MOST_PROCESSES = 1024
 
@@ -80,7 +80,7 @@ _training_command(
     "train",
     "Train an encoder-decoder on pairs of texts: translation, summarization.",
     "dates",
-    "vaswani.training.config.run_config:RunConfig",
+    "vaswani.training.config.arguments:RunConfig",
     "vaswani.training.runs.translation:train",
 )
 _training_command(

@@ -7,8 +7,8 @@ from vaswani.bounds import MOST_BEAMS
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.options import Section, option
-from vaswani.training.config.run_config import RunConfig
 
 
 @dataclass

@@ -52,8 +52,7 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import read_run_metadata, read_settings
 from vaswani.inference.decoding import position_limit
 from vaswani.inference.translate.translation import Translator
-from vaswani.training.config.arguments import ModelArguments
-from vaswani.training.config.run_config import RunConfig
+from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.runs.base import Tokenizers, owned_output
 from vaswani.training.runs.models import new_model
 from vaswani.training.runs.translation import TrainingRun, model_config

@@ -19,8 +19,8 @@ from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.run_metadata import read_config, read_settings
 from vaswani.inference.translate.ensembling import Ensemble
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
-from vaswani.training.config.run_config import RunConfig
 from vaswani.training.runs.translation import train
 from vaswani.training.trainer.resuming import MAY_CHANGE
 

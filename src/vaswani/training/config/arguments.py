@@ -4,14 +4,13 @@ Field names are the keys of a configuration file and the flags of `vaswani train
 the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer to it.
 """
 
-import functools
 import importlib.util
-import inspect
 import json
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import transformers
 from transformers import Seq2SeqTrainingArguments
@@ -21,7 +20,8 @@ from transformers.trainer_utils import SaveStrategy, SchedulerType
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.errors import UserError
-from vaswani.training.config.options import Section, check_values, option
+from vaswani.evaluation.text_metrics import METRICS
+from vaswani.training.config.options import BaseConfig, Section, check_values, option
 from vaswani.training.config.schedule import paper_peak_learning_rate
 from vaswani.training.launch.processes import (
     choose_device,
@@ -32,8 +32,6 @@ from vaswani.training.launch.processes import (
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
 REPORTING_PACKAGES = ("tensorboard", "trackio")
-# Not a property of the run (where it continues), or not for others to read.
-UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
 
 
 def _name(choice: Enum | str) -> str:
@@ -337,66 +335,15 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     )
 
 
-# ------------------------------------------- training arguments as plain values, as YAML and JSON store them
+@dataclass
+class RunConfig(BaseConfig):
+    """The resolved arguments of one training on pairs, a section each; a subclass may add one."""
 
+    model: ModelArguments
+    data: DataArguments
+    training: TrainingArguments
+    card: CardArguments
 
-def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
-    """The fields of ours, and those of transformers that differ from their defaults."""
-    defaults = library_defaults(training)
-    return {name: value for name, value in _plain_fields(training).items() if name not in defaults}
-
-
-def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
-    """The fields of transformers that are at their defaults."""
-    arguments_class: Any = type(training)
-    defaults = _defaults(arguments_class)
-    return {
-        name: value
-        for name, value in _plain_fields(training).items()
-        if getattr(training, name, None) == getattr(defaults, name)
-        and name != "output_dir"
-        and is_inherited(name, arguments_class)
-    }
-
-
-def default_settings(training: BaseTrainingArguments) -> dict[str, Any]:
-    """The defaults of all fields."""
-    # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
-    arguments_class: Any = type(training)
-    return _plain_fields(_defaults(arguments_class)) | library_defaults(training)
-
-
-def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
-    return {
-        field.name: plain(getattr(training, field.name, None))
-        for field in fields(training)
-        if field.init and field.name not in UNSAVED_FIELDS
-    }
-
-
-@functools.cache
-def _defaults(arguments_class: type[BaseTrainingArguments]) -> BaseTrainingArguments:
-    """For comparison only: setting up a device would take it from a trainer that already exists."""
-    return type(f"Default{arguments_class.__name__}", (arguments_class,), {"device": None})()
-
-
-def default_of(field: Field) -> Any:
-    """The default of a dataclass field."""
-    return field.default_factory() if callable(field.default_factory) else field.default
-
-
-def is_inherited(name: str, section: type) -> bool:
-    """Whether a field of a section is defined by transformers, and not overridden here."""
-    ours = [base for base in section.__mro__ if base.__module__.startswith("vaswani")]
-    return not any(name in inspect.get_annotations(base) for base in ours)
-
-
-def plain(value: Any) -> Any:
-    """A value as YAML knows it: enumerations by their value, other objects by their fields."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    return str(value) if isinstance(value, Path) else value
+    command: ClassVar[str] = "train"
+    purpose: ClassVar[str] = "Train an encoder-decoder on pairs of texts."
+    scores: ClassVar[Sequence[str]] = ("loss", *METRICS)

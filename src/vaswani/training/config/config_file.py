@@ -1,14 +1,16 @@
 """From a YAML file and command-line flags to the arguments of a run.
 
-A configuration file is flat: each key is a field of one of the sections of a run (`run_config.BaseConfig`).
+A configuration file is flat: each key is a field of one of the sections of a run (`options.BaseConfig`).
 The file gives defaults and flags override them; both take the types of the fields in the same way.
 """
 
 import dataclasses
+import types
 import typing
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Union
 
 import yaml
 
@@ -16,10 +18,10 @@ from vaswani.data.sources.corpus import SPLITS
 from vaswani.errors import RunError, UserError, one_line
 from vaswani.files.named_configs import find_config
 from vaswani.files.run_files import HISTORY
-from vaswani.files.yaml_files import load_yaml
+from vaswani.files.yaml_files import load_yaml, shown
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import Flag, check_name, first_values, split_flags, unexpected
-from vaswani.training.config.run_config import BaseConfig, RunConfig, sections
-from vaswani.training.config.typed_values import items_of, kinds_of, typed
+from vaswani.training.config.options import BaseConfig, sections
 
 Config = TypeVar("Config", bound=BaseConfig)
 
@@ -148,3 +150,79 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"configuration file {path} must hold `key: value` lines, got a {type(values).__name__}"
         )
     return values or {}
+
+
+# --------------------------------------------------------------------------------------------- typed values
+
+TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
+
+
+def typed(hint: Any, value: Any) -> Any:
+    """Return the value as a type that the hint of a field allows.
+
+    A single value stands for a list of one. A text is read as the type asks: "1e-3" is a float, "no" a bool.
+
+    Raises:
+        ValueError: the field does not take such a value; the message says what it takes.
+    """
+    kinds = kinds_of(hint)
+    if value is None:
+        if type(None) not in kinds:
+            raise ValueError("null is not possible; leave the key out for the default")
+        return None
+    if isinstance(value, dict):
+        if not any(dict in (kind, typing.get_origin(kind)) for kind in kinds):
+            raise ValueError(f"expected one value, got {shown(value)}")
+        return value
+    items = items_of(kinds)
+    if isinstance(value, list):
+        if not items:
+            raise ValueError(f"expected one value, got {shown(value)}")
+        if any(isinstance(item, dict | list) for item in value):
+            raise ValueError(f"expected a list of values, got {shown(value)}")
+        return [_scalar(items, item) for item in value]
+    takes_text = str in kinds and items == (str,)
+    return [_scalar(items, value)] if items and not takes_text else _scalar(kinds, value)
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows: those of a union, or itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def items_of(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The types of the items, where one of these types is a list; else none."""
+    return next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is list), ())
+
+
+def _scalar(kinds: tuple[Any, ...], value: Any) -> Any:
+    """One value that is neither a list nor a mapping."""
+    if isinstance(value, bool) and (bool in kinds or Literal[value] in kinds):
+        return value
+    text = "no" if value is False else str(value)  # YAML reads a bare `no` as false
+    if choices := _choices(kinds):
+        if text not in choices:
+            raise ValueError(f"invalid choice: {text!r} (choose from {', '.join(map(repr, choices))})")
+        return text
+    if bool in kinds:
+        if text.lower() not in (*TRUE, *FALSE):
+            raise ValueError(f"expected true or false, got {text!r}")
+        return text.lower() in TRUE
+    for kind in (int, float, Path, str):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                raise ValueError(f"invalid {kind.__name__} value: {text!r}") from None
+    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+    raise ValueError(f"invalid {names} value: {text!r}")
+
+
+def _choices(kinds: tuple[Any, ...]) -> list[str]:
+    """The values that are possible, where only some are: of an enumeration, or of literals alone."""
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return [choice.value for choice in kind]
+        if typing.get_origin(kind) is Literal and str not in kinds:
+            return list(typing.get_args(kind))
+    return []

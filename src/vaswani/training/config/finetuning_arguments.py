@@ -9,8 +9,7 @@ from transformers.trainer_utils import SchedulerType
 from vaswani.data.labels.labelled import LabelledSpec
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import BaseTrainingArguments, CardArguments
-from vaswani.training.config.options import Section, option
-from vaswani.training.config.run_config import FIELDS_WITHOUT_EFFECT, BaseConfig
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
 from vaswani.training.trainer.labels import TASKS
 
 

@@ -6,13 +6,23 @@ section of a configuration checks all of its fields when it is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, field, fields
+import functools
+import inspect
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, field, fields
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import yaml
 
 from vaswani.bounds import LARGEST_SEED, Bounds
 from vaswani.errors import UserError
+from vaswani.files.run_files import HISTORY
+
+if TYPE_CHECKING:
+    from vaswani.training.config.arguments import BaseTrainingArguments
 
 
 def option(default: Any, text: str, *, may_be_blank: bool = False, **bounds: Any) -> Any:
@@ -115,3 +125,158 @@ def _check_text(one: Field, text: str) -> None:
         ) from error
     if "\0" in text:
         raise UserError(f"{one.name}={text!r} holds a NUL character; leave it out")
+
+
+# ------------------------------------------------------------------- configurations, and their plain values
+
+# Not a property of the run (where it continues), or not for others to read.
+UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
+
+_BATCHES = "batches hold max_tokens_per_batch tokens, length-bucketed; set that instead"
+_OWN_PLAN = "models are sharded by their own plan; set fsdp_size"
+_WHOLE_EVALUATION = "evaluation gathers every row once and scores them together"
+FIELDS_WITHOUT_EFFECT = {
+    "per_device_train_batch_size": _BATCHES,
+    "per_device_eval_batch_size": _BATCHES,
+    "auto_find_batch_size": _BATCHES,
+    "train_sampling_strategy": _BATCHES,
+    "length_column_name": _BATCHES,
+    "sortish_sampler": _BATCHES,
+    "dataloader_drop_last": _BATCHES,
+    "fsdp": _OWN_PLAN,
+    "fsdp_config": _OWN_PLAN,
+    "batch_eval_metrics": _WHOLE_EVALUATION,
+    "eval_accumulation_steps": _WHOLE_EVALUATION,
+    "eval_do_concat_batches": _WHOLE_EVALUATION,
+    "eval_use_gather_object": _WHOLE_EVALUATION,
+    "include_for_metrics": _WHOLE_EVALUATION,
+    "bf16_full_eval": "evaluation runs as training does; set bf16",
+    "fp16_full_eval": "evaluation runs as training does; set fp16",
+    "do_train": "training always runs",
+    "do_predict": "the test split is evaluated at the end whenever there is one",
+}
+
+
+class BaseConfig:
+    """The resolved arguments of one run: a dataclass with a field for each section."""
+
+    model: Any
+    data: Any
+    training: Any  # BaseTrainingArguments
+    card: Any
+
+    command: ClassVar[str]
+    purpose: ClassVar[str]
+    scores: ClassVar[Sequence[str]]  # that `metric_for_best_model` may name
+    without_effect: ClassVar[dict[str, str]] = FIELDS_WITHOUT_EFFECT  # fields, and why
+
+    @classmethod
+    def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
+        """The class for these values; this one, unless a field chooses among several."""
+        return cls
+
+    @property
+    def output_dir(self) -> Path:
+        """Where the run writes."""
+        return Path(self.training.output_dir or ".")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of our own fields, and of those of transformers that differ from their defaults."""
+        values: dict[str, Any] = {}
+        for name in (name for name in sections(type(self)) if name != "training"):
+            values |= asdict(getattr(self, name))
+        return values | training_settings(self.training)
+
+    def default_settings(self) -> dict[str, Any]:
+        """Plain values of the defaults of all fields."""
+        values: dict[str, Any] = {}
+        for section in (section for name, section in sections(type(self)).items() if name != "training"):
+            values |= {field.name: plain(default_of(field)) for field in fields(section)}
+        return values | default_settings(self.training)
+
+    def save(self, path: Path, history: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write a configuration file that repeats this run.
+
+        Args:
+            path: of the file.
+            history: the settings that changed when the run was resumed (see `resuming.Resumption.record`).
+        """
+        command = f"vaswani {self.command} --config {path.name} --output_dir ..."
+        header = f"# A resolved run; repeat it with: {command}\n"
+        values = self.to_dict()
+        if history:
+            header += (
+                f"# Its settings changed when it was resumed, as {HISTORY} tells at the end: [before, now].\n"
+            )
+            values[HISTORY] = list(history)
+        path.write_text(
+            header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
+
+
+def sections(config_class: type[BaseConfig]) -> dict[str, type]:
+    """Return the sections of a configuration: a dataclass of arguments for each."""
+    hints = typing.get_type_hints(config_class)
+    return {field.name: hints[field.name] for field in fields(cast(Any, config_class))}
+
+
+def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
+    """The fields of ours, and those of transformers that differ from their defaults."""
+    defaults = library_defaults(training)
+    return {name: value for name, value in _plain_fields(training).items() if name not in defaults}
+
+
+def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
+    """The fields of transformers that are at their defaults."""
+    arguments_class: Any = type(training)
+    defaults = _defaults(arguments_class)
+    return {
+        name: value
+        for name, value in _plain_fields(training).items()
+        if getattr(training, name, None) == getattr(defaults, name)
+        and name != "output_dir"
+        and is_inherited(name, arguments_class)
+    }
+
+
+def default_settings(training: BaseTrainingArguments) -> dict[str, Any]:
+    """The defaults of all fields."""
+    # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
+    arguments_class: Any = type(training)
+    return _plain_fields(_defaults(arguments_class)) | library_defaults(training)
+
+
+def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
+    return {
+        field.name: plain(getattr(training, field.name, None))
+        for field in fields(training)
+        if field.init and field.name not in UNSAVED_FIELDS
+    }
+
+
+@functools.cache
+def _defaults(arguments_class: type[BaseTrainingArguments]) -> BaseTrainingArguments:
+    """For comparison only: setting up a device would take it from a trainer that already exists."""
+    return type(f"Default{arguments_class.__name__}", (arguments_class,), {"device": None})()
+
+
+def default_of(field: Field) -> Any:
+    """The default of a dataclass field."""
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def is_inherited(name: str, section: type) -> bool:
+    """Whether a field of a section is defined by transformers, and not overridden here."""
+    ours = [base for base in section.__mro__ if base.__module__.startswith("vaswani")]
+    return not any(name in inspect.get_annotations(base) for base in ours)
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML knows it: enumerations by their value, other objects by their fields."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return str(value) if isinstance(value, Path) else value

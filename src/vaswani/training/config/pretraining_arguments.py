@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 from vaswani.data.sources.corpus import TextCorpusSpec
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import BaseTrainingArguments, CardArguments, FamilyArguments
-from vaswani.training.config.options import Section, option
-from vaswani.training.config.run_config import FIELDS_WITHOUT_EFFECT, BaseConfig
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
 
 SHORTEST_SEQUENCE = 8  # tokens
 

@@ -26,7 +26,7 @@ from vaswani.hub.card import handwritten_card, write_card
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.insight.curves import save_curves
-from vaswani.training.config.run_config import BaseConfig
+from vaswani.training.config.options import BaseConfig
 from vaswani.training.launch.processes import check_processes, check_sizes
 from vaswani.training.launch.sigterm import ends_on_sigterm, sigterm_held_back
 from vaswani.training.runs.checks import check_metric, check_stream, rehearse

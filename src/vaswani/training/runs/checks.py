@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 from vaswani.errors import UserError, one_line
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
 from vaswani.training.config.arguments import BaseTrainingArguments
-from vaswani.training.config.run_config import BaseConfig
+from vaswani.training.config.options import BaseConfig
 
 STEPS = 100
 OF_THE_LIBRARY = ("every_n_layers", "offload")  # options of checkpointing that are not torch's

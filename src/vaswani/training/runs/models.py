@@ -27,7 +27,7 @@ from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights, without_remarks
 from vaswani.inference.decoding import position_limit
 from vaswani.training.config.arguments import FamilyArguments
-from vaswani.training.config.run_config import BaseConfig
+from vaswani.training.config.options import BaseConfig
 
 ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
 DECODERS = "a decoder such as 'vaswani_decoder'"

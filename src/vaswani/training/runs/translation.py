@@ -30,8 +30,7 @@ from vaswani.evaluation.text_metrics import (
 )
 from vaswani.inference.decoding import position_limit
 from vaswani.model.configuration_vaswani import VaswaniConfig
-from vaswani.training.config.arguments import ModelArguments
-from vaswani.training.config.run_config import RunConfig
+from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import config_from, new_model

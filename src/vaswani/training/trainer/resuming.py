@@ -22,16 +22,12 @@ from transformers.utils import logging
 
 from vaswani.errors import UserError
 from vaswani.files.run_files import HISTORY, SETTINGS_FILE
-from vaswani.training.config.arguments import (
-    BaseTrainingArguments,
-    default_settings,
-    library_defaults,
-    training_settings,
-)
+from vaswani.training.config.arguments import BaseTrainingArguments
+from vaswani.training.config.options import default_settings, library_defaults, training_settings
 from vaswani.training.trainer.checkpoints import read_manifest
 
 if TYPE_CHECKING:
-    from vaswani.training.config.run_config import BaseConfig
+    from vaswani.training.config.options import BaseConfig
 
 logger = logging.get_logger(__name__)
 
