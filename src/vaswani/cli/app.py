@@ -2,15 +2,30 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from vaswani.errors import UserError
 
 
-class Command(TyperCommand):
+class QuickHelp:
+    """A command or group whose `--help` needs no pydantic; typer imports it to convert the default, None."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option as typer makes it, with a default that needs no conversion."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.default = False
+        return option
+
+
+class Group(QuickHelp, TyperGroup):
+    """A group of commands."""
+
+
+class Command(QuickHelp, TyperCommand):
     """A command that refuses an option given twice, of which typer keeps the last, and an empty value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -36,6 +51,9 @@ class Command(TyperCommand):
 class Application(typer.Typer):
     """An application, or a group of commands, whose commands are of the class `Command`."""
 
+    def __init__(self, **options: Any):
+        super().__init__(cls=Group, **options)
+
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Register a command, as in typer."""
         return super().command(name, **{"cls": Command, **options})
@@ -43,16 +61,8 @@ class Application(typer.Typer):
 
 app = Application(
     help="The original Transformer: train, evaluate, translate, distill.",
+    epilog="Every command takes --debug, which prints the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-@app.callback()
-def _common(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback of an error. Works with every command.")
-    ] = False,
-) -> None:
-    """Declare the options of all commands; `command_line.run` acts on them."""

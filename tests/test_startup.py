@@ -1,0 +1,75 @@
+"""No torch for help, nor for what can be refused before slow imports."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+import vaswani
+from vaswani.cli.commands import app
+
+HEAVY = {"torch", "transformers", "datasets", "numpy", "yaml"}
+# Runs each command line in one process; a heavy module would stay loaded, and is blamed on the command.
+CODE = f"""
+import json, sys
+from vaswani.cli import run
+for arguments in json.loads(sys.argv[1]):
+    status = run(arguments)
+    print(json.dumps([status, sorted({HEAVY} & set(sys.modules))]), file=sys.stderr)
+"""
+
+
+def outcomes(commands: list[list[str]]) -> list[tuple[int, list[str]]]:
+    """The status of each command, and the heavy modules that are loaded after it."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(vaswani.__file__).parents[1])}
+    process = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(commands)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    lines = [line for line in process.stderr.splitlines() if not line.startswith("vaswani: ")]
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def words_of_commands() -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for name, command in typer.main.get_command(app).commands.items():
+        found.append([name])
+        found += [[name, inner] for inner in getattr(command, "commands", ())]
+    return found
+
+
+def test_the_help_of_a_command_loads_nothing_heavy():
+    helps = [[*words, "--help"] for words in words_of_commands()]
+    for words, outcome in zip(helps, outcomes(helps), strict=True):
+        assert outcome == (0, []), words
+
+
+REFUSED = (
+    "train",
+    "train --learing_rate 1",
+    "train --config nowhere.yaml",
+    "pretrain --objective=other --help",
+    "translate --model /nowhere",
+    "translate --widow 3",
+    "embed --model ./nowhere",
+    "evaluate --model a/b/c --data dates",
+    "compare /nowhere /nowhere --data dates",
+    "student out --teacher ~/nowhere/at/all",
+    "convert /nowhere out",
+    "plot sparse-pattern --length 0",
+    "configs show nowhere",
+    "trian",
+)
+
+
+def test_what_can_be_refused_before_slow_imports_is():
+    for command, outcome in zip(REFUSED, outcomes([command.split() for command in REFUSED]), strict=True):
+        assert outcome == (2, []), command
