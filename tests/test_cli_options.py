@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import typer
 
-from vaswani.bounds import LARGEST_ALPHA
 from vaswani.cli import command_line, run
 from vaswani.cli.app import Command
 from vaswani.cli.commands import app
-from vaswani.model import decoding
 
 AWKWARD = ("nan", "inf", "-inf", "-1", "0", "1e30", str(10**12))
 ACCEPTED = {
@@ -114,7 +112,3 @@ def test_an_option_is_given_once_and_not_empty(call, words, option):
 def test_a_field_of_a_training_is_given_once(capfd, command, flags):
     assert run([command, *flags]) == 2
     assert "is given more than once; give it once" in capfd.readouterr().err
-
-
-def test_the_bound_of_the_length_penalty_is_the_models():
-    assert LARGEST_ALPHA == decoding.LARGEST_ALPHA

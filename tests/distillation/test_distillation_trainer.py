@@ -29,7 +29,7 @@ from vaswani import (
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.distillation.losses import forward_kl, soft_target_loss
 from vaswani.errors import RunError, UserError
-from vaswani.model import projected_loss
+from vaswani.kernels import projected_loss
 from vaswani.model.losses import token_loss_function
 
 VOCABULARY = 29

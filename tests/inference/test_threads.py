@@ -23,7 +23,7 @@ from vaswani import (
 from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.interop.sparsify import sparsify
-from vaswani.model import onednn, packed_linear
+from vaswani.kernels import onednn
 
 THREADS = 8
 CALLS = 48  # of each class, on texts of their own
@@ -154,7 +154,7 @@ def fast_switches() -> Iterator[None]:
 @pytest.mark.usefixtures("fast_switches")
 def test_threads_that_share_models_get_what_one_thread_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        *((packed_linear, "MIN_WEIGHTS"), (packed_linear, "MIN_ROWS")),
+        *((onednn, "MIN_PACKED_WEIGHTS"), (onednn, "MIN_PACKED_ROWS")),
         *((onednn, "MIN_ROWS"), (onednn, "MIN_MULTIPLICATIONS")),
     ):
         monkeypatch.setattr(module, name, 1)  # toys take the ways of large models

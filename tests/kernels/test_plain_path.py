@@ -10,10 +10,10 @@ import torch
 from tiny import batch, tiny_model
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.kernels import onednn, search
+from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.kernels.registry import active_kernels
 from vaswani.model.attention import ATTENTION_FUNCTIONS
 from vaswani.model.kernel_slots import KernelSlot, prepare_kernels
-from vaswani.model.losses import TokenLoss
 
 
 @contextmanager

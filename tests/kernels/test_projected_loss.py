@@ -6,8 +6,7 @@ from torch import nn
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.kernels import projected_loss as module
-from vaswani.kernels.projected_loss import projected_loss
-from vaswani.model.losses import TokenLoss
+from vaswani.kernels.projected_loss import TokenLoss
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 19
 
@@ -23,6 +22,14 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return -(targets * logits.log_softmax(-1)).sum()
+
+
+def projected_loss(states: torch.Tensor, weight: torch.Tensor, loss: TokenLoss) -> torch.Tensor:
+    """The loss of the logits `states @ weight.T`."""
+    projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    del projection.weight  # a parameter would be another tensor
+    projection.weight = weight
+    return loss(states, projection)
 
 
 @pytest.mark.parametrize("rows_at_a_time", [1, 4, 5, 1000])

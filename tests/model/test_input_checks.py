@@ -25,7 +25,7 @@ from vaswani import (
     VaswaniForTokenClassification,
     VaswaniModel,
 )
-from vaswani.model.losses import TokenLoss
+from vaswani.kernels.projected_loss import TokenLoss
 
 VOCAB, WIDTH, LEARNED, TYPES, LABELS = TINY["vocab_size"], TINY["d_model"], 12, 2, 5
 ROWS, LENGTH = 3, 7

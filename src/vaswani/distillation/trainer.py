@@ -23,7 +23,8 @@ from vaswani.distillation.losses import (
 )
 from vaswani.distillation.recording import Recorder, stacks
 from vaswani.errors import UserError
-from vaswani.model.losses import TokenLoss, token_loss_function
+from vaswani.kernels.projected_loss import TokenLoss
+from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.trainer.seq2seq import Trainer
 

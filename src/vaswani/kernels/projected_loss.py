@@ -9,14 +9,15 @@ N tokens that count · n of them at a time · V vocabulary · D width
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from vaswani.kernels.onednn import product, product_over_rows
 from vaswani.model import losses
 from vaswani.model.input_checks import IGNORED_LABEL, has_values
-from vaswani.model.losses import TokenLoss
+from vaswani.model.losses import PLAIN_PROJECTIONS, as_product
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
 MIN_CHUNK_ROWS = 256  # fewer, and the products slow down
@@ -27,9 +28,8 @@ def unavailable() -> None:
 
 
 def hook_in() -> None:
-    """Compute the losses of the models."""
+    """Compute the cross-entropy of the models. A `TokenLoss` needs no hook: it is an argument."""
     losses.linear_cross_entropy.kernel = linear_cross_entropy
-    losses.projected_loss.kernel = projected_loss
 
 
 def _is_eager(states: torch.Tensor) -> bool:
@@ -107,20 +107,38 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return row_gradient * grad_output, weight_gradient * grad_output, None, None, None
 
 
-def projected_loss(hidden_states: torch.Tensor, weight: torch.Tensor, loss: TokenLoss) -> torch.Tensor:
-    """Sum of the loss over all tokens that count: `loss.function(hidden_states[kept] @ weight.T, slice(N))`.
+class TokenLoss(NamedTuple):
+    """A loss that is a sum over target tokens: the argument `token_loss` of a model.
 
     Args:
-        hidden_states: [B, T, D], any floating dtype.
-        weight: [V, D], of the output projection.
-        loss: is asked for some tokens after the others, each once.
-
-    Returns:
-        A scalar, differentiable once, float32 or the states' own dtype where that is wider.
+        kept: bool [B, T], the N tokens that count.
+        function: from logits [n, V] and the place of these tokens among the N, a slice, to their summed loss.
+            It is called with a few tokens after the others, each once.
     """
-    if not _is_eager(hidden_states):
-        return losses.projected_loss.plain(hidden_states, weight, loss)
-    return _ProjectedLoss.apply(hidden_states[loss.kept], weight, loss.function, torch.is_grad_enabled())
+
+    kept: torch.Tensor
+    function: Callable[[torch.Tensor, slice], torch.Tensor]
+
+    def __call__(self, hidden_states: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
+        """The loss of the logits `lm_head(hidden_states)`, from states [B, T, D] of any floating dtype.
+
+        Returns:
+            A scalar, differentiable once, float32 or the states' own dtype where that is wider.
+
+        Raises:
+            ValueError: if `kept` has another shape or dtype.
+        """
+        shape = hidden_states.shape[:-1]
+        if has_values(self.kept) and (self.kept.shape != shape or self.kept.dtype != torch.bool):
+            raise ValueError(
+                f"token_loss.kept has the shape {list(self.kept.shape)} and the dtype {self.kept.dtype}; "
+                f"expected torch.bool {list(shape)}."
+            )
+        rows = hidden_states[self.kept]  # [N, D]
+        if type(lm_head) in PLAIN_PROJECTIONS and _is_eager(rows):
+            return _ProjectedLoss.apply(*as_product(rows, lm_head), self.function, torch.is_grad_enabled())
+        logits = lm_head(rows)
+        return self.function(logits, slice(0, len(logits)))
 
 
 class _ProjectedLoss(torch.autograd.Function):

@@ -154,15 +154,6 @@ def check_labels(
         )
 
 
-def check_kept(kept: torch.Tensor, shape: Sequence[int]) -> None:
-    """Raise unless `TokenLoss.kept` is bool, one for each target token."""
-    if has_values(kept) and (tuple(kept.shape) != tuple(shape) or kept.dtype != torch.bool):
-        raise ValueError(
-            f"token_loss.kept has the shape {list(kept.shape)} and the dtype {kept.dtype}; expected "
-            f"torch.bool {list(shape)}."
-        )
-
-
 def check_loss_options(label_smoothing: float | None, num_items_in_batch: torch.Tensor | int | None) -> None:
     """Raise unless label smoothing lies from 0 to 1 and the number of items is positive."""
     if label_smoothing is not None and not 0 <= label_smoothing <= 1:

@@ -5,8 +5,7 @@
 B batch · T length · V vocabulary · D width
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,28 +68,8 @@ def smoothed_loss(
     """`token_loss_function` of the logits `lm_head(hidden_states)`: states [..., D], labels int64 [...]."""
     if type(lm_head) not in PLAIN_PROJECTIONS:
         return token_loss_function(lm_head(hidden_states), labels, num_items_in_batch, label_smoothing)
-    summed = linear_cross_entropy(*_as_product(hidden_states, lm_head), labels, label_smoothing)
+    summed = linear_cross_entropy(*as_product(hidden_states, lm_head), labels, label_smoothing)
     return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
-
-
-class TokenLoss(NamedTuple):
-    """A loss that is a sum over target tokens.
-
-    Args:
-        kept: bool [B, T], the N tokens that count.
-        function: from logits [n, V] and the place of these tokens among the N, a slice, to their summed loss.
-    """
-
-    kept: torch.Tensor
-    function: Callable[[torch.Tensor, slice], torch.Tensor]
-
-
-def summed_loss(hidden_states: torch.Tensor, lm_head: nn.Module, token_loss: TokenLoss) -> torch.Tensor:
-    """A loss of the logits `lm_head(hidden_states)`, summed over the tokens that count; states [B, T, D]."""
-    if type(lm_head) in PLAIN_PROJECTIONS:
-        return projected_loss(*_as_product(hidden_states, lm_head), token_loss)
-    logits = lm_head(hidden_states[token_loss.kept])
-    return token_loss.function(logits, slice(0, len(logits)))
 
 
 @KernelSlot
@@ -99,13 +78,6 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Summed cross-entropy of `hidden_states @ weight.T`: [..., D], [V, D] and labels int64 [...]."""
     return _summed_cross_entropy(nn.functional.linear(hidden_states, weight), labels, label_smoothing)
-
-
-@KernelSlot
-def projected_loss(hidden_states: torch.Tensor, weight: torch.Tensor, loss: TokenLoss) -> torch.Tensor:
-    """Summed loss of `hidden_states @ weight.T`: [B, T, D], [V, D]."""
-    logits = nn.functional.linear(hidden_states[loss.kept], weight)
-    return loss.function(logits, slice(0, len(logits)))
 
 
 def _summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
@@ -130,7 +102,7 @@ def per_token(
     return summed / num_items_in_batch
 
 
-def _as_product(hidden_states: torch.Tensor, lm_head: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def as_product(hidden_states: torch.Tensor, lm_head: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """States and weight whose product is the projection: a bias is one more column, times one."""
     if lm_head.bias is None:
         return hidden_states, lm_head.weight

@@ -7,6 +7,8 @@ Section numbers refer to the paper's version 7. Each deviation is a config field
 B batch · S source length · T target length · d_model width
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers import Cache, GenerationMixin
@@ -16,10 +18,16 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniConfig
-from .input_checks import check_kept, check_labels, check_logits_to_keep, check_loss_options, token_shape
-from .losses import TokenLoss, smoothed_loss, summed_loss, token_loss_function
+from .input_checks import check_labels, check_logits_to_keep, check_loss_options, token_shape
+from .losses import smoothed_loss, token_loss_function
 from .operators import OutputProjection
-from .stacks import VaswaniDecoder, VaswaniEncoder, VaswaniPreTrainedModel, tensor_parallel_plan
+from .stacks import (
+    VaswaniDecoder,
+    VaswaniEncoder,
+    VaswaniPreTrainedModel,
+    other_outputs,
+    tensor_parallel_plan,
+)
 
 
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
@@ -159,7 +167,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         self.tie_weights()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """The decoder's input for these labels [B, T]; collators ask for it."""
+        """The decoder's input for these labels [B, T]; collators call it."""
         return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
 
     def generate(self, *args, **kwargs):
@@ -173,10 +181,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(
         config, inputs_embeds, attention_mask, past_key_values, **kwargs
     ) -> torch.Tensor | None:
-        """The mask of a step for a cache of fixed size, [B, its size]; the model makes the rest itself.
+        """The padding mask of a step with a cache of fixed size, [B, its size].
 
-        The library would make it [B, 1, T, size], from which neither a token's position nor what a sparse
-        layer wants to know can be told.
+        The library would make it [B, 1, T, size], from which positions cannot be computed.
         """
         if attention_mask is None:
             return None
@@ -199,61 +206,41 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         label_smoothing: float | None = None,
-        token_loss: TokenLoss | None = None,
+        token_loss: Callable[[torch.Tensor, nn.Module], torch.Tensor] | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*):
-            The target tokens; −100 is ignored. Without `decoder_input_ids`, the labels shifted right serve.
+            The target tokens; −100 is ignored. `decoder_input_ids` default to the labels shifted right.
         label_smoothing (`float`, *optional*):
             Compute the loss with this ε (section 5.4; 0 is plain cross-entropy) in one pass with the output
-            projection, which takes far less time and memory. `logits` are then `None`.
-        token_loss (`TokenLoss`, *optional*):
-            In place of labels, any loss of the logits, computed in one pass with the output projection too.
+            projection, which takes less time and memory. `logits` are then `None`.
+        token_loss (`Callable`, *optional*):
+            In place of labels, any loss of the decoder's states and the output projection, without `logits`.
         """
-        if labels is not None:
-            shape = token_shape(decoder_input_ids, decoder_inputs_embeds, "decoder_")
-            shape = shape or tuple(labels.shape[:2])
-            check_labels("labels", labels, shape, self.config.decoder_vocab_size)
         check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)
         if labels is not None:
+            shape = token_shape(decoder_input_ids, decoder_inputs_embeds, "decoder_")
+            check_labels("labels", labels, shape or labels.shape[:2], self.config.decoder_vocab_size)
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
+            *(input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs),
+            *(past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache),
             **kwargs,
         )
         loss = logits = None
         if token_loss is not None:
-            check_kept(token_loss.kept, outputs.last_hidden_state.shape[:2])
-            loss = summed_loss(outputs.last_hidden_state, self.lm_head, token_loss)
+            loss = token_loss(outputs.last_hidden_state, self.lm_head)
         elif labels is not None and label_smoothing is not None:
             loss = smoothed_loss(outputs.last_hidden_state, self.lm_head, labels, label_smoothing, **kwargs)
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:
                 loss = self.loss_function(logits, labels, **kwargs)
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
 # Saved models bring the code of `model/` with them, for users without the plugin.

@@ -1,9 +1,9 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""The decoder alone, as in GPT (Radford et al., 2018) and the systems that grew from it.
+"""The decoder alone, as in GPT (Radford et al., 2018) and its successors.
 
-Which of them a model is, its configuration says: GPT-2 is the default, GPT puts its norms behind the
-sub-layers, GPT-3 makes the attention of every other layer sparse.
+The default configuration is GPT-2; GPT has its norms after the sub-layers, GPT-3 sparse attention in every
+other layer.
 
 B batch · T length · d_model width · V vocabulary
 """
@@ -19,7 +19,7 @@ from transformers.utils import TransformersKwargs, auto_docstring, can_return_tu
 from .configuration_vaswani import VaswaniDecoderConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options, token_shape
 from .losses import next_token_loss_function, smoothed_loss
-from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, tensor_parallel_plan
+from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, other_outputs, tensor_parallel_plan
 
 
 @auto_docstring
@@ -51,8 +51,8 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         r"""
         position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            Where they begin again at 0 within a row, and no `attention_mask` is given, another document
-            begins, which does not see those before it.
+            Without `attention_mask`, positions that begin again at 0 within a row begin another document,
+            which does not see those before it.
         """
         outputs = self.decoder(
             input_ids=input_ids,
@@ -63,12 +63,7 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
             use_cache=use_cache,
             **kwargs,
         )
-        return BaseModelOutputWithPast(
-            last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return BaseModelOutputWithPast(outputs.last_hidden_state, **other_outputs(outputs))
 
 
 @auto_docstring
@@ -103,43 +98,28 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         r"""
         position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            Where they begin again at 0 within a row, and no `attention_mask` is given, another document
-            begins, which does not see those before it.
+            See `VaswaniDecoderModel`.
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            The tokens themselves, which are shifted here; −100 is ignored.
+            The tokens themselves; they are shifted inside the model. −100 is ignored.
         label_smoothing (`float`, *optional*):
             Compute the loss with this ε (0 is plain cross-entropy) in one pass with the output projection,
-            which takes far less time and memory. `logits` are then `None`.
+            which takes less time and memory. `logits` are then `None`.
         """
         shape = token_shape(input_ids, inputs_embeds)
         check_labels("labels", labels, shape, self.config.vocab_size)
         check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        outputs = self.model(*inputs, **kwargs)
         loss = logits = None
         if labels is not None and label_smoothing is not None:
-            loss = smoothed_loss(
-                outputs.last_hidden_state[:, :-1], self.lm_head, labels[:, 1:], label_smoothing, **kwargs
-            )
+            states, targets = outputs.last_hidden_state[:, :-1], labels[:, 1:]
+            loss = smoothed_loss(states, self.lm_head, targets, label_smoothing, **kwargs)
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:
                 loss = self.loss_function(logits, labels, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **other_outputs(outputs))
 
 
 # Saved models bring the code of `model/` with them, for users without the plugin.

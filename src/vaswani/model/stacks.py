@@ -22,7 +22,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, auto_docstring, is_torchdynamo_compiling
+from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, is_torchdynamo_compiling
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -496,6 +496,11 @@ class VaswaniDecoder(VaswaniStack):
             nothing_hidden = not is_torchdynamo_compiling() and attention_mask.all()
             return None if nothing_hidden else attention_mask[:, None, None].bool()
         return create_bidirectional_mask(config, queries, attention_mask, encoder_hidden_states)
+
+
+def other_outputs(outputs: ModelOutput) -> dict[str, Any]:
+    """All outputs of a base model except its last hidden state."""
+    return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
 def tensor_parallel_plan(stack: str, cross_attention: bool = False) -> dict[str, str]:
