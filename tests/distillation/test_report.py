@@ -156,7 +156,7 @@ def test_without_a_baseline_there_is_nothing_to_gain_on() -> None:
 def test_retention_of_nothing_is_undefined() -> None:
     comparison = with_student(retention=None)
     assert table(comparison)[1]["retention"] == "undefined"
-    assert "the teacher's BLEU is 0, so what it retains of that is undefined." in as_markdown(comparison)
+    assert "the teacher's BLEU is 0, so its retention is undefined." in as_markdown(comparison)
     assert as_dict(comparison)["retention"] is None
 
 

@@ -1,4 +1,4 @@
-"""Reporting a comparison: Markdown for a model card, JSON, and a picture of quality against speed."""
+"""The report of a comparison: Markdown for a model card, JSON, and a plot of quality against speed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ MARKDOWN, JSON, PLOT = "report.md", "report.json", "quality_speed.png"
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder of a report, so that one that cannot be written to is found before the work.
-
-    Raises:
-        UserError: it cannot be made or written to.
-    """
+    """Raise `UserError` unless the folder of a report can be made and written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -42,7 +38,7 @@ def prepare_folder(folder: Path) -> None:
 def write_report(comparison: Comparison, folder: Path) -> None:
     """Write `report.md`, `report.json` and `quality_speed.png`, each whole or not at all.
 
-    Without matplotlib there is no picture, and a warning says how to get it.
+    Without matplotlib there is no plot; a warning tells how to get it.
 
     Raises:
         UserError: the folder cannot be made or written to.
@@ -67,9 +63,9 @@ def _write(path: Path, contents: bytes) -> None:
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """All that was measured as plain JSON values, after the first student's numbers.
+    """Return all measurements as plain JSON values, after the numbers of the first student.
 
-    These are `retention`, a fraction of the teacher's score (0.987 is 98.7 %; null if the teacher's is 0),
+    These are `retention`, a fraction of the teacher's score (0.987 is 98.7 %; null if that is 0),
     `parameter_ratio` and `speedup`, both relative to the teacher, and `baseline_quality`, a score or null.
     """
     student, baseline = comparison.students[0], comparison.baseline
@@ -93,7 +89,7 @@ def _points(comparison: Comparison) -> list[PlottedModel]:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """A section for a model card: a row for each model, what that means, and how it was measured."""
+    """Return a section of a model card: a row for each model, the conclusions, and the conditions."""
     metrics = [METRIC_NAMES[name] for name in comparison.teacher.scores]
     columns = ["model", "role", "parameters", "weights", *metrics, "retention", "sentences/s", "speed-up"]
     table = markdown_table(columns, map(_cells, comparison.models), numbers=columns[2:])
@@ -127,7 +123,7 @@ def _conclusions(comparison: Comparison) -> Iterator[str]:
     for student in comparison.students:
         size = f"{100 * student.parameter_ratio:.1f} % of the teacher's parameters"
         if student.retention is None:
-            quality = f"the teacher's {metric} is 0, so what it retains of that is undefined"
+            quality = f"the teacher's {metric} is 0, so its retention is undefined"
         else:
             quality = f"it retains {_percent(student.retention)} of the teacher's {metric}"
         yield f"- `{student.name}` has {size} and decodes {student.speedup:.2f} times as fast; {quality}."
@@ -142,7 +138,7 @@ def _verdict(gain: Estimate) -> str:
         return "better by more than the confidence interval"
     if gain.high < 0:
         return "worse by more than the confidence interval"
-    return "no difference that the confidence interval would bear out"
+    return "no difference outside the confidence interval"
 
 
 def _conditions(comparison: Comparison) -> Iterator[str]:
@@ -170,5 +166,5 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
 
 
 def _listing(values: Iterable[str]) -> str:
-    """Each value once: one, if the models agree."""
+    """The values, each once."""
     return ", ".join(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""A whole distillation: the teacher's outputs, the student, its like without a teacher, and the report."""
+"""A distillation: the teacher's outputs, the student, the same student without a teacher, and the report."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ from vaswani.training.trainer.seq2seq import Trainer
 
 BASELINE = "baseline"  # folder of the student that is trained without distillation
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-# What a student of the teacher's layers has of its own; all other fields are the teacher's.
+# Fields of its own that a student of the teacher's layers has; all others are the teacher's.
 OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation", *DROPOUTS)
 
 
 def distill(config: DistillationConfig) -> Comparison | None:
     """Train a student in `output_dir` and, for comparison, the same student without distillation; report.
 
-    Killed at any point, it goes on where it stopped with `resume_from_checkpoint=true`, to the same result.
+    Killed at any point, it resumes with `resume_from_checkpoint=true`, to the same result.
 
     Returns:
         The comparison that the report is made of, in the main process and where there is a split to test on.
@@ -114,7 +114,7 @@ class DistillationRun(TrainingRun):
 
     @cached_property
     def teacher(self) -> Teacher:
-        """Loaded when it is first needed: it may have to be trained."""
+        """The teacher, loaded when it is first needed: it may have to be trained."""
         return load_teacher(self.config)
 
     @cached_property
@@ -122,10 +122,10 @@ class DistillationRun(TrainingRun):
         """The model and the tokenizers of the student's folder."""
         return load_checkpoint(self.options.student, self.config.training.device, torch.float32)
 
-    # --------------------------------------------------------------------------- the student, as it begins
+    # --------------------------------------------------------------------------- the student before training
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """Those of the teacher or of the student's folder, or new ones of its own."""
+        """The tokenizers of the teacher or of the student's folder, or new ones."""
         if self.options.vocabulary == "own":
             return super().build_tokenizers(corpus)
         if self.options.student in (RANDOM, FROM_TEACHER):
@@ -137,7 +137,7 @@ class DistillationRun(TrainingRun):
         return source, target
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The student, before it has learned anything; it begins targets as its tokenizer does."""
+        """The student before training; it starts targets as its tokenizer does."""
         student = self._build_student(tokenizers)
         start = TextCodec(tokenizers[1], "target").start_options().get("decoder_start_token_id")
         if start is not None:
@@ -159,14 +159,14 @@ class DistillationRun(TrainingRun):
             return student.float()
         return self.given_student[0]
 
-    # ---------------------------------------------------------------------------------- what it learns from
+    # ---------------------------------------------------------------------------------- the teacher's outputs
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
-        """Token ids of each split; of training, with the targets that were asked for."""
+        """The rows of each split as token ids; those of training with the targets of the options."""
         check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
         self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
-        if self.config.training.should_save:  # before the teacher's outputs, which a resumed run goes on with
+        if self.config.training.should_save:  # before the teacher's outputs, which a resumed run reuses
             self.record_settings()
         if self.options.targets != "references":
             rows = self._teach_targets(corpus.splits["train"])
@@ -174,7 +174,7 @@ class DistillationRun(TrainingRun):
         return super().tokenize(corpus, tokenizers)
 
     def _teach_targets(self, rows: Dataset) -> Dataset:
-        """The training rows with the teacher's translations, from the cache or decoded into it."""
+        """The training rows with the teacher's translations, which are decoded once and cached."""
         translator = self.teachers_translator(self.options.teacher_num_beams)
         identity = {
             "teacher": self.teacher.fingerprint,
@@ -210,7 +210,7 @@ class DistillationRun(TrainingRun):
         return super().build_trainer(splits, tokenizers, model, **parts)
 
     def _teach_logits(self, rows: Dataset, collator: Seq2SeqCollator, top_k: int) -> TeacherLogits:
-        """The teacher's distributions for the training rows, from the cache or computed into it."""
+        """The teacher's distributions for the training rows, which are computed once and cached."""
         conditions: dict[str, Any] = {
             "top_k": top_k,
             "temperature": self.options.temperature,
@@ -235,7 +235,7 @@ class DistillationRun(TrainingRun):
         return Path(self.options.teacher_cache or self.config.output_dir / "teacher_cache")
 
     def teachers_translator(self, num_beams: int) -> Translator:
-        """The teacher with the options of a search."""
+        """A translator of the teacher with the run's search options."""
         return Translator(
             self.teacher.model, *self.teacher.tokenizers, num_beams=num_beams, **_search(self.config)
         )
@@ -279,7 +279,7 @@ class DistillationRun(TrainingRun):
 
 
 class BaselineRun(TrainingRun):
-    """The same student, trained on the references alone from random weights, for as many updates."""
+    """The same student, trained on the references from random weights, for as many updates."""
 
     def __init__(self, config: DistillationConfig):
         training = copy.copy(config.training)
@@ -289,7 +289,7 @@ class BaselineRun(TrainingRun):
         self.student = config.output_dir
 
     def run_unless_done(self) -> None:
-        """Train, or go on, unless the baseline is there already and is as long as the student's training."""
+        """Train or resume, unless a baseline exists that was trained for as long as the student."""
         folder = self.config.output_dir
         if (folder / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
             before, now = read_settings(folder), self.config.to_dict()
@@ -307,7 +307,7 @@ class BaselineRun(TrainingRun):
         return True
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """Those of the student."""
+        """The student's tokenizers."""
         return load_tokenizers(self.student)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -340,7 +340,7 @@ def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> 
 
 
 def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
-    """The configuration of a student that reads and writes the teacher's tokens."""
+    """Return the configuration of a student that reads and writes the teacher's tokens."""
     matrices: tuple[Any, ...] = (teacher.model.get_input_embeddings(), teacher.model.get_output_embeddings())
     source, target = (matrix.weight.shape[0] for matrix in matrices)
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -363,7 +363,7 @@ def retention_metric(config: DistillationConfig) -> str:
 
 
 def _search(config: DistillationConfig) -> dict[str, Any]:
-    """What every search of a run has in common."""
+    """Return the search options of a run."""
     return {
         "length_penalty": config.training.generation_length_penalty,
         "max_source_length": config.data.max_source_length if config.data.truncate else None,
@@ -373,7 +373,7 @@ def _search(config: DistillationConfig) -> dict[str, Any]:
 
 
 class _Progress(tqdm):
-    """A bar on the terminal of the main process."""
+    """A progress bar on the terminal of the main process."""
 
     def __init__(self, total: int, description: str, unit: str):
         hidden = None if PartialState().is_main_process else True  # None: unless on a terminal
@@ -381,7 +381,7 @@ class _Progress(tqdm):
 
 
 def _share() -> dict[str, int]:
-    """Which part of the work is this process's."""
+    """This process's part of the work."""
     state = PartialState()
     return {"process_index": state.process_index, "num_processes": state.num_processes}
 

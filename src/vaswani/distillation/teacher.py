@@ -37,17 +37,17 @@ class Teacher:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What is remembered of the model beside its outputs."""
+        """The hash of the model that is stored with its outputs."""
         return fingerprint_model(self.model)
 
     @property
     def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-        """Those of the source and of the target."""
+        """The source and the target tokenizer."""
         return self.source_tokenizer, self.target_tokenizer
 
 
 def load_teacher(config: DistillationConfig) -> Teacher:
-    """Load the teacher of a run, or the average of its teachers, on the run's device.
+    """Load the teacher of a run, or the average of several, on the run's device.
 
     Raises:
         UserError: a teacher that cannot be loaded, or teachers that do not share their vocabularies.
@@ -63,7 +63,7 @@ def load_teacher(config: DistillationConfig) -> Teacher:
 
 
 def check_teachers(config: DistillationConfig) -> None:
-    """Raise `UserError` for a teacher or a student that is not there, as far as that is known beforehand."""
+    """Raise `UserError` for a teacher or student that does not exist, as far as that is known beforehand."""
     options = config.distillation
     given = [("teacher", name) for name in options.teacher]
     if options.student not in (RANDOM, FROM_TEACHER):
@@ -81,11 +81,7 @@ def check_teachers(config: DistillationConfig) -> None:
 def check_same_vocabulary(
     tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
 ) -> None:
-    """Check that token ids mean the same to both pairs of tokenizers, source and target.
-
-    Raises:
-        UserError: they do not; distributions over them cannot be compared.
-    """
+    """Raise `UserError` unless token ids mean the same to both pairs of tokenizers, source and target."""
     sides: tuple[Side, Side] = ("source", "target")
     for side, one, other in zip(sides, tokenizers, others, strict=True):
         vocabulary, of_other = TextCodec(one, side).vocabulary(), TextCodec(other, side).vocabulary()
@@ -102,10 +98,10 @@ def _is_config_file(name: str) -> bool:
 
 
 def _trained(name: str, config: DistillationConfig) -> Path:
-    """The folder of the model of a configuration file, trained on this run's corpus if need be."""
+    """Return the folder of a configuration file's model, trained on this run's corpus if it does not exist."""
     teacher = load_config(name)
     if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
-        _tell_differences(name, teacher)
+        _warn_of_differences(name, teacher)
         return teacher.output_dir
     corpus = {field.name: getattr(config.data, field.name) for field in fields(CorpusSpec)}
     teacher.data = replace(teacher.data, **corpus)
@@ -116,8 +112,8 @@ def _trained(name: str, config: DistillationConfig) -> Path:
     return teacher.output_dir
 
 
-def _tell_differences(name: str, teacher: RunConfig) -> None:
-    """Warn where a teacher that is there already was trained with other settings than its file has now."""
+def _warn_of_differences(name: str, teacher: RunConfig) -> None:
+    """Warn if an existing teacher was trained with other settings than its file has now."""
     before, now = (
         teacher.default_settings() | settings
         for settings in (read_settings(teacher.output_dir), teacher.to_dict())

@@ -1,4 +1,10 @@
-"""A training in several processes on this machine: all are started, and when one fails the others end too."""
+"""A training in several processes on this machine: start all, forward signals, and end all when one fails.
+
+torchrun is not used for this. When a signal stops a training, its API raises `SignalException` and returns no
+exit statuses, so nobody knows whether the processes have saved and said so. After a failure it gives the other
+processes half a minute, in which each reports the loss of its peer as a failure of its own. Trainings that
+torchrun or accelerate start work as well (see `processes`).
+"""
 
 from __future__ import annotations
 
@@ -25,13 +31,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_cpu: bool = False) -> int:
     """Run `vaswani` with these arguments in several processes that train together.
 
-    Each process says on standard error why it failed. A signal to stop, SIGTERM or Ctrl-C, reaches all.
+    Each process reports its own failure on standard error. SIGTERM and Ctrl-C are forwarded to all.
 
     Args:
         arguments: of the command, without the number of processes.
         num_processes: on this machine, one for each device; CPUs share their cores.
-        output_dir: of the run, to tell what was saved.
-        use_cpu: whether they leave other devices alone.
+        output_dir: of the run, to report what was saved.
+        use_cpu: whether to train on CPUs, whatever devices there are.
 
     Returns:
         The exit status: 0, or that of the process that failed first.
@@ -39,7 +45,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
     Raises:
         UserError: there are fewer devices than processes.
         RunError: a process was killed.
-        StoppedError: they were asked to stop before there was anything to save.
+        StoppedError: a signal came before there was anything to save.
     """
     _check_devices(num_processes, use_cpu)
     environment = _environment(num_processes)
@@ -72,6 +78,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
 
 
 def _check_devices(num_processes: int, use_cpu: bool) -> None:
+    """Raise `UserError` unless there is a device for each process, or none at all."""
     devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if 0 < devices < num_processes and not use_cpu:
         raise UserError(
@@ -81,7 +88,7 @@ def _check_devices(num_processes: int, use_cpu: bool) -> None:
 
 
 def _environment(num_processes: int) -> dict[str, str]:
-    """What `torch.distributed` reads; threads are shared out unless their number was chosen."""
+    """Return the variables that `torch.distributed` reads; processes share the CPUs unless threads are set."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -98,7 +105,7 @@ def _environment(num_processes: int) -> dict[str, str]:
 
 
 class _StopSignals:
-    """Passes SIGTERM and Ctrl-C on to processes, while it is entered."""
+    """Forwards SIGTERM and Ctrl-C to the processes, as a context manager."""
 
     def __init__(self, processes: Sequence[subprocess.Popen]):
         self.processes = processes
@@ -121,7 +128,7 @@ class _StopSignals:
 
 
 def _wait(processes: Sequence[subprocess.Popen], stop: _StopSignals) -> int | None:
-    """Wait for all to end well, or for the first that does not, and return its rank."""
+    """Wait until all have ended, or one has failed; return the rank of the first that failed."""
     while True:
         statuses = [process.poll() for process in processes]
         failed = next((rank for rank, status in enumerate(statuses) if status), None)

@@ -1,6 +1,6 @@
-"""SIGTERM outside the training loop: a run ends with one line that says what it has done.
+"""SIGTERM outside the training loop: a run ends with one line that reports what it has done.
 
-Schedulers, and machines that shut down, send it some time before SIGKILL. In the loop see `StopOnSignal`.
+Schedulers, and machines that shut down, send it some time before SIGKILL. `StopOnSignal` handles it in the loop.
 """
 
 import signal
@@ -13,11 +13,11 @@ from vaswani.errors import StoppedError
 
 
 class Terminated(BaseException):
-    """SIGTERM came. Like KeyboardInterrupt, no library takes it for an error of its own."""
+    """SIGTERM came. No library catches it as an error of its own, just as KeyboardInterrupt."""
 
 
 class HeldBack:
-    """A handler that only notes the signal.
+    """A handler that only records the signal.
 
     Attributes:
         came: whether it has come.
@@ -32,10 +32,10 @@ class HeldBack:
 
 @contextmanager
 def ends_on_sigterm(tell: Callable[[], str]) -> Iterator[None]:
-    """Let SIGTERM end what is done within.
+    """Let SIGTERM end the body of this context.
 
     Args:
-        tell: returns what the message says of it, after "stopped by SIGTERM".
+        tell: returns the rest of the message, after "stopped by SIGTERM".
 
     Raises:
         StoppedError: the signal came.
@@ -49,7 +49,7 @@ def ends_on_sigterm(tell: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_held_back() -> Iterator[None]:
-    """Let SIGTERM wait for the end of what is done within, such as the writing of the final model.
+    """Delay SIGTERM until the end of this context, such as while the final model is written.
 
     Raises:
         Terminated: at the end, if the signal came.
@@ -67,7 +67,7 @@ def _raise(*_: Any) -> NoReturn:
 
 @contextmanager
 def _handler(handler: Callable) -> Iterator[None]:
-    """Python leaves signals to the main thread; in others, nothing changes."""
+    """Set a handler of SIGTERM in the main thread; others cannot have one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What to tell a user whose training stopped, in one line."""
+"""One line for a user whose training failed: the cause, the remedy, and what was saved."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from vaswani.errors import UserError, causes, is_full_disk, one_line
 from vaswani.training.trainer.checkpoints import last_complete_checkpoint
 
 FULL = 64 * 2**20  # bytes that are free on a disk on which a file has not found room
-# How gloo and NCCL tell that another process is gone.
+# Words of gloo and NCCL where another process is gone.
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -21,17 +21,17 @@ _LOST_PEER = (
     "NCCL",
     "DistBackendError",
 )
-# How PyTorch tells that memory is full, on GPUs and CPUs.
+# Words of PyTorch where memory is full, on GPUs and CPUs.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def describe_failure(error: BaseException, output_dir: Path) -> str:
-    """The cause, and what was saved before it."""
+    """Return the cause of a failure, and what was saved before it."""
     return f"{_cause(error, output_dir)}; {what_was_saved(output_dir)}"
 
 
 def what_was_saved(output_dir: Path) -> str:
-    """From where a run can go on."""
+    """Return the checkpoint from which a run can continue, in words."""
     checkpoint = last_complete_checkpoint(output_dir)
     if checkpoint is None:
         return "no checkpoint to resume from had been saved"
@@ -66,12 +66,12 @@ def _is_lost_peer(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error tells that the memory of the machine or of its device is full."""
+    """Whether an error means that the memory of the machine or of its device is full."""
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def _full_disk(error: BaseException, output_dir: Path) -> str:
-    """Name the disk: of the file that could not be written, or else one that a run writes to and is full."""
+    """Name the full disk: that of the file that could not be written, or another that a run writes to."""
     remedies = {
         output_dir.absolute(): "choose another --output_dir",
         Path(
@@ -92,13 +92,13 @@ def _full_disk(error: BaseException, output_dir: Path) -> str:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Of the disk on which a folder is, or will be."""
+    """Free bytes of the disk on which a folder is, or will be."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 @contextmanager
 def blame_size() -> Iterator[None]:
-    """Raise a `UserError` where the model alone does not fit into memory."""
+    """Raise `UserError` where the model alone does not fit into memory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

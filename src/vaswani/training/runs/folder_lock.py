@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a lock that the kernel takes back when its owner ends, however it ends."""
+"""One run at a time in a folder: a lock that the kernel releases when its owner ends, however it ends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ _held: set[int] = set()  # descriptors of this process; a copy of it, such as a 
 
 @contextmanager
 def only_run_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if need be; a folder that stays empty is removed again.
+    """Hold the lock of a folder, which is made if it does not exist; one that stays empty is removed again.
 
-    A lock file that a dead process left behind does not block. Where the file system has no locks, a warning
-    says so.
+    A lock file of a dead process does not block. A file system without locks causes a warning.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds the lock.
     """
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     descriptor = _open_locked(folder)
@@ -44,7 +43,7 @@ def only_run_in(folder: Path) -> Iterator[None]:
 
 
 def _open_locked(folder: Path) -> int:
-    """The descriptor of the lock file, held by this process and named in the file."""
+    """Return the descriptor of the lock file, which holds the name of this process."""
     path = folder / LOCK_FILE
     while True:
         try:
