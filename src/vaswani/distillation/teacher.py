@@ -98,7 +98,7 @@ def _is_config_file(name: str) -> bool:
 
 
 def _trained(name: str, config: DistillationConfig) -> Path:
-    """Return the folder of a configuration file's model, trained on this run's corpus if it does not exist."""
+    """Return the folder of a configuration file's model, trained on this run's corpus if missing."""
     teacher = load_config(name)
     if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
         _warn_of_differences(name, teacher)

@@ -1,9 +1,9 @@
 """A training in several processes on this machine: start all, forward signals, and end all when one fails.
 
 torchrun is not used for this. When a signal stops a training, its API raises `SignalException` and returns no
-exit statuses, so nobody knows whether the processes have saved and said so. After a failure it gives the other
-processes half a minute, in which each reports the loss of its peer as a failure of its own. Trainings that
-torchrun or accelerate start work as well (see `processes`).
+exit statuses, so nobody knows whether the processes have saved and said so. After a failure it gives the
+other processes half a minute, in which each reports the loss of its peer as a failure of its own. Trainings
+that torchrun or accelerate start work as well (see `processes`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _check_devices(num_processes: int, use_cpu: bool) -> None:
 
 
 def _environment(num_processes: int) -> dict[str, str]:
-    """Return the variables that `torch.distributed` reads; processes share the CPUs unless threads are set."""
+    """Return the variables that `torch.distributed` reads; CPU threads are divided unless they are set."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

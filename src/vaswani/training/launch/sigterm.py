@@ -1,6 +1,6 @@
 """SIGTERM outside the training loop: a run ends with one line that reports what it has done.
 
-Schedulers, and machines that shut down, send it some time before SIGKILL. `StopOnSignal` handles it in the loop.
+Schedulers, and machines that shut down, send it some time before SIGKILL. In the loop see `StopOnSignal`.
 """
 
 import signal
