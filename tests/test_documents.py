@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTModel
 
+import vaswani
 from document_server import CLIENT, PARALLEL
 from library_tokenizers import marian
 from loopback_hub import loopback_hub
@@ -104,6 +106,23 @@ def test_every_extra_that_is_named_exists() -> None:
     named = {name for text in TEXTS.values() for name in re.findall(r"'vaswani\[(\w+)\]'", text)}
     assert named
     assert named <= extras.keys()
+
+
+def test_the_changelog_knows_the_version() -> None:
+    headings = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert vaswani.__version__ in headings
+
+
+def test_the_citation_has_what_its_format_requires() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+
+
+def test_the_workflow_runs_what_continuous_integration_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == [".ci/run"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
 # What the commands find in their folder.
