@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +15,12 @@ from transformers import EarlyStoppingCallback, GenerationConfig, Seq2SeqTrainer
 
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator
+from vaswani.distillation.trainer import DistillationTrainer
 from vaswani.errors import UserError
 from vaswani.model.losses import token_loss_function
 from vaswani.training.trainer.checkpoints import fault_of
+from vaswani.training.trainer.finetuning import FinetuningTrainer
+from vaswani.training.trainer.pretraining import PretrainingTrainer
 
 VOCABULARY = 29
 SHAPE = {
@@ -60,6 +66,23 @@ def make_trainer(folder: Path, rows: Dataset | None = None, model=None, **option
 
 def weights(model) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+# ------------------------------------------------------------------------------------------------ structure
+
+
+@pytest.mark.parametrize("trainer", [Trainer, PretrainingTrainer, FinetuningTrainer, DistillationTrainer])
+def test_at_most_two_classes_stand_between_a_trainer_and_the_librarys(trainer):
+    ours = [base for base in trainer.__mro__[1:] if base.__module__.startswith("vaswani")]
+    assert len(ours) <= 2
+
+
+def test_a_trainer_needs_no_yaml_no_command_no_run_and_no_hub():
+    code = "import sys; from vaswani import Trainer; print(*(n for n in sys.modules if 'vaswani.' in n))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    needless = re.compile(r"yaml|config_file|\.cli|\.runs|hub\.(card|push|run_metadata)|sharding|publishing")
+    assert "vaswani.training.trainer.base" in loaded.split()
+    assert not [name for name in loaded.split() if needless.search(name)]
 
 
 # ------------------------------------------------------------------------------------------------- training

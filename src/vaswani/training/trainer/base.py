@@ -330,14 +330,7 @@ class BaseTrainer(Trainer):
         model_name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write `README.md` in `output_dir` from the model and what the folder holds of the run.
-
-        Args:
-            language: codes, in place of those in the run's configuration.
-            license: of the model, likewise.
-            model_name: title; default the name of the repository or of the folder.
-            kwargs: ignored.
-        """
+        """Write `README.md` in `output_dir` from the model and the files of the run; ignore other fields."""
         if self.is_world_process_zero():
             self.publisher.write_card(language, license, model_name)
 
@@ -350,15 +343,7 @@ class BaseTrainer(Trainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Save the model in `output_dir` and push it with its code, tokenizers and card.
-
-        Args:
-            commit_message: of the one commit.
-            blocking: whether to wait for its end.
-            token: default `hub_token`, or that of `hf auth login`.
-            revision: branch; default `hub_revision`, or `main`.
-            private: whether a new repository is private; default `hub_private_repo`.
-            kwargs: fields of the card, as for `create_model_card`.
+        """As in transformers, in one commit with the model's code, tokenizers and card.
 
         Returns:
             The repository's address in the main process, or a `Future` of it; None in the others.

@@ -41,7 +41,7 @@ class FinetuningTrainer(BaseTrainer):
         model: torch.nn.Module,
         inputs: dict[str, Any],
         prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        ignore_keys: Any = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Loss per label, outputs (see `LabelTask.outputs`) and labels of one batch."""
         inputs = send_to_device({**inputs}, self.args.device)

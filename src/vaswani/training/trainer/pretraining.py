@@ -88,7 +88,7 @@ class PretrainingTrainer(BaseTrainer):
         model: torch.nn.Module,
         inputs: dict[str, Any],
         prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        ignore_keys: Any = None,
     ) -> tuple[None, torch.Tensor, None]:
         """The sums of each row: float64 [B, 7] (see `Sums`)."""
         inputs = send_to_device({**inputs}, self.args.device)

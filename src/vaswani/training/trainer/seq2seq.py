@@ -81,7 +81,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         model: torch.nn.Module,
         inputs: dict[str, Any],
         prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        ignore_keys: Any = None,
         **gen_kwargs: Any,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Loss per token, generated token ids [rows, length] and labels of one batch.
