@@ -199,7 +199,7 @@ def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
     status, _, errors = embed(capfd, *command, "--max_length", "2")
     assert status == 2
     assert "text 1, counted from 0" in errors or "text 0, counted from 0" in errors
-    assert "more than max_length=2; cut it off (truncation), or raise max_length" in errors
+    assert "more than max_length=2; truncate it (truncation), or raise max_length" in errors
 
 
 @pytest.mark.parametrize(

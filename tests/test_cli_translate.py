@@ -312,7 +312,7 @@ def test_what_is_too_long_is_skipped_unless_it_may_be_cut_off(model: Path, tmp_p
     assert (status, [bool(line) for line in output.split("\n")]) == (0, [True, True, True, False])
     assert "translated 3 lines; 1 of which only the beginning was read" in errors
     status, output, errors = in_process(capfd, *command, "--max_source_length", "100", "--too_long", "skip")
-    assert "more than max_source_length=100; raise that, or cut it off (too_long=cut)" in errors
+    assert "more than max_source_length=100; raise that, or truncate it (too_long=cut)" in errors
     status, output, errors = in_process(capfd, *command, "--too_long", "drop")
     assert (status, errors) == (2, "vaswani: too_long='drop' is unknown; expected 'cut' or 'skip'\n")
 

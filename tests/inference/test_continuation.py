@@ -247,10 +247,10 @@ def test_half_precision_is_summed_in_single() -> None:
 @pytest.mark.parametrize(
     ("prompt", "answers", "message"),
     [
-        ("", [" yes", " no"], "no token stands in front of the answers to predict them from: the prompt ''"),
-        ("Q", [":"], "the prompt 'Q' is empty, or becomes one token with them"),
-        ("x", ["e", "f"], "the tokenizer does not tell these answers apart: 'e', 'f'"),
-        ("x", ["y", ""], "the tokenizer does not tell these answers apart: 'y', ''"),
+        ("", [" yes", " no"], "the answers have no context to predict them from: the prompt ''"),
+        ("Q", [":"], "the prompt 'Q' is empty, or forms one token with them"),
+        ("x", ["e", "f"], "the tokenizer does not distinguish these answers: 'e', 'f'"),
+        ("x", ["y", ""], "the tokenizer does not distinguish these answers: 'y', ''"),
     ],
 )
 def test_what_cannot_be_scored(prompt: str, answers: list[str], message: str) -> None:
@@ -342,7 +342,7 @@ def test_progress_counts_every_text() -> None:
 
 
 def test_an_empty_prompt_cannot_be_continued() -> None:
-    with pytest.raises(UserError, match="the prompt is empty, and there is nothing to continue"):
+    with pytest.raises(UserError, match="the prompt is empty; give a text to continue"):
         LanguageModel(gpt2(), gpt2_like()).encode_prompt("")
     assert LanguageModel(gpt2(), gpt2_like(with_bos=True)).encode_prompt("") == (1,)
 
@@ -359,9 +359,7 @@ def test_dropout_is_off_whatever_mode_the_model_was_in(make: Callable[[], PreTra
 def test_a_model_that_sees_what_follows_is_refused() -> None:
     shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}
     config = BertConfig(vocab_size=320, **shape)
-    with pytest.raises(
-        UserError, match="BertLMHeadModel sees the tokens that it is to predict; give a causal"
-    ):
+    with pytest.raises(UserError, match="BertLMHeadModel sees the tokens that it predicts; give a causal"):
         LanguageModel(BertLMHeadModel(config), gpt2_like())
     config.is_decoder = True
     LanguageModel(BertLMHeadModel(config), gpt2_like())

@@ -229,5 +229,5 @@ def test_a_target_vocabulary_of_another_size_and_no_models_at_all() -> None:
     sizes = " and ".join(str(len(target)) for _, target in (toy_tokenizers(), toy_tokenizers(True)))
     with pytest.raises(UserError, match=f"differ in target vocabulary, {sizes}; give models"):
         Ensemble([toy_model(), toy_model(separate=True)])
-    with pytest.raises(UserError, match="an ensemble of no models"):
+    with pytest.raises(UserError, match="an ensemble needs models"):
         Ensemble([])

@@ -251,7 +251,7 @@ def test_a_model_without_a_limit_has_room_for_all(position_embedding: str) -> No
         ({}, 10, "shots=10, and there are 9 examples for row 1 of test"),
         ({}, -1, "shots=-1 must be 0 or more"),
         ({"prompt": ""}, 0, "row 1 of test: the prompt is empty"),
-        ({"prompt": "", **CHOSEN}, 0, "row 1 of test: no token stands in front of the answers"),
+        ({"prompt": "", **CHOSEN}, 0, "row 1 of test: the answers have no context"),
     ],
 )
 def test_what_is_refused_before_anything_is_asked(options: dict[str, Any], shots: int, message: str) -> None:
@@ -261,7 +261,7 @@ def test_what_is_refused_before_anything_is_asked(options: dict[str, Any], shots
 
 def test_an_answer_context_that_is_empty() -> None:
     task = numeral_task(**CHOSEN, normalize="unconditional", answer_context="")
-    with pytest.raises(UserError, match="answer_context: no token stands in front of the answers"):
+    with pytest.raises(UserError, match="answer_context: the answers have no context"):
         random_prompter().answer(task, 1)
 
 

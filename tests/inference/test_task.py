@@ -48,8 +48,8 @@ def test_a_template_is_filled_with_a_row(template: str, row: dict[str, Any], tex
         ("{}", r"prompt names the field '0'"),
         ("{yes}", r"its field 'yes' holds True, where prompt needs a text or a number; in YAML, write yes"),
         ("{list}", r"its field 'list' holds \['x', 'y'\], where prompt needs a text or a number$"),
-        ("{a", r"prompt: '\{a' is no template \(.*\); a brace is written twice"),
-        ("{a:d}", r"prompt: '\{a:d\}' is no template \(Unknown format code 'd'.*\)"),
+        ("{a", r"prompt: '\{a' is not a template \(.*\); write {{ or }} for a brace"),
+        ("{a:d}", r"prompt: '\{a:d\}' is not a template \(Unknown format code 'd'.*\)"),
     ],
 )
 def test_what_a_template_refuses(template: str, message: str) -> None:
@@ -66,7 +66,7 @@ def test_a_list_fills_a_template_once_for_each_of_its_items() -> None:
             fill_each("choices", template, row)
     with pytest.raises(UserError, match="choices names the field 'other'"):
         fill_each("choices", " {other}", row)
-    with pytest.raises(UserError, match="is no template"):
+    with pytest.raises(UserError, match="is not a template"):
         fill_each("choices", "{options", row)
 
 
@@ -93,7 +93,7 @@ def test_the_choices_of_a_row() -> None:
     [
         (
             {"test": [{"text": "t", "label": "maybe"}]},
-            "row 1 of test: its answer ' maybe' is none of its choices",
+            "row 1 of test: its answer ' maybe' is not one of its choices",
         ),
         (
             {"test": [*ROWS, {"label": "no"}]},
@@ -113,7 +113,7 @@ def test_the_choices_of_a_row() -> None:
         ({"answer": None, "label": "n", "test": [{"text": "t", "n": 2}]}, "holds 2, where .* from 0 to 1"),
         ({"answer": None, "label": "n", "test": [{"text": "t", "n": -1}]}, "holds -1"),
         ({"answer": None, "label": "n", "test": [{"text": "t", "n": True}]}, "holds True"),
-        ({"test": []}, "test: there are no rows to ask about"),
+        ({"test": []}, "test: there are no rows to answer"),
         ({"generate": True}, "a task has choices, or generate: true; got both"),
         ({"choices": None}, "a task has choices, or generate: true; got neither"),
         ({"answer": None}, "answer, a template, or label, a choice's field; got neither"),
@@ -195,7 +195,7 @@ def test_an_example_that_asks_the_same_is_never_drawn_whatever_else_it_holds() -
 def test_how_many_shots_there_can_be() -> None:
     task().check_shots(7)
     with pytest.raises(
-        UserError, match="shots=8, and there are 7 examples for row 1 of test, as one that asks"
+        UserError, match="shots=8, and there are 7 examples for row 1 of test, without those that ask"
     ):
         task().check_shots(8)
     with pytest.raises(UserError, match="shots=1, and there are 0 examples for row 1 of test; give more"):
@@ -206,5 +206,5 @@ def test_how_many_shots_there_can_be() -> None:
         task().check_shots(-1)
     task(examples=[]).check_shots(0)
     other = task(test=[*ROWS[:3], {"text": "of no example", "label": "no"}])
-    with pytest.raises(UserError, match="for row 1 of test, as one that asks the same gives its answer away"):
+    with pytest.raises(UserError, match="for row 1 of test, without those that ask the same"):
         other.check_shots(8)

@@ -93,7 +93,7 @@ def test_rows_may_lie_in_files_beside_the_task(tmp_path: Path, monkeypatch: pyte
         ({"examples": {"text": "x"}}, "examples: expected a list of rows"),
         ({"test": [{"text": "x" * 200, "label": 1}, 5]}, "..."),
         ({"test": [{"text": "t", "label": False}]}, "row 1 of test: its field 'label' holds False"),
-        ({"test": None}, "test: there are no rows to ask about"),
+        ({"test": None}, "test: there are no rows to answer"),
         ({"test_file": "x.jsonl"}, "test and test_file were both given; give one of them"),
         ({"examples_file": "x.jsonl", "examples": None}, "x.jsonl does not exist"),
         ({"examples_file": ".", "examples": None}, "cannot be read: Is a directory"),

@@ -234,7 +234,7 @@ def test_what_learned_positions_do_not_reach_is_left_empty_with_its_reason() -> 
     assert short.text
     assert other.text
     reason = (
-        f"it has {length} tokens, and the model has positions for 40; max_source_length=40 would cut it off"
+        f"it has {length} tokens, and the model has positions for 40; max_source_length=40 would truncate it"
     )
     assert long == Translation(sentences[1], (), reason)
     with pytest.warns(UserWarning, match=f"sentence 1 is left empty: it has {length} tokens"):
@@ -303,7 +303,7 @@ def test_what_is_too_long_is_skipped_or_cut_as_asked() -> None:
     assert [translation.source_cut_off for translation in cut] == [False, True, False]
     skipped = list(toy_translator(**limits, too_long="skip").translate(sentences, with_scores=False))
     problem = (
-        f"it has {length} tokens, more than max_source_length=9; raise that, or cut it off (too_long=cut)"
+        f"it has {length} tokens, more than max_source_length=9; raise that, or truncate it (too_long=cut)"
     )
     assert skipped == [cut[0], Translation(sentences[1], problem=problem), cut[2]]
     unlimited = toy_translator(num_beams=1, max_length=5)

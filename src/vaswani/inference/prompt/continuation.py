@@ -1,11 +1,11 @@
-"""Continuing a text with a causal language model: how likely given answers are, and what it writes itself.
+"""Score and generate continuations of prompts with a causal language model.
 
-Prompt and answer are encoded as one text, as texts were in training, and then divided: the context is the
-tokens with which the prompt, alone and with each of its answers, begins; all tokens after it are scored. So a
-space may stand at the end of the prompt or at the beginning of the answers: if it becomes one token with what
-follows, that token is scored, and all answers to a prompt are scored from the same place.
+Prompt and answer are encoded as one text, as in training, and then split: the context is the common prefix
+of the tokens of the prompt, alone and with each answer; all later tokens are scored. So a space may be at the
+end of the prompt or at the beginning of the answers: if it forms a token with the next characters, that token
+is scored, and all answers to a prompt are scored from the same position.
 
-Nothing depends on what stands beside it in a batch, but for rounding.
+Results do not depend on the batch, except for rounding.
 
 R rows of a batch · T tokens of the longest · N tokens of an answer · V vocabulary
 """
@@ -38,7 +38,7 @@ from vaswani.inference.translate.finite_scores import FiniteScores, check_finite
 
 TokenIds = tuple[int, ...]
 
-_ROUNDING = 1e-3  # of what a token changes at its own place
+_ROUNDING = 1e-3  # relative to the change that a token makes at its own position
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Continuation:
 
     Args:
         token_ids: of both.
-        start: the place of the first token that is scored, 1 or more.
+        start: the position of the first scored token, at least 1.
     """
 
     token_ids: TokenIds
@@ -55,12 +55,12 @@ class Continuation:
 
     @property
     def inputs(self) -> TokenIds:
-        """What the model reads to score the answer: nothing is predicted from the last token."""
+        """The model's input: all tokens but the last, which predicts nothing."""
         return self.token_ids[:-1]
 
     @property
     def answer_ids(self) -> TokenIds:
-        """The tokens that are scored."""
+        """The scored tokens."""
         return self.token_ids[self.start :]
 
 
@@ -68,17 +68,17 @@ class LanguageModel:
     """A causal language model of transformers with its tokenizer.
 
     Args:
-        model: any that predicts each token from those before it; it is put into evaluation mode.
-        tokenizer: what special tokens it puts in front of a text stand in front of every prompt; those that
-            it puts behind one do not: an answer is to follow.
-        max_tokens_per_batch: most tokens of a batch, with padding and what may be written. A text that has
-            more by itself is a batch of its own.
+        model: causal; it is put into evaluation mode.
+        tokenizer: its leading special tokens begin every prompt; trailing ones are not used, as an answer
+            follows.
+        max_tokens_per_batch: maximum tokens of a batch, with padding and generated tokens. A longer text is a
+            batch by itself.
 
-    `positions` is the longest text that the model takes (`max_position_embeddings`, which with rotary
-    positions is as far as it was trained), or None if there is no limit.
+    `positions` is the maximum length of the model (`max_position_embeddings`, the trained length of rotary
+    positions), or None if there is no limit.
 
     Raises:
-        UserError: the model is not causal; `max_tokens_per_batch` is less than 1.
+        UserError: the model is not causal, or `max_tokens_per_batch` is less than 1.
     """
 
     def __init__(
@@ -95,50 +95,45 @@ class LanguageModel:
         _check_causal(model)
 
     def encode_prompt(self, prompt: str) -> TokenIds:
-        """The tokens of a prompt.
-
-        Raises:
-            UserError: it has none.
-        """
+        """Return the tokens of a prompt; raise a UserError if there are none."""
         (token_ids,) = self._encode([prompt])
         if not token_ids:
-            raise UserError("the prompt is empty, and there is nothing to continue")
+            raise UserError("the prompt is empty; give a text to continue")
         return token_ids
 
     def encode_answers(self, prompt: str, answers: Sequence[str]) -> list[Continuation]:
-        """The prompt with each of the answers, all scored from the same place.
+        """Return the prompt with each answer, all scored from the same position.
 
         Raises:
-            UserError: no token stands in front of the answers; the tokenizer makes the same of two of them,
-                or nothing of one.
+            UserError: the answers have no context, or the tokens of two answers are equal, or one has none.
         """
         encoded = self._encode([prompt, *(prompt + answer for answer in answers)])
         start = _common_length(encoded)
         if start == 0:
             raise UserError(
-                f"no token stands in front of the answers to predict them from: the prompt {prompt!r} is "
-                "empty, or becomes one token with them; put a text in front, such as a description"
+                f"the answers have no context to predict them from: the prompt {prompt!r} is empty, or forms "
+                "one token with them; put a text in front, such as a description"
             )
         whole = encoded[1:]
         if len(set(whole)) < len(whole) or any(len(token_ids) == start for token_ids in whole):
             raise UserError(
-                f"the tokenizer does not tell these answers apart: {', '.join(map(repr, answers))}"
+                f"the tokenizer does not distinguish these answers: {', '.join(map(repr, answers))}"
             )
         return [Continuation(token_ids, start) for token_ids in whole]
 
     def log_probs(
         self, continuations: Sequence[Continuation], progress: Callable[[int], object] | None = None
     ) -> list[float]:
-        """Return log P(answer | context) of each: the sum of its tokens' natural log-probabilities.
+        """Return log P(answer | context) of each: the sum of the natural log-probabilities of its tokens.
 
         Args:
-            continuations: in any order; those that differ in their last token alone share their work.
-            progress: is told of so many more answers scored.
+            continuations: in any order; those that differ only in their last token share a forward pass.
+            progress: is called with the number of scored answers of each batch.
 
         Raises:
-            RunError: a batch does not fit into the device's memory; the model's numbers overflow.
+            RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
-        places = defaultdict(list)  # of each input, the answers that it predicts
+        places = defaultdict(list)  # the answers that each input predicts
         for place, continuation in enumerate(continuations):
             places[continuation.inputs].append(place)
         found = [0.0] * len(continuations)
@@ -159,20 +154,20 @@ class LanguageModel:
         stop: Sequence[str] = (),
         progress: Callable[[int], object] | None = None,
     ) -> list[str]:
-        """Continue each prompt with the likeliest token after the other.
+        """Continue each prompt by greedy search.
 
         Args:
             prompts: encoded.
-            max_new_tokens: most tokens that are written.
-            stop: texts that end a continuation, as the model's end token does; none of them is in it.
-            progress: is told of so many more continuations written.
+            max_new_tokens: of each continuation.
+            stop: texts that end a continuation, like the model's end token; they are not included.
+            progress: is called with the number of continuations of each batch.
 
         Raises:
-            RunError: a batch does not fit into the device's memory; the model's numbers overflow.
+            RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
         written: dict[TokenIds, str] = {}
         times = Counter(prompts)
-        shifts_positions = "position_ids" not in self._forward_arguments  # where padding stands in front
+        shifts_positions = "position_ids" not in self._forward_arguments  # left padding would shift them
         tokens = {prompt: len(prompt) + max_new_tokens for prompt in times}
         for batch in batches(tokens, self.max_tokens_per_batch, equal=shifts_positions):
             texts = self._within_memory(self._generate, batch, max_new_tokens, stop)
@@ -194,12 +189,12 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:
-        """The log-probability of each answer, from the inputs of all of them [R, T]."""
+        """Return the log-probability of each answer from the inputs of a batch [R, T]."""
         device = self.model.device
         rows = [torch.tensor(inputs, device=device) for inputs in batch]
-        input_ids = pad_sequence(rows, batch_first=True)  # behind the texts: no answer sees it
+        input_ids = pad_sequence(rows, batch_first=True)  # on the right, where no answer sees it
         attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        first = min(answer.start for answer in answers) - 1  # nothing before it predicts an answer
+        first = min(answer.start for answer in answers) - 1  # earlier positions predict no answer
         logits = self._logits(input_ids, attention_mask, input_ids.shape[1] - first)
         row_of = {inputs: row for row, inputs in enumerate(batch)}
         precision = torch.promote_types(logits.dtype, torch.float32)
@@ -213,7 +208,7 @@ class LanguageModel:
         return torch.stack(scores).tolist()
 
     def _logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, last: int) -> torch.Tensor:
-        """The logits of the last so many places: [R, last, V]. Most models compute no others, if told so."""
+        """Return the logits of the last positions: [R, last, V]; most models can skip the others."""
         options = {"logits_to_keep": last, "use_cache": False}
         known = {name: value for name, value in options.items() if name in self._forward_arguments}
         logits = self.model(input_ids=input_ids, attention_mask=attention_mask, **known).logits
@@ -225,7 +220,7 @@ class LanguageModel:
         length = len(batch[0])
         input_ids = torch.zeros(len(batch), length, dtype=torch.int64)
         attention_mask = torch.zeros_like(input_ids)
-        for row, prompt in enumerate(batch):  # padding in front, where what is written does not follow it
+        for row, prompt in enumerate(batch):  # padding on the left, so that generated tokens follow prompts
             input_ids[row, length - len(prompt) :] = torch.tensor(prompt)
             attention_mask[row, length - len(prompt) :] = 1
         finite = FiniteScores()
@@ -234,7 +229,7 @@ class LanguageModel:
             attention_mask=attention_mask.to(device),
             num_beams=1,
             do_sample=False,
-            use_cache=True,  # a trained model's configuration may say otherwise
+            use_cache=True,  # training may have disabled it in the configuration
             max_new_tokens=None,
             max_length=length + max_new_tokens,
             forced_eos_token_id=None,  # some configurations force it at the end
@@ -246,7 +241,7 @@ class LanguageModel:
         return [_before(text, stop) for text in self._decode(sequences[:, length:])]
 
     def _decode(self, sequences: torch.Tensor) -> list[str]:
-        """Texts of tokens [R, N], up to the first end token of each."""
+        """Return the texts of tokens [R, N], up to the first end token of each."""
         end_ids = self.model.generation_config.eos_token_id
         end_ids = torch.tensor([] if end_ids is None else end_ids, dtype=torch.int64, device=sequences.device)
         ended = torch.isin(sequences, end_ids).cumsum(dim=1) > 0
@@ -255,7 +250,7 @@ class LanguageModel:
 
 
 class _StopTexts(StoppingCriteria):
-    """Ends a row once one of the texts is in what was written after the prompt."""
+    """Ends a row once its continuation contains one of the texts."""
 
     def __init__(self, decode: Callable[[torch.Tensor], list[str]], texts: Sequence[str], prompt_length: int):
         self.decode = decode
@@ -263,31 +258,31 @@ class _StopTexts(StoppingCriteria):
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Say which rows have ended: bool [R]."""
+        """Return which rows have ended: bool [R]."""
         written = self.decode(input_ids[:, self.prompt_length :])
         ended = [_before(text, self.texts) != text for text in written]
         return torch.tensor(ended, device=input_ids.device)
 
 
 def _before(text: str, stop: Sequence[str]) -> str:
-    """The part of a text before the first of the stop texts."""
+    """Return the part of a text before the first of the stop texts."""
     return text[: min((text.find(end) for end in stop if end in text), default=len(text))]
 
 
 def _common_length(sequences: Sequence[TokenIds]) -> int:
-    """How many tokens all begin with."""
+    """Return the length of the common prefix."""
     alike = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
     return sum(takewhile(bool, alike))
 
 
 @torch.inference_mode()
 def _check_causal(model: PreTrainedModel) -> None:
-    """Whether the model predicts a token without having seen it; its configuration does not always tell."""
+    """Raise a UserError if a prediction depends on the predicted token; configurations do not always say."""
     pairs = torch.tensor([[0, 1], [0, 2]], device=model.device)
     logits = model(input_ids=pairs, attention_mask=torch.ones_like(pairs)).logits  # [2, 2, V]
     before, at = (logits[0] - logits[1]).abs().amax(dim=1).tolist()
     if before > _ROUNDING * at:
         raise UserError(
-            f"{type(model).__name__} sees the tokens that it is to predict; give a causal model "
+            f"{type(model).__name__} sees the tokens that it predicts; give a causal model "
             "such as 'vaswani_decoder', 'gpt2' or 'llama'"
         )

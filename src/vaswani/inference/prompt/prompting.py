@@ -1,7 +1,7 @@
-"""Zero-, one- and few-shot prompting: how well a language model does a task that it was not trained for.
+"""Zero-, one- and few-shot prompting: evaluate a language model on a task without training it.
 
-As GPT-3 was evaluated (Brown et al., 2020, arXiv:2005.14165, section 2.4): K examples stand in the prompt, no
-weight changes, and the answer is the likeliest of the choices, or what the model writes.
+As in the evaluation of GPT-3 (Brown et al., 2020, arXiv:2005.14165, section 2.4): the prompt has K examples,
+and the answer is the most likely choice, or the generated text.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.prompt.continuation import Continuation, LanguageModel, TokenIds
 from vaswani.inference.prompt.task import Question, Task
 
-_NORMAL_97_5 = 1.959964  # the quantile of a normal distribution that leaves 2.5 % above it
+_NORMAL_97_5 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one test row.
+    """The answer to one test row.
 
     Args:
         row: its number, from 1.
-        shots: the examples in its prompt; fewer than were asked for where the model has no room for them.
-        prompt: all that the model was given.
+        shots: examples in its prompt; fewer than requested if they do not fit.
+        prompt: the model's whole input.
         expected: the right answer.
-        given: the model's: the choice of the highest score, or what it wrote.
-        right: whether that is the right one.
-        scores: of each choice, normalized as the task says, in natural logarithms; None if it was written.
+        given: the choice with the highest score, or the generated text.
+        right: whether `given` is right.
+        scores: of each choice, normalized as in the task, in natural logarithms; None for generated answers.
     """
 
     row: int
@@ -48,10 +48,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class PromptingResult:
-    """How well a model did a task with so many shots.
+    """The result of a task with a number of shots.
 
     Args:
-        shots: as many as were asked for.
+        shots: the requested number.
         answers: one for each test row, in order.
     """
 
@@ -60,12 +60,12 @@ class PromptingResult:
 
     @property
     def right(self) -> int:
-        """Rows with the right answer."""
+        """The number of right answers."""
         return sum(answer.right for answer in self.answers)
 
     @property
     def accuracy(self) -> float:
-        """Their share, 0 to 100."""
+        """The percentage of right answers."""
         return 100 * self.right / len(self.answers)
 
     @property
@@ -76,7 +76,7 @@ class PromptingResult:
 
     @property
     def with_fewer_shots(self) -> list[Answer]:
-        """The rows for whose shots the model has not enough positions."""
+        """The rows with fewer shots than requested, for lack of positions."""
         return [answer for answer in self.answers if answer.shots < self.shots]
 
     def __str__(self) -> str:
@@ -87,35 +87,35 @@ class PromptingResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the answers, as plain JSON values."""
+        """Return everything but the answers as plain JSON values."""
         low, high = self.interval
         rows = {"rows": len(self.answers), "rows_with_fewer_shots": len(self.with_fewer_shots)}
         return {"shots": self.shots, "accuracy": self.accuracy, "low": low, "high": high, **rows}
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a probability, 0 to 1 (Wilson, 1927, doi:10.2307/2276774).
+    """Return the 95 % confidence interval of a probability, 0 to 1 (Wilson, 1927, doi:10.2307/2276774).
 
-    It has sense for few trials, and for none or all of them a success, where the usual one has no width.
+    Valid for few trials, and for no or only successes, where the normal interval has no width.
     """
     z2 = _NORMAL_97_5**2 / trials
     share = successes / trials
     centre = share + z2 / 2
     half_width = math.sqrt(z2 * share * (1 - share) + (z2 / 2) ** 2)
     low, high = (centre - half_width) / (1 + z2), (centre + half_width) / (1 + z2)
-    return max(low, 0.0), min(high, 1.0)  # rounding may lead out
+    return max(low, 0.0), min(high, 1.0)  # rounding may exceed the range
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question as it is put to the model.
+    """A question with its encoded prompt.
 
     Args:
         question: the row.
-        shots: how many of them fit.
+        shots: the number that fits.
         prompt: with these shots.
-        prompt_ids: its tokens; none for a question with choices.
-        continuations: the prompt with each of the choices.
+        prompt_ids: tokens of the prompt; empty for a question with choices.
+        continuations: the prompt with each choice.
     """
 
     question: Question
@@ -126,19 +126,19 @@ class _Asked:
 
 
 class Prompter:
-    """Puts tasks to a causal language model.
+    """Evaluates a causal language model on tasks.
 
         prompter = Prompter.from_pretrained("runs/causal_lm")
         result = prompter.answer(load_task("tasks/sentiment"), shots=4)
         print(result.accuracy, result.interval, result.answers[0].prompt)
 
     Args:
-        model: any causal language model of transformers, the library's or ours (see `LanguageModel`).
+        model: any causal language model of transformers (see `LanguageModel`).
         tokenizer: the model's.
-        max_tokens_per_batch: most tokens of a batch, with padding and what may be written.
+        max_tokens_per_batch: maximum tokens of a batch, with padding and generated tokens.
 
     Raises:
-        UserError: the model is not causal; `max_tokens_per_batch` is less than 1.
+        UserError: the model is not causal, or `max_tokens_per_batch` is less than 1.
     """
 
     def __init__(
@@ -164,15 +164,15 @@ class Prompter:
         """Load a model with its tokenizer.
 
         Args:
-            name: a folder with a model that `AutoModelForCausalLM` loads, or its name on the Hub.
-            device: None means a CUDA device if there is one, and else the CPU.
+            name: a folder, or a name on the Hub, of a model that `AutoModelForCausalLM` loads.
+            device: None means a CUDA device if there is one, else the CPU.
             dtype: of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
-            allow_mismatch: take a tokenizer or weights that seem to be another model's.
-            options: those of the class.
+            allow_mismatch: accept a tokenizer or weights that seem to belong to another model.
+            options: of the class.
 
         Raises:
-            UserError: what stands in the way, in one line (see `load_checkpoint`).
+            UserError: the model cannot be loaded (see `load_checkpoint`).
         """
         model, tokenizer, _ = load_checkpoint(
             name, device, dtype, revision, AutoModelForCausalLM, allow_mismatch
@@ -187,21 +187,21 @@ class Prompter:
         seed: int = 0,
         progress: Callable[[int], object] | None = None,
     ) -> PromptingResult:
-        """Ask every question of a task.
+        """Answer every question of a task.
 
-        Where a prompt is longer than the model has positions, its first shots are left out, as many as must
-        be; `Answer.shots` tells how many stayed.
+        If a prompt is too long for the model's positions, its first shots are left out; `Answer.shots` is the
+        number of the others.
 
         Args:
             task: the questions, and the examples that shots are drawn from.
             shots: examples in each prompt.
             seed: of the draws (see `Task.draw_shots`).
-            progress: is told of so many more of `count_answers(task)` done.
+            progress: is called with the number of answers of each batch, `count_answers(task)` in all.
 
         Raises:
-            UserError: before anything is asked: more shots than examples; a question too long without any, or
-                empty; choices that are the same to the tokenizer.
-            RunError: a batch does not fit into the device's memory; the model's numbers overflow.
+            UserError: before any answer: there are more shots than examples, a question is empty or too long
+                without shots, or the tokenizer does not distinguish its choices.
+            RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
         task.check_shots(shots)
         asked = [self._ask(task, number, shots, seed) for number in range(len(task.questions))]
@@ -209,7 +209,7 @@ class Prompter:
         return PromptingResult(shots, find(task, asked, progress))
 
     def _ask(self, task: Task, number: int, shots: int, seed: int) -> _Asked:
-        """A question with as many of its shots as there is room for: the last of them."""
+        """Return a question with the last of its shots, as many as fit."""
         drawn = task.draw_shots(number, shots, seed)
         try:
             for left_out in range(shots + 1):
@@ -236,7 +236,7 @@ class Prompter:
 
     @staticmethod
     def _length(task: Task, asked: _Asked) -> int:
-        """The most tokens that the model reads: all but the last of an answer."""
+        """Return the number of positions that the model needs: all tokens but the last."""
         if task.generate:
             return len(asked.prompt_ids) + task.max_new_tokens - 1
         return max(len(continuation.inputs) for continuation in asked.continuations)
@@ -244,7 +244,7 @@ class Prompter:
     def _write(
         self, task: Task, asked: list[_Asked], progress: Callable[[int], object] | None
     ) -> list[Answer]:
-        """Answer by what the model writes."""
+        """Answer with generated texts."""
         prompts = [one.prompt_ids for one in asked]
         texts = self.language_model.write(prompts, task.max_new_tokens, task.stop_texts, progress)
         answers = []
@@ -256,7 +256,7 @@ class Prompter:
     def _choose(
         self, task: Task, asked: list[_Asked], progress: Callable[[int], object] | None
     ) -> list[Answer]:
-        """Answer by the choice of the highest score."""
+        """Answer with the choices of the highest scores."""
         unconditional = self._unconditional(task) if task.normalize == "unconditional" else {}
         continuations = [continuation for one in asked for continuation in one.continuations]
         log_probs = iter(self.language_model.log_probs(continuations, progress))
@@ -271,7 +271,7 @@ class Prompter:
         return answers
 
     def _unconditional(self, task: Task) -> dict[str, float]:
-        """log P(choice | answer_context) of every choice of the task."""
+        """Return log P(choice | answer_context) of every choice of the task."""
         choices = dict.fromkeys(choice for question in task.questions for choice in question.choices)
         encode = self.language_model.encode_answers
         try:
@@ -282,5 +282,5 @@ class Prompter:
 
 
 def count_answers(task: Task) -> int:
-    """How many answers are scored or written for each number of shots."""
+    """Return the number of answers that are scored or generated for each number of shots."""
     return sum(max(1, len(question.choices)) for question in task.questions)

@@ -1,7 +1,7 @@
-"""What a language model is asked, by which examples, and which answer is right.
+"""Tasks for prompting: questions, examples and right answers.
 
-A prompt is made as in GPT-3 (Brown et al., 2020, arXiv:2005.14165, section 2.4): a description of the task, K
-examples with their answers ("shots"), and the question, up to where its answer begins.
+Prompts are made as for GPT-3 (Brown et al., 2020, arXiv:2005.14165, section 2.4): a description of the task,
+K examples with their answers ("shots"), and the question, up to the beginning of its answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FOR_GENERATION = ("max_new_tokens", "stop")
 
 @dataclass(frozen=True)
 class Question:
-    """A row with the templates of its task filled in.
+    """A row with the filled templates of its task.
 
     Args:
-        prompt: what is asked.
-        answer: what is right; it follows the prompt with nothing between them.
-        choices: the candidate answers, the right one among them; none if the answer is to be generated.
+        prompt: the question.
+        answer: the right answer, which follows the prompt directly.
+        choices: the candidate answers, including the right one; empty if the answer is generated.
     """
 
     prompt: str
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    r"""Questions, examples, and how answers are found and counted.
+    r"""Questions, examples, and options for finding and checking answers.
 
         task = Task(
             prompt="Review: {text}\nSentiment:",
@@ -52,31 +52,30 @@ class Task:
             test=[{"text": "A bore.", "sentiment": "negative"}, ...],
         )
 
-    Templates are Python's format strings: {name} is a field of the row, {name.inner} reaches into it, {{ and
-    }} are braces. An answer is chosen from `choices` by its likelihood or, with `generate`, written.
+    Templates are Python format strings: {name} is a field of the row, {name.inner} a nested field, {{ and }}
+    are braces. An answer is chosen from `choices` by its likelihood or, with `generate`, generated.
 
     Args:
         prompt: template of the question.
-        answer: template of the right answer, with the white space in front of it.
-        label: instead of `answer`: the field that holds the number of the right choice, from 0.
-        choices: templates of the candidate answers; or one template, of which one field holds a list and
-            stands for each of its items: `" {options}"`.
-        normalize: what the choices are compared by: log P(choice | prompt) ("none"), that divided by the
-            number of tokens ("tokens"), or log P(choice | prompt) / P(choice | answer_context)
-            ("unconditional"). GPT-3 has the second for most tasks, the third for some.
-        answer_context: a prompt that says that an answer follows, and nothing about which.
-        generate: whether the model writes the answer. It is right if it equals the answer, but for white
-            space at the ends.
-        max_new_tokens: most tokens that it writes.
-        stop: texts that end what it writes; None means the separator.
-        description: stands at the top of every prompt.
-        separator: stands after the description and after each shot.
+        answer: template of the right answer, with the white space before it.
+        label: instead of `answer`: the field with the number of the right choice, from 0.
+        choices: templates of the candidate answers; or one template with a field that holds a list, such as
+            `" {options}"`, which is filled with each item.
+        normalize: compare choices by log P(choice | prompt) ("none"), by that divided by the number of tokens
+            ("tokens"), or by log P(choice | prompt) / P(choice | answer_context) ("unconditional"). GPT-3
+            uses the second for most tasks, the third for some.
+        answer_context: a prompt that announces an answer without a question.
+        generate: generate the answer. It is right if it equals the answer, apart from outer white space.
+        max_new_tokens: maximum tokens of a generated answer.
+        stop: texts that end a generated answer; None means the separator.
+        description: begins every prompt.
+        separator: follows the description and each shot.
         examples: rows to draw shots from.
-        test: rows to ask about.
+        test: rows to answer.
 
     Raises:
-        UserError: options that contradict each other or have no effect; a row that lacks a field; one whose
-            answer is none of its choices, or whose choices are fewer than two, alike or empty.
+        UserError: options contradict each other or have no effect; a row lacks a field; its answer is not one
+            of its choices; or its choices are fewer than two, equal or empty.
     """
 
     prompt: str
@@ -103,11 +102,11 @@ class Task:
 
     @property
     def stop_texts(self) -> Sequence[str]:
-        """What ends a generated answer."""
+        """The texts that end a generated answer."""
         return [self.separator] if self.stop is None else self.stop
 
     def check_shots(self, count: int) -> None:
-        """Raise a UserError unless every question can have so many shots."""
+        """Raise a UserError unless every question has enough examples for so many shots."""
         if count < 0:
             raise UserError(f"shots={count} must be 0 or more")
         for number in range(len(self.questions)):
@@ -116,16 +115,16 @@ class Task:
     def draw_shots(self, number: int, count: int, seed: int = 0) -> list[Question]:
         """Draw the shots of a question, in the order of the prompt.
 
-        An example that asks the same is never drawn: it would give the answer away. A smaller count draws
-        the first of those that a larger one draws.
+        Examples with the same prompt are not drawn, as they contain the answer. A smaller count draws the
+        first shots of a larger one.
 
         Args:
-            number: the place of the question in `questions`, from 0.
+            number: of the question in `questions`, from 0.
             count: of the shots.
-            seed: another one draws others; each question has draws of its own.
+            seed: of the draws, which differ between questions.
 
         Raises:
-            UserError: there are not so many examples.
+            UserError: there are too few examples.
         """
         self._check_shots_of(number, count)
         generator = random.Random(f"{seed} {number}")
@@ -140,7 +139,7 @@ class Task:
         asking_the_same = self._times_shown[self.questions[number].prompt]
         others = len(self.shots) - asking_the_same
         if count > others:
-            itself = ", as one that asks the same gives its answer away" if asking_the_same else ""
+            itself = ", without those that ask the same" if asking_the_same else ""
             raise UserError(
                 f"shots={count}, and there are {others} examples for row {number + 1} of test{itself}; "
                 "give more examples, or ask for fewer shots"
@@ -148,11 +147,11 @@ class Task:
 
     @cached_property
     def _times_shown(self) -> Counter[str]:
-        """How many examples ask for what."""
+        """The number of examples with each prompt."""
         return Counter(shot.prompt for shot in self.shots)
 
     def text(self, question: Question, shots: Sequence[Question]) -> str:
-        """The whole prompt, up to where the answer begins."""
+        """Return the whole prompt, up to the beginning of the answer."""
         above = [self.description] if self.description else []
         above += [shot.prompt + shot.answer for shot in shots]
         return self.separator.join([*above, question.prompt])
@@ -165,7 +164,7 @@ class Task:
             given = "neither" if self.answer is None else "both"
             raise UserError(f"a task has answer, a template, or label, a choice's field; got {given}")
         if self.answer is None and self.generate:
-            raise UserError("generate needs answer: the template of the right one")
+            raise UserError("generate needs answer: the template of the right answer")
         if self.normalize not in NORMALIZATIONS:
             raise UserError(f"normalize: expected {listing(NORMALIZATIONS)}, got {self.normalize!r}")
         if self.max_new_tokens < 1:
@@ -173,10 +172,10 @@ class Task:
         if self.generate and not all(self.stop_texts):
             raise UserError("stop: an empty text would end every answer before it begins")
         if not self.test:
-            raise UserError("test: there are no rows to ask about")
+            raise UserError("test: there are no rows to answer")
 
     def _check_effects(self) -> None:
-        """Whether each option that was set has an effect."""
+        """Raise a UserError if an option that was set has no effect."""
         without = dict.fromkeys(_FOR_GENERATION, "with choices")
         if self.generate:
             without = dict.fromkeys(_FOR_CHOICES, "with generate: true")
@@ -202,7 +201,7 @@ class Task:
             return Question(prompt, choices[_label(row, self.label, len(choices))], choices)
         answer = fill("answer", str(self.answer), row)
         if choices and answer not in choices:
-            raise UserError(f"its answer {answer!r} is none of its choices {listing(choices)}")
+            raise UserError(f"its answer {answer!r} is not one of its choices {listing(choices)}")
         return Question(prompt, answer, choices)
 
     def _choices(self, row: Row) -> tuple[str, ...]:
@@ -218,7 +217,7 @@ class Task:
 
 
 def fill(key: str, template: str, row: Row) -> str:
-    """Put the fields of a row into a template.
+    """Fill a template with the fields of a row.
 
     Args:
         key: the template's name, for messages.
@@ -226,14 +225,14 @@ def fill(key: str, template: str, row: Row) -> str:
         row: texts and numbers by name.
 
     Raises:
-        UserError: a field that the row lacks, or that is neither text nor number; a brace without its other.
+        UserError: a field is missing, or neither text nor number; or the template is invalid.
     """
     with _template_errors(key, template):
         return _Fields(key).vformat(template, (), row)
 
 
 def fill_each(key: str, template: str, row: Row) -> list[str]:
-    """Fill a template once for each item of the list that one of its fields holds (see `fill`)."""
+    """Fill a template for each item of a list in one of its fields (see `fill`)."""
     with _template_errors(key, template):
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
     lists = {name: value for name in names if isinstance(value := _Fields(key).value(name, row), list)}
@@ -250,18 +249,20 @@ def _template_errors(key: str, template: str) -> Iterator[None]:
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{key}: {template!r} is no template ({error}); a brace is written twice") from error
+        raise UserError(
+            f"{key}: {template!r} is not a template ({error}); write {{{{ or }}}} for a brace"
+        ) from error
 
 
 class _Fields(string.Formatter):
-    """Python's format strings, whose dots reach into rows and not into objects."""
+    """Python format strings whose dots reach into rows and not into objects."""
 
     def __init__(self, key: str):
         self.key = key
 
     def value(self, name: str, row: Row) -> Any:
-        """What a row holds in a field, such as `text` or `answer.text`."""
-        if name in row:  # a plain name, or one that holds a dot itself
+        """Return the value of a field, such as `text` or `answer.text`."""
+        if name in row:  # a plain name, or one that contains a dot
             return row[name]
         value: Any = row
         for part in name.split("."):
@@ -273,7 +274,7 @@ class _Fields(string.Formatter):
         return value
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What stands for a field: Python's own would let a template reach into objects."""
+        """Return the value of a field; Python's own lets a template reach into objects."""
         value = self.value(field_name, kwargs)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise UserError(

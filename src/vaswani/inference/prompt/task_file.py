@@ -1,4 +1,4 @@
-r"""Tasks as YAML files: the keys are the fields of `Task`, and two more that name files of rows.
+r"""Tasks in YAML files: the keys are the fields of `Task`, and two that name files of rows.
 
 description: Say whether a review is positive or negative.
 prompt: "Review: {text}\nSentiment:"
@@ -63,8 +63,8 @@ def load_task(path: str | Path) -> Task:
     """Read a task file, given by its path or by a name that ships with the package.
 
     Raises:
-        UserError: it or a file that it names cannot be read; an unknown key (naming the nearest), a value of
-            the wrong type, rows given twice; or what `Task` raises.
+        UserError: the file or a file that it names cannot be read, a key is unknown, a value has a wrong
+            type, rows are given twice, or `Task` raises one.
     """
     path = find_config(path, "task file")
     values = _read_yaml(path)
@@ -102,7 +102,7 @@ def _check(key: str, value: Any) -> None:
 
 
 def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> None:
-    """Put the rows of the file that `examples_file` or `test_file` names in its place."""
+    """Replace `examples_file` or `test_file` by the rows of the file."""
     name = values.pop(f"{rows}_file", None)
     if name is None:
         return
@@ -112,10 +112,10 @@ def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a JSON Lines file: an object on each line that is not blank.
+    """Read the objects of a JSON Lines file; blank lines are skipped.
 
     Raises:
-        UserError: it cannot be read, or a line is not an object.
+        UserError: the file cannot be read, or a line is not an object.
     """
     rows: list[Row] = []
     for number, line in enumerate(_read_text(path, "file").split("\n"), 1):

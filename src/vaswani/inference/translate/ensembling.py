@@ -1,6 +1,6 @@
-"""Several encoder-decoders as one, whose next-token distribution is the mean of theirs.
+"""An ensemble of encoder-decoders, which averages their next-token distributions.
 
-Such an ensemble is the usual strong teacher in translation (Freitag et al., 2017, arXiv:1702.01802).
+Ensembles are common strong teachers in translation (Freitag et al., 2017, arXiv:1702.01802).
 
 B rows · S source length · T target length · V target vocabulary · W the members' widths together
 """
@@ -25,18 +25,18 @@ from vaswani.inference.decoding import position_limit
 
 @dataclass
 class EnsembleCache:
-    """Each member's keys and values."""
+    """The keys and values of each member."""
 
     caches: list[EncoderDecoderCache]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row r continues row `beam_idx[r]`, another beam of its source: int64 [B]."""
-        for cache in self.caches:  # what belongs to the source is the same for all its beams, and stays
+        """Let row r continue row `beam_idx[r]`, another beam of the same source: int64 [B]."""
+        for cache in self.caches:  # cross-attention is the same for all beams of a source
             cache.self_attention_cache.reorder_cache(beam_idx)  # type: ignore[arg-type]
 
 
 class EnsembleEncoder(nn.Module):
-    """The members' encoders, whose outputs stand side by side."""
+    """The members' encoders, whose outputs are concatenated."""
 
     def __init__(self, encoders: Sequence[nn.Module]):
         super().__init__()
@@ -45,24 +45,24 @@ class EnsembleEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutput:
-        """int64 [B, S] -> [B, S, W]. `generate` gives more arguments, which change nothing here."""
+        """Encode int64 [B, S] to [B, S, W]; ignore other arguments of `generate`."""
         states = [encoder(input_ids, attention_mask=attention_mask)[0] for encoder in self.encoders]
         return BaseModelOutput(last_hidden_state=torch.cat(states, dim=-1))
 
 
 class Ensemble(PreTrainedModel, GenerationMixin):
-    """Encoder-decoders that predict each token together. It lives in memory: what is saved is its members.
+    """Encoder-decoders that predict each token together. Exists in memory only; save its members.
 
         ensemble = Ensemble([load_checkpoint(name)[0] for name in names])
         Translator(ensemble, source_tokenizer, target_tokenizer)
 
-    Members may differ in kind, size and dtype. The first's `generation_config` says how to search.
+    Members may differ in architecture, size and dtype. The `generation_config` is that of the first.
 
     Args:
-        models: of the same tokens and on one device; not copied, and put into evaluation mode.
+        models: with the same tokens and on one device; not copied, but put into evaluation mode.
 
     Raises:
-        UserError: no models, or models whose vocabularies or special tokens differ.
+        UserError: there are no models, or their vocabularies or special tokens differ.
     """
 
     def __init__(self, models: Sequence[PreTrainedModel]):
@@ -98,13 +98,13 @@ class Ensemble(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: int64 [B, S], unless `encoder_outputs` is given.
-            attention_mask: int64 [B, S], 0 where the source is padding.
+            attention_mask: int64 [B, S], 0 for padding of the source.
             decoder_input_ids: int64 [B, T].
-            decoder_attention_mask: int64 [B, T], 0 where the target is padding.
-            encoder_outputs: what `get_encoder()` returned: [B, S, W].
-            past_key_values: what an earlier call returned, for the tokens before these.
-            use_cache: whether to return it.
-            return_dict: asked for by `generate`, and always so.
+            decoder_attention_mask: int64 [B, T], 0 for padding of the target.
+            encoder_outputs: of `get_encoder()`: [B, S, W].
+            past_key_values: of an earlier call, for the previous tokens.
+            use_cache: whether to return `past_key_values`.
+            return_dict: ignored; `generate` sets it.
         """
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
@@ -129,25 +129,25 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         )
 
     def get_encoder(self, modality: str | None = None) -> EnsembleEncoder:
-        """All members' encoders as one."""
+        """Return the encoders of all members as one."""
         return EnsembleEncoder([member.get_encoder() for member in self.members])
 
     def get_input_embeddings(self) -> nn.Module:
-        """The first member's, which has a row for each token of the source vocabulary."""
+        """Return those of the first member, with a row for each source token."""
         return self.members[0].get_input_embeddings()
 
     def get_output_embeddings(self) -> nn.Module:
-        """The first member's, which has a row for each token of the target vocabulary."""
+        """Return those of the first member, with a row for each target token."""
         return self.members[0].get_output_embeddings()
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """`generate` leaves it to the first step to make the cache, in which each member makes its own."""
+        """Return False, so that each member makes its own cache in the first step."""
         return False
 
 
 def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:
-    """What the members of an ensemble must have in common."""
+    """Return what the members of an ensemble must have in common."""
     embeddings: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
     return {
         "source vocabulary": len(embeddings[0].weight),
@@ -160,7 +160,7 @@ def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:
 
 def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
     if not models:
-        raise UserError("an ensemble of no models predicts nothing; give one or more")
+        raise UserError("an ensemble needs models; give one or more")
     expected = _tokens_of(models[0])
     for number, model in enumerate(models[1:], start=2):
         for name, value in _tokens_of(model).items():

@@ -1,6 +1,6 @@
-"""Translating a file or a stream, line by line, in bounded memory.
+"""Translate a file or a stream line by line in bounded memory.
 
-One line in is one line out, whatever is in it; only a line feed ends a line.
+Each input line gives one output line; only a line feed ends a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vaswani.inference.translate.translation import Translation, Translator
 
 @dataclass
 class LineReport:
-    """What became of the lines of one input."""
+    """Counts of the lines of one input."""
 
     lines: int = 0
     empty: int = 0
@@ -53,17 +53,17 @@ def translate_lines(
 
     Args:
         translator: the model with its options.
-        lines: UTF-8 text; bytes that are not become U+FFFD.
-        write: takes one line after the other, in the order of the input: the text of the best hypothesis or,
-            with `n_best`, a JSON object with the `source`, its `hypotheses` (as in `Translation`) and, where
-            they say something, the `problem` and `source_cut_off`.
-        n_best: hypotheses in JSON of each line; None means the text of the best alone.
+        lines: UTF-8 text; invalid bytes become U+FFFD.
+        write: receives each line in input order: the text of the best hypothesis or, with `n_best`, a JSON
+            object with the `source`, its `hypotheses` (as in `Translation`) and, where they apply, `problem`
+            and `source_cut_off`.
+        n_best: hypotheses of each line in JSON; None means the text of the best one.
         buffer_size: lines read ahead; fewer at the beginning.
-        warn: is told of each line that cannot be translated.
-        progress: is told of so many more lines done.
+        warn: is called with a message for each line that cannot be translated.
+        progress: is called with the number of lines of each finished batch.
 
     Raises:
-        UserError: `n_best` or `buffer_size` out of its range, or a line without an end.
+        UserError: `n_best` or `buffer_size` is out of range, or a line is too long.
     """
     report = LineReport()
     translations = translator.translate(
@@ -86,7 +86,7 @@ def translate_lines(
 
 
 def decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
-    """Lines of UTF-8 without their ends; other bytes are replaced, and the line is counted."""
+    """Yield lines of UTF-8 without their ends; replace invalid bytes and count their lines."""
     for number, line in enumerate(read_lines(lines)):
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         try:
@@ -94,12 +94,12 @@ def decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
         except UnicodeDecodeError:
             report.not_utf8 += 1
             text = line.decode("utf-8", errors="replace")
-        yield text.removeprefix("\ufeff") if number == 0 else text  # a byte order mark is no text
+        yield text.removeprefix("\ufeff") if number == 0 else text  # drop a byte order mark
 
 
 def as_text(translation: Translation) -> str:
-    """The translation as one line."""
-    return re.sub(r"[\r\n]+", " ", translation.text)  # a model of bytes can write line feeds
+    """Return the translation as one line."""
+    return re.sub(r"[\r\n]+", " ", translation.text)  # byte models can write line feeds
 
 
 def _as_json(translation: Translation) -> str:

@@ -1,4 +1,4 @@
-"""Checks that the scores of a search are numbers: a model that overflows must not answer with nothing."""
+"""Check that the scores of a search are finite: a model that overflows must not return empty texts."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from vaswani.errors import RunError
 
 
 class FiniteScores(LogitsProcessor):
-    """Remembers whether `generate` has met NaN or infinity, and changes nothing.
+    """Records whether `generate` meets NaN or infinity; does not change the scores.
 
-    Give it as the last of the `logits_processor`s, and call `check` when the search has ended: to look at
-    each step would make a GPU wait. Minus infinity is the score of tokens that a search leaves out.
+    Use it as the last of the `logits_processor`s, and call `check` after the search: a check in each step
+    would make a GPU wait. Minus infinity is valid: the score of excluded tokens.
 
     Args:
-        num_beams: of the search. Beam search hands over log-probabilities: where a row of logits holds NaN or
-            infinity, all of them are NaN, so one token of each row is enough to look at.
+        num_beams: of the search. Beam search passes log-probabilities, which are all NaN if a row of logits
+            holds NaN or infinity, so that one token of each row suffices.
     """
 
     def __init__(self, num_beams: int = 1) -> None:
         self._are_log_probs = num_beams > 1
-        self._looked_at: list[torch.Tensor] = []  # of each step, one score of each row
+        self._checked: list[torch.Tensor] = []  # one score of each row and step
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Look at the scores of a step: float [rows, V]."""
-        self._looked_at.append(scores[:, 0].clone() if self._are_log_probs else scores.amax(dim=-1))
+        """Record scores of a step: float [rows, V]."""
+        self._checked.append(scores[:, 0].clone() if self._are_log_probs else scores.amax(dim=-1))
         return scores
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raise a RunError if one of the steps had scores that are NaN, infinite or all minus infinity."""
-        if not self._looked_at:
+        """Raise a RunError if a step had scores that are NaN, infinite or all minus infinity."""
+        if not self._checked:
             return
-        scores = torch.cat(self._looked_at)
+        scores = torch.cat(self._checked)
         are_finite = ~scores.isnan() if self._are_log_probs else scores.isfinite()
         check_finite_scores(are_finite.all(), model)
 
 
 def check_finite_scores(are_finite: torch.Tensor | Any, model: PreTrainedModel) -> None:
-    """Raise a RunError unless the scores that a model gave are finite."""
+    """Raise a RunError unless the scores of a model are finite."""
     if bool(are_finite):
         return
     dtype = str(model.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""How likely a model finds given translations: one parallel pass over each, with the right tokens as input.
+"""Log-probabilities of given translations, by one parallel pass with the target tokens as input.
 
 S sources · K targets of each · L source length · T target length · V target vocabulary
 """
@@ -18,14 +18,14 @@ def sequence_log_probs(
     sequences: torch.Tensor,
     lengths: torch.Tensor,
 ) -> torch.Tensor:
-    """Return log P(Y|X) of each target: the sum of its tokens' natural log-probabilities.
+    """Return log P(Y|X) of each target: the sum of the natural log-probabilities of its tokens.
 
     Args:
         model: an encoder-decoder in evaluation mode.
         input_ids: int64 [S, L].
-        attention_mask: int64 [S, L], 0 where the source is padding.
-        sequences: int64 [S·K, 1 + T]: the start token and the target, the K targets of a source together.
-        lengths: int64 [S·K], the tokens of each target; what stands after them does not count.
+        attention_mask: int64 [S, L], 0 for padding of the source.
+        sequences: int64 [S·K, 1 + T]: start token and target; the K targets of a source are adjacent.
+        lengths: int64 [S·K], the tokens of each target; later tokens do not count.
 
     Returns:
         float32 [S·K].

@@ -1,12 +1,12 @@
-"""Translating with a trained encoder-decoder, as the paper does it (Vaswani et al., 2017, section 6.1).
+"""Translate with a trained encoder-decoder, as in Vaswani et al., 2017, section 6.1.
 
 Beam search ranks hypotheses by log P(Y|X) / lp(Y) with GNMT's length penalty lp(Y) = ((5 + |Y|) / 6)^α,
-α = 0.6, and a translation has at most 50 tokens more than its source. Lengths count the final `</s>`. The
-search of a sentence ends when it has as many finished hypotheses as beams and none of the others, at its
-present length, scores above the worst of them (transformers' `early_stopping=False`).
+α = 0.6, and a translation has at most 50 tokens more than its source. Lengths include the final `</s>`. The
+search of a sentence ends when it has as many finished hypotheses as beams, and no other hypothesis scores
+above the worst of them at its current length (transformers' `early_stopping=False`).
 
-A sentence gets the same translation whatever it is batched with. (Padding changes the last bits of sums, so
-scores agree to rounding, and hypotheses whose scores differ by no more than that may change places.)
+A translation does not depend on the batch. (Padding changes the last bits of sums, so scores agree to
+rounding, and hypotheses with scores that differ by rounding may swap.)
 
 S sentences of a batch · K hypotheses of each · L source length · T target length
 """
@@ -40,7 +40,7 @@ from vaswani.inference.translate.scoring import sequence_log_probs
 
 TooLong = Literal["cut", "skip"]
 
-DEFAULT_SOURCE_LENGTH = 1024  # tokens; a search of such a source takes seconds, not hours
+DEFAULT_SOURCE_LENGTH = 1024  # tokens; a search takes seconds, not hours
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Hypothesis:
 
     Args:
         text: the translation, without special tokens.
-        complete: whether it ends with `</s>`, and not because it reached the length that it may have.
-        score: what hypotheses are ranked by, `log_prob` / lp(Y); None if scores were not asked for.
-        log_prob: log P(Y|X), the sum of the tokens' natural log-probabilities, `</s>` included; or None.
+        complete: whether it ends with `</s>`, and not at the length limit.
+        score: ranks hypotheses: `log_prob` / lp(Y); None without scores.
+        log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
     """
 
     text: str
@@ -62,13 +62,13 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Translation:
-    """What became of one sentence.
+    """The result for one sentence.
 
     Args:
         source: the sentence.
-        hypotheses: best first; none for an empty sentence and for one with a problem.
+        hypotheses: best first; none for an empty sentence or one with a problem.
         problem: why the sentence could not be translated.
-        source_cut_off: whether the model read only the beginning of the sentence.
+        source_cut_off: whether the sentence was truncated.
     """
 
     source: str
@@ -83,7 +83,7 @@ class Translation:
 
 
 class Translator:
-    """Translates sentences, one or many, with any encoder-decoder of transformers.
+    """Translates sentences with any encoder-decoder of transformers.
 
         translator = Translator.from_pretrained("runs/dates")
         translator(["mercredi 27 janvier 1999"])  # ["1999-01-27"]
@@ -91,20 +91,19 @@ class Translator:
     Args:
         model: an encoder-decoder that can `generate`; it is put into evaluation mode.
         source_tokenizer: encodes the source, with the end token that the model was trained with.
-        target_tokenizer: decodes the translation; None means the source's.
-        num_beams: hypotheses that the search keeps at each step; 1 follows the likeliest token.
+        target_tokenizer: decodes the translation; None means the source tokenizer.
+        num_beams: hypotheses kept at each step; 1 is greedy search.
         length_penalty: α; 0 ranks by log-probability, which prefers short translations.
-        max_source_length: most tokens of a source, the end token among them. `"auto"` is 1,024, or what the
-            model was trained on if that is more. None means any number that the model has positions for.
-        too_long: what becomes of a longer source: `"cut"` translates its beginning, `"skip"` leaves it
-            empty, with the problem named. None cuts where `max_source_length` is a number, and else skips.
-        max_length: most tokens of any translation. Each may have 50 more than its source, or `max_length` if
-            that is less: else a model that never ends a sentence would answer 10,000 tokens with 10,000.
-        max_tokens_per_batch: most tokens of a batch, padding included: the sources' and those that may be
-            generated. A sentence that has more by itself is translated alone.
+        max_source_length: maximum tokens of a source, including the end token. `"auto"` is 1,024, or the
+            length in training if that is more. None means the number of the model's positions.
+        too_long: `"cut"` truncates a longer source, `"skip"` returns an empty translation with the problem.
+            None means `"cut"` if `max_source_length` is a number, else `"skip"`.
+        max_length: maximum tokens of a translation, which may have at most 50 more than its source.
+        max_tokens_per_batch: maximum tokens of a batch, with padding and the tokens that may be generated. A
+            longer sentence is a batch by itself.
 
     Raises:
-        UserError: an option out of its range.
+        UserError: an option is out of range.
     """
 
     def __init__(
@@ -159,22 +158,22 @@ class Translator:
         """Load a model with its tokenizers.
 
         Args:
-            name: a folder that a training wrote, or any encoder-decoder's folder or name on the Hub.
-            device: None means a CUDA device if there is one, and else the CPU.
+            name: a folder, or a name on the Hub, of any encoder-decoder.
+            device: None means a CUDA device if there is one, else the CPU.
             dtype: of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
-            allow_mismatch: take tokenizers or weights that seem to be another model's.
-            options: those of the class.
+            allow_mismatch: accept tokenizers or weights that seem to belong to another model.
+            options: of the class.
 
         Raises:
-            UserError: what stands in the way, in one line (see `load_checkpoint`).
+            UserError: the model cannot be loaded (see `load_checkpoint`).
         """
         return cls(*load_checkpoint(name, device, dtype, revision, allow_mismatch=allow_mismatch), **options)
 
     def __call__(self, sentences: Iterable[str]) -> list[str]:
-        """Translate sentences, in their order; an empty one stays empty.
+        """Translate sentences in order; an empty one stays empty.
 
-        One that is too long comes back empty, with a warning, or is cut (see the options of the class).
+        A sentence that is too long gives an empty text with a warning, or is truncated (see `too_long`).
         """
         translations = list(self.translate(sentences, with_scores=False))
         for number, translation in enumerate(translations):
@@ -191,19 +190,19 @@ class Translator:
         buffer_size: int = BUFFERED_TEXTS,
         progress: Callable[[int], object] | None = None,
     ) -> Iterator[Translation]:
-        """Translate sentences as they come, in their order.
+        """Translate a stream of sentences in order.
 
         Args:
-            sentences: any number of them: they are read, sorted by length and translated a buffer at a time.
+            sentences: any number; they are read, sorted by length and translated one buffer at a time.
             n_best: hypotheses of each; at most `num_beams`.
-            with_scores: score the hypotheses, which takes one more pass over them.
-            buffer_size: sentences read ahead; fewer at the beginning, and where they are very long.
-            progress: is told of so many more sentences done, batch by batch.
+            with_scores: score the hypotheses, which takes another pass over them.
+            buffer_size: sentences read ahead; fewer at the beginning, and if they are very long.
+            progress: is called with the number of sentences of each finished batch.
 
         Raises:
-            UserError: an argument out of its range, or one text instead of many.
-            RunError: while it is read: a batch does not fit into the device's memory, or the model's scores
-                are NaN or infinite.
+            UserError: an argument is out of range, or a single text is given.
+            RunError: during iteration, if a batch does not fit into the device's memory, or scores are NaN
+                or infinite.
         """
         if isinstance(sentences, str):
             raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
@@ -236,12 +235,12 @@ class Translator:
         return translations
 
     def _encode(self, sentences: list[str]) -> dict[int, list[int]]:
-        """Token ids of the sentences that are not empty, by their place."""
+        """Return token ids of the sentences that are not empty, by position."""
         rows = [row for row, sentence in enumerate(sentences) if sentence.strip()]
         return dict(zip(rows, self._sources.token_ids([sentences[row] for row in rows]), strict=True))
 
     def _cut_off(self, token_ids: dict[int, list[int]]) -> set[int]:
-        """Cut what is longer than `max_source_length`, if that is wanted; returns which rows these are."""
+        """Truncate sources that are too long, if `too_long` is "cut"; return their rows."""
         limits = [limit for limit in (self.max_source_length, self.positions) if limit is not None]
         most = min(limits, default=None) if self.too_long == "cut" else None
         longer = {} if most is None else {row: ids for row, ids in token_ids.items() if len(ids) > most}
@@ -251,21 +250,21 @@ class Translator:
         return set(longer)
 
     def _problem(self, length: int) -> str | None:
-        """Why a source of so many tokens is not translated."""
+        """Describe why a source of this length is not translated; None if it is."""
         if self.positions is not None and length > self.positions:
             return (
                 f"it has {length:,} tokens, and the model has positions for {self.positions:,}; "
-                f"max_source_length={self.positions} would cut it off"
+                f"max_source_length={self.positions} would truncate it"
             )
         if self.max_source_length is not None and length > self.max_source_length:
             return (
                 f"it has {length:,} tokens, more than max_source_length={self.max_source_length}; "
-                "raise that, or cut it off (too_long=cut)"
+                "raise that, or truncate it (too_long=cut)"
             )
         return None
 
     def _limit(self, source_length: int) -> int:
-        """The most tokens of a translation whose source has so many (section 6.1)."""
+        """Return the maximum length of a translation for a source of this length (section 6.1)."""
         return min(source_length + EXTRA_LENGTH, self.max_length)
 
     def _translate_batch(
@@ -281,7 +280,7 @@ class Translator:
     def _search(
         self, token_ids: list[list[int]], n_best: int, with_scores: bool
     ) -> list[tuple[Hypothesis, ...]]:
-        """Find the `n_best` hypotheses of each source of a batch."""
+        """Return the `n_best` hypotheses of each source of a batch."""
         device = self.model.device
         limits = torch.tensor([self._limit(len(source)) for source in token_ids], device=device)
         sources = [torch.tensor(source, device=device) for source in token_ids]
@@ -297,7 +296,7 @@ class Translator:
             num_beams=self.num_beams,
             num_return_sequences=n_best,
             do_sample=False,
-            use_cache=True,  # a trained model's configuration may say otherwise, for training needs no cache
+            use_cache=True,  # training may have disabled it in the configuration
             max_new_tokens=None,
             max_length=1 + int(limits.max()),
             forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
@@ -317,9 +316,9 @@ class Translator:
         return [tuple(sorted(group, key=lambda hypothesis: -(hypothesis.score or 0.0))) for group in groups]
 
     def _endings(self, tokens: torch.Tensor, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The length of each hypothesis, with its `</s>`, and whether it has one: both [S·K], from [S·K, T].
+        """Return the length of each hypothesis, with its `</s>`, and whether it has one: both [S·K].
 
-        What follows a hypothesis is padding, and `generate` may pad with `</s>`: one after the limit is none.
+        `generate` may pad with `</s>`, so that only one within the limit counts.
         """
         end_token_ids = torch.tensor(self.model.generation_config.eos_token_id, device=tokens.device)
         within_limit = torch.arange(tokens.shape[1], device=tokens.device) < limits[:, None]
@@ -343,14 +342,14 @@ class Translator:
 
 
 def _default_source_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The most tokens of a source that a model translates unasked (see `Translator`)."""
-    trained = getattr(model.generation_config, "max_source_length", None)  # as our trainings save it
+    """Return the default of `max_source_length` (see `Translator`)."""
+    trained = getattr(model.generation_config, "max_source_length", None)  # saved by training
     known = [length for length in (length_limit(tokenizer), trained) if isinstance(length, int)]
     return max([DEFAULT_SOURCE_LENGTH, *known])
 
 
 def _check_special_tokens(model: PreTrainedModel) -> None:
-    """Raise a UserError unless the model knows how its outputs begin and end."""
+    """Raise a UserError unless the model has tokens that begin and end its outputs."""
     generation: Any = model.generation_config
     begins = generation.decoder_start_token_id, generation.bos_token_id
     missing = {
