@@ -111,7 +111,8 @@ def test_fewer_shots_than_asked_for_are_told(
     status, text, errors = outcome(capfd, "--model", model, "--task", task, "--shots", "8", "--json")
     assert status == 0
     assert errors == (
-        "vaswani: shots=8: 1 of 2 rows had fewer, because the model has positions for 64 tokens; row 2 had 3\n"
+        "vaswani: shots=8: 1 of 2 rows had fewer, because the model has positions for 64 "
+        "tokens; row 2 had 3\n"
     )
     assert json.loads(text.splitlines()[-1])["results"][0]["rows_with_fewer_shots"] == 1
 
