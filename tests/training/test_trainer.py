@@ -421,7 +421,7 @@ def test_early_stopping_goes_on_counting_with_another_patience(tmp_path):
     options |= {"greater_is_better": True, "predict_with_generate": False}
     options |= {"learning_rate": 1e-3}  # the loss falls: none is better than the first
 
-    def stopped_after(patience: int, resume: bool) -> int:
+    def stopped_after(patience: int | None, resume: bool) -> int:
         trainer = make_trainer(
             tmp_path,
             max_steps=9,
@@ -430,10 +430,12 @@ def test_early_stopping_goes_on_counting_with_another_patience(tmp_path):
             early_stopping_patience=patience,
             **options,
         )
-        trainer.add_callback(EarlyStoppingCallback(patience))
+        if patience is not None:
+            trainer.add_callback(EarlyStoppingCallback(patience))
         trainer.train(resume_from_checkpoint=resume or None)
         return trainer.state.global_step
 
     assert stopped_after(2, resume=False) == 3
     assert stopped_after(2, resume=True) == 3
     assert stopped_after(4, resume=True) == 5
+    assert stopped_after(None, resume=True) == 9  # nobody counts any more

@@ -20,7 +20,7 @@ from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
-from transformers import EvalPrediction, Trainer, TrainerState
+from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
@@ -176,7 +176,9 @@ class BaseTrainer(Trainer):
             return self._resumed is not None
         callbacks: Any = self._resumed.stateful_callbacks
         stopping = callbacks.get("EarlyStoppingCallback")
-        if not isinstance(stopping, dict) or not self.args.restore_callback_states_from_checkpoint:
+        stops_early = any(isinstance(each, EarlyStoppingCallback) for each in self.callback_handler.callbacks)
+        is_restored = isinstance(stopping, dict) and self.args.restore_callback_states_from_checkpoint
+        if not (stops_early and is_restored):
             return False
         patience = self.args.early_stopping_patience or stopping["args"]["early_stopping_patience"]
         return stopping["attributes"]["early_stopping_patience_counter"] >= patience

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, __version__
 from transformers.distributed import DistributedConfig
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
@@ -47,14 +47,18 @@ class Sharding:
 
     def __init__(self, model: PreTrainedModel, fsdp_size: int, tensor_parallel_size: int, num_processes: int):
         check_sizes(fsdp_size, tensor_parallel_size, num_processes)
-        self.model = model
+        self.model, model_class = model, type(model)
+        if not hasattr(model_class, "maybe_distribute_model"):
+            raise UserError(
+                f"fsdp_size and tensor_parallel_size do not work with transformers {__version__}; install a "
+                "newer one, or set both to 1"
+            )
         if tensor_parallel_size > 1:
             _check_divisible(model, tensor_parallel_size)
         copies = num_processes // (fsdp_size * tensor_parallel_size)
         config = DistributedConfig(
             fsdp_size=fsdp_size, tp_size=tensor_parallel_size, dp_replicate_size=copies
         )
-        model_class = type(model)
         _, _, mesh = model_class.prepare_distribute_model(config)
         try:
             model_class.maybe_distribute_model(model, config, mesh)
