@@ -1,6 +1,8 @@
 """The configurations that ship with the package have names, resolve, and do what they say."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,18 @@ def test_a_name_that_does_not_exist_is_an_error_with_the_nearest(given, nearest,
         find_config(given)
     assert run(["configs", "show", given]) == 2
     assert nearest in capsys.readouterr().err
+
+
+LIST_WITHOUT_TORCH = """
+import sys
+from vaswani.cli.command_line import run
+run(["configs"])
+sys.exit("torch" in sys.modules)
+"""
+
+
+def test_names_resolve_without_torch(tmp_path):
+    command = [sys.executable, "-c", LIST_WITHOUT_TORCH]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "  dates " in done.stdout
