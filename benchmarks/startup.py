@@ -2,7 +2,7 @@
 
 Every measurement is a process of its own; all are interleaved, and the median of the rounds counts.
 
-    python benchmarks/startup.py
+    python benchmarks/startup.py [--rounds 5] [--quick] [--json]
 """
 
 import argparse
@@ -12,6 +12,8 @@ import resource
 import statistics
 import subprocess
 import sys
+
+import typer
 
 from vaswani.cli.commands import app
 
@@ -35,8 +37,6 @@ atexit.register(report)
 
 def commands() -> list[str]:
     """Every command, by the words that call it."""
-    import typer
-
     found = []
     for name, command in typer.main.get_command(app).commands.items():
         found.append(name)
@@ -82,11 +82,16 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="processes for each line; the median counts")
-    options = parser.parse_args()
-    print("| | CPU-seconds | modules | torch |\n|---|---|---|---|")
-    for name, record in measure_all(options.rounds, ["", *commands()]).items():
+    parser.add_argument("--quick", action="store_true", help="show that it runs, with few commands")
+    parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
+    args = parser.parse_args()
+    records = measure_all(1, ["", "train"]) if args.quick else measure_all(args.rounds, ["", *commands()])
+    print("| process | CPU-seconds | modules | torch |\n|---|---|---|---|")
+    for name, record in records.items():
         torch = "yes" if record["torch"] else "no"
         print(f"| `{name}` | {record['cpu']:.2f} | {record['modules']:,} | {torch} |")
+    if args.json:
+        print(json.dumps({"cpu_seconds": {name: record["cpu"] for name, record in records.items()}}))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,20 @@ def test_the_plan_of_scaling_needs_no_measuring():
 
 
 @pytest.mark.slow
+def test_startup():
+    rows, result = run("startup.py")
+    assert {row[0]: row[3] for row in rows} == {
+        "`from transformers import AutoModelForSeq2SeqLM`": "yes",
+        "`import vaswani`": "no",
+        "`import vaswani; from transformers import AutoModelForSeq2SeqLM`": "yes",
+        "`from vaswani import Translator`": "yes",
+        "`vaswani --help`": "no",
+        "`vaswani train --help`": "no",
+    }
+    assert all(seconds > 0 for seconds in result["cpu_seconds"].values())
+
+
+@pytest.mark.slow
 def test_streaming(tmp_path: Path):
     rows, result = run("streaming.py", "--output", tmp_path)
     assert rows[0][0] == "20,000"
