@@ -35,6 +35,10 @@ QUIET = {"use_cpu": True, "learning_rate": 1e-3}
         ),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type=warmup_stable_decay .*num_decay"),
         ({"torch_compile_backend": "fast"}, "torch_compile_backend=fast.* cannot work"),
+        (
+            {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"a": 1}},
+            "activation_checkpointing_kwargs={'a': 1} cannot work",
+        ),
         ({"torch_compile_mode": "fast"}, "torch_compile_mode=fast is unknown; choose one of .*max-autotune"),
         ({"generation_config": "/no/such/file"}, "generation_config=/no/such/file cannot work"),
         ({"push_to_hub": True, "hub_model_id": "a/b/c"}, "hub_model_id='a/b/c'"),
