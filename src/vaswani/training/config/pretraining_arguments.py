@@ -149,10 +149,15 @@ class CausalObjective(Section):
     )
 
 
+@dataclass
 class PretrainingConfig(BaseConfig):
-    """The resolved arguments of one pre-training; its fields depend on `objective` and `model`."""
+    """The resolved arguments of one pre-training; its sections depend on `objective` and `model`."""
 
+    model: Any
+    data: Any
     task: Any
+    training: BaseTrainingArguments
+    card: CardArguments
 
     command: ClassVar[str] = "pretrain"
     without_effect: ClassVar[dict[str, str]] = {
@@ -176,8 +181,6 @@ class MaskedLMConfig(PretrainingConfig):
     model: EncoderArguments
     data: TextAndVocabularyArguments
     task: MaskedObjective
-    training: BaseTrainingArguments
-    card: CardArguments
 
     purpose: ClassVar[str] = (
         "Train an encoder to predict masked words; with --objective causal, a decoder to predict the next "
@@ -193,8 +196,6 @@ class CausalLMConfig(PretrainingConfig):
     model: DecoderArguments
     data: TextAndVocabularyArguments
     task: CausalObjective
-    training: BaseTrainingArguments
-    card: CardArguments
 
     purpose: ClassVar[str] = (
         "Train a decoder to predict the next word; with --objective masked, an encoder to predict masked "
@@ -217,8 +218,6 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
     model: ContinuedModelArguments
     data: TextArguments
     task: MaskedObjective
-    training: BaseTrainingArguments
-    card: CardArguments
 
     purpose: ClassVar[str] = (
         "Continue training an encoder to predict masked words, on other texts or longer sequences."
@@ -237,8 +236,6 @@ class ContinuedCausalLMConfig(PretrainingConfig):
     model: ContinuedModelArguments
     data: TextArguments
     task: CausalObjective
-    training: BaseTrainingArguments
-    card: CardArguments
 
     purpose: ClassVar[str] = (
         "Continue training a decoder to predict the next word, on other texts or longer sequences."
