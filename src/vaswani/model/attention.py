@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Multi-head attention (Vaswani et al., 2017, section 3.2.2), dense and sparse.
 
 B batch · S source length · T target length · H heads · D head width · d_model = H·D
@@ -25,7 +24,7 @@ ATTENTION_FUNCTIONS = AttentionInterface()
 
 
 def wants_weights(config: VaswaniFamilyConfig, arguments: Mapping[str, Any]) -> bool:
-    """Whether a forward pass with these arguments returns attention weights: only the reference has them."""
+    """Whether a forward pass with these arguments returns attention weights, as only the reference does."""
     asked = arguments.get("output_attentions")
     return bool(config.output_attentions if asked is None else asked)
 
@@ -70,7 +69,7 @@ def eager_attention_forward(
 
 
 def _pattern_of_heads(module: nn.Module, num_heads: int) -> SparsePattern:
-    """`module.pattern` for the heads that are here: all, or this process's under tensor parallelism."""
+    """`module.pattern` for the heads of this process: under tensor parallelism, some of them."""
     pattern: SparsePattern = module.pattern
     meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
     mesh = None if num_heads == pattern.num_heads else next(filter(None, meshes), None)
@@ -90,10 +89,10 @@ def sparse_attention_forward(
     past_length: int | torch.Tensor = 0,
     **kwargs: Unpack[TransformersKwargs],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Self-attention under `module.pattern`, by the reference where it is asked for, else by a sparse kernel.
+    """Sparse self-attention under `module.pattern`, by the reference where weights are wanted.
 
     Query [B, H, T, D], key and value [B, H, S, D]; the mask is that of padding, [B, all tokens so far], of
-    which `past_length` came before. Returns the output [B, T, H, D] and the weights, or None from a kernel.
+    which `past_length` came before. Returns the output [B, T, H, D] and the weights or None.
     """
     pattern = _pattern_of_heads(module, query.shape[1])
     if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
@@ -158,15 +157,10 @@ class VaswaniAttention(nn.Module):
             attention = self._dense_attention(attention_mask, kwargs)
         else:
             kwargs["past_length"] = past_length  # type: ignore[typeddict-unknown-key]
+        dropout = self.dropout if self.training else 0.0
+        states = (query, key, value)
         output, weights = attention(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+            self, *states, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         if weights is not None and weights.shape[0] != rows:  # [B/K, H, K·T, S] -> [B, H, T, S]
             weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)

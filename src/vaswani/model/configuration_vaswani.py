@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Configurations of the Transformer (Vaswani et al., 2017, arXiv:1706.03762) and of what grew from it.
 
 What changes the numbers is a field here and is saved with the model. What only changes speed, such as the
@@ -29,41 +28,33 @@ class VaswaniFamilyConfig(PreTrainedConfig):
     """Base of the family's configurations. The defaults are the paper's (table 3).
 
     Args:
-        vocab_size: number of tokens; of the source, where the target has a vocabulary of its own.
+        vocab_size: number of tokens; of the source, if the target has a vocabulary of its own.
         d_model: width of the residual stream.
-        dropout: on each sub-layer's output and on the sums of embeddings and positions (section 5.4).
-        attention_dropout: on the attention weights.
-        activation_dropout: on the feed-forward layers' inner activations.
+        dropout: on sub-layers' outputs and on the sums of embeddings and positions (section 5.4).
+        attention_dropout, activation_dropout: on attention weights, and on feed-forward activations.
         activation_function: `"relu"` (the paper), `"gelu"`, `"silu"` or another of transformers' `ACT2FN`.
-        norm_order: `"post"` computes LayerNorm(x + Dropout(Sublayer(x))) as the paper does; `"pre"` computes
-            x + Dropout(Sublayer(LayerNorm(x))) and adds a final norm to each stack (Xiong et al., 2020).
-        final_norm: a norm behind each stack; `None` means exactly when `norm_order` is `"pre"`.
-        embedding_norm: a norm on the sums of embeddings and positions, before their dropout (BERT).
-        layer_norm_eps: added to the variance in every norm.
-        norm_bias: biases in the norms.
+        norm_order: `"post"`, LayerNorm(x + Dropout(Sublayer(x))), as in the paper; or `"pre"`,
+            x + Dropout(Sublayer(LayerNorm(x))) with a final norm on each stack (Xiong et al., 2020).
+        final_norm: a norm after each stack; `None`: exactly when `norm_order` is `"pre"`.
+        embedding_norm: a norm on the sums of embeddings and positions, before dropout (BERT).
+        layer_norm_eps, norm_bias: what is added to the variance, and biases, in every norm.
         position_embedding: `"sinusoidal"` (section 3.5, any length), `"learned"` (up to
             `max_position_embeddings`) or `"none"`.
-        sinusoidal_layout: `"interleaved"` alternates sine and cosine as the paper writes it; `"concatenated"`
-            puts all sines first (Marian); `"tensor2tensor"` does so too, and spaces the d/2 wavelengths so
-            that the last is 2π·10000 (tensor2tensor, fairseq, FSMT).
+        sinusoidal_layout: `"interleaved"` alternates sine and cosine (the paper); `"concatenated"` has all
+            sines first (Marian); `"tensor2tensor"` too, with wavelengths up to 2π·10000 (fairseq, FSMT).
         sinusoidal_offset: the number of the first position (fairseq and FSMT: 2).
-        max_position_embeddings: the longest sequence that learned positions allow; sinusoids know no limit.
+        max_position_embeddings: the longest sequence with learned positions.
         position_from_mask: count the tokens that the attention mask shows, so that padding on the left
-            changes nothing; `False` counts padding too, as BERT's, GPT-2's and Marian's own code does.
-        attention_bias: biases in the four attention projections.
-        attention_output_bias: in the last of the four; `None` means as `attention_bias` says.
-        ffn_bias: biases in the two feed-forward projections.
-        lm_head_bias: a bias for each token in the output projection.
+            changes nothing; `False` counts padding too, as BERT, GPT-2 and Marian do.
+        attention_bias: biases in the attention projections.
+        attention_output_bias: a bias in the last of the four; `None`: as `attention_bias`.
+        ffn_bias, lm_head_bias: biases in the feed-forward layers and in the output projection.
         scale_embedding: multiply embeddings by sqrt(d_model) (section 3.4).
         tie_word_embeddings: the output projection is the embedding (section 3.4).
         initializer_range: standard deviation of new weights; `None` draws embeddings from N(0, 1/d_model) and
             projections from Glorot's uniform distribution.
-        sparse_block_size: tokens in a block of sparse attention.
-        sparse_window_blocks: blocks around the query that it sees, its own among them.
-        sparse_global_blocks: blocks at the start that see all and that all see.
-        sparse_global_tokens: in place of these, so many tokens at the start, in blocks of their own (ETC).
-        sparse_random_blocks: blocks drawn for each layer, head and query block.
-        sparse_seed: which are drawn.
+        sparse_block_size, sparse_window_blocks, sparse_global_blocks, sparse_global_tokens,
+            sparse_random_blocks, sparse_seed: the pattern of sparse layers, see `SparsePattern`.
 
     Raises:
         ValueError: for a value out of range, with the range.
@@ -224,9 +215,7 @@ class VaswaniFamilyConfig(PreTrainedConfig):
                 )
             if "sparse" in kinds:
                 try:
-                    SparsePattern.from_config(
-                        self, getattr(self, f"{stack}_attention_heads"), 0, causal=stack == "decoder"
-                    )
+                    self.sparse_pattern(stack, kinds.index("sparse"))
                 except ValueError as error:
                     raise ValueError(f"sparse attention in the {stack}: sparse_{error}") from None
 
@@ -277,15 +266,12 @@ class VaswaniConfig(VaswaniFamilyConfig):
     """Shape and behaviour of a `VaswaniModel`, an encoder-decoder. The defaults are the paper's base model.
 
     Args:
-        decoder_vocab_size: size of the target's own vocabulary; `None` means that source and target have one
-            vocabulary, of `vocab_size` tokens.
+        decoder_vocab_size: size of the target's vocabulary; `None`: source and target share one.
         encoder_layers, decoder_layers: number of layers N (section 3.1).
         encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
         encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
-        share_encoder_decoder_embeddings: one matrix embeds source and target, which is right only where a
-            token id means the same on both sides. `None` shares exactly when no `decoder_vocab_size` is
-            given: two vocabularies of one size are two vocabularies. To share although both sizes are given,
-            set it to `True`.
+        share_encoder_decoder_embeddings: one matrix embeds source and target, whose token ids must then mean
+            the same. `None` shares exactly when no `decoder_vocab_size` is given.
         encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
             `SparsePattern`) or a list with one of these for each layer. Attention to the source is full.
 
@@ -354,14 +340,13 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
         encoder_ffn_dim: inner width of the feed-forward layers.
         encoder_attention: `"full"`, `"sparse"` (see `SparsePattern`) or a list with one of these per layer.
         token_type_vocab_size: kinds of segments that have an embedding; 0 for none.
-        pooler: tanh(W h + b) of a text's state h. `None` has it where it is used, and in the base model
-            alone; `True` everywhere, as BigBird does; `False` only where it is used.
+        pooler: tanh(W h + b) of a text's state h. `None`: where it is used, and in the base model alone;
+            `True`: everywhere, as in BigBird; `False`: only where it is used.
         mlm_transform: LayerNorm(activation(W h + b)) before the output projection of masked tokens.
-        classifier_activation: `None` classifies the pooled state, as BERT does; a name of `ACT2FN`
-            classifies activation(W h + b) of a text's state h, as DistilBERT (`"relu"`) does.
-        classifier_pooling: a text's state, for the pooler and the classifier: that of its first token
-            (`"cls"`), or the mean of all its tokens' (`"mean"`), padding left out.
-        classifier_dropout: before the classifiers; `None` means `dropout`.
+        classifier_activation: `None` classifies the pooled state (BERT), a name of `ACT2FN`
+            activation(W h + b) of a text's state h (DistilBERT: `"relu"`).
+        classifier_pooling: a text's state is that of its first token (`"cls"`) or their mean (`"mean"`).
+        classifier_dropout: before the classifiers; `None`: `dropout`.
 
     All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """

@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Tokens and positions as vectors (Vaswani et al., 2017, sections 3.4 and 3.5).
 
 B batch · T length

@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Checks of the models' arguments. Each raises a `ValueError` that gives the value and the remedy.
 
 Shapes and dtypes are checked on every device; values only on the CPU, because reading them from another
@@ -129,14 +128,9 @@ def check_position_ids(position_ids: torch.Tensor, rows: int, length: int) -> No
         raise ValueError(f"position_ids holds {int(position_ids.min())}; positions are counted from 0.")
 
 
-def check_labels(
-    name: str, labels: torch.Tensor | None, shape: Sequence[int] | None, num_classes: int
-) -> None:
-    """Raise unless the labels are int64 of that shape, each a class or −100, which is ignored.
-
-    No labels are right too; a shape of None means that the inputs are missing, which is reported elsewhere.
-    """
-    if labels is None or shape is None or not has_values(labels):
+def check_labels(name: str, labels: torch.Tensor | None, shape: Sequence[int], num_classes: int) -> None:
+    """Raise unless the labels are int64 of that shape, each a class or −100, which is ignored; or None."""
+    if labels is None or not has_values(labels):
         return
     if labels.dtype != torch.long:
         raise ValueError(
@@ -186,15 +180,3 @@ def check_no_lost_arguments(arguments: dict[str, Any]) -> None:
             "token_type_ids have no effect on this model; leave them out: "
             "tokenizer(..., return_token_type_ids=False)."
         )
-
-
-def token_shape(
-    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
-) -> tuple[int, ...] | None:
-    """[B, T] of the inputs, or None unless exactly one is given. Raise if the ids are no integers [B, T]."""
-    if inputs_embeds is not None:
-        return tuple(inputs_embeds.shape[:2]) if input_ids is None else None
-    if input_ids is None:
-        return None
-    check_ids(f"{prefix}input_ids", input_ids)
-    return tuple(input_ids.shape)

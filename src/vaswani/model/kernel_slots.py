@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Functions of the model that a kernel may compute faster.
 
 The model computes everything by itself, in plain PyTorch. The plugin fills the slots with kernels

@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Losses over the vocabulary: of logits, or of the states that the output projection makes logits of.
 
 B batch · T length · V vocabulary · D width

@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Encoder-decoder Transformer (Vaswani et al., 2017, arXiv:1706.03762).
 
 Section numbers refer to the paper's version 7. Each deviation is a config field, off by default.
@@ -18,7 +17,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniConfig
-from .input_checks import check_labels, check_logits_to_keep, check_loss_options, token_shape
+from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import smoothed_loss, token_loss_function
 from .operators import OutputProjection
 from .stacks import (
@@ -221,16 +220,16 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)
         if labels is not None:
-            shape = token_shape(decoder_input_ids, decoder_inputs_embeds, "decoder_")
-            check_labels("labels", labels, shape or labels.shape[:2], self.config.decoder_vocab_size)
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
+                check_labels("labels", labels, labels.shape[:2], self.config.decoder_vocab_size)
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             *(input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs),
             *(past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache),
             **kwargs,
         )
+        check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.config.decoder_vocab_size)
         loss = logits = None
         if token_loss is not None:
             loss = token_loss(outputs.last_hidden_state, self.lm_head)

@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """The decoder alone, as in GPT (Radford et al., 2018) and its successors.
 
 The default configuration is GPT-2; GPT has its norms after the sub-layers, GPT-3 sparse attention in every
@@ -17,7 +16,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniDecoderConfig
-from .input_checks import check_labels, check_logits_to_keep, check_loss_options, token_shape
+from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import next_token_loss_function, smoothed_loss
 from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, other_outputs, tensor_parallel_plan
 
@@ -105,12 +104,11 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
             Compute the loss with this ε (0 is plain cross-entropy) in one pass with the output projection,
             which takes less time and memory. `logits` are then `None`.
         """
-        shape = token_shape(input_ids, inputs_embeds)
-        check_labels("labels", labels, shape, self.config.vocab_size)
         check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
         outputs = self.model(*inputs, **kwargs)
+        check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.config.vocab_size)
         loss = logits = None
         if labels is not None and label_smoothing is not None:
             states, targets = outputs.last_hidden_state[:, :-1], labels[:, 1:]

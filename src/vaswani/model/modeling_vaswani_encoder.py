@@ -1,15 +1,13 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
-"""The encoder alone, as in BERT (Devlin et al., 2019, arXiv:1810.04805) and the systems that grew from it.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
+"""The encoder alone, as in BERT (Devlin et al., 2019, arXiv:1810.04805) and its successors.
 
-Which of them a model is, its configuration says: BERT is the default, DistilBERT has no token types and no
-pooler, BigBird has sparse attention. Section numbers refer to BERT's paper.
+The default configuration is BERT; DistilBERT has no token types and no pooler, BigBird has sparse attention.
+Section numbers refer to BERT's paper.
 
 B batch · S length · d_model width · V vocabulary
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +30,6 @@ from .input_checks import (
     check_labels,
     check_loss_options,
     has_values,
-    token_shape,
 )
 from .losses import smoothed_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_parallel_plan
@@ -53,9 +50,8 @@ class VaswaniEncoderPreTrainedModel(VaswaniPreTrainedModel):
             return hidden_states.mean(dim=1)
         if attention_mask.dim() != 2:
             raise ValueError(
-                f"attention_mask has the shape {tuple(attention_mask.shape)}, which does not say which "
-                'tokens are padding, and classifier_pooling="mean" leaves those out; give one of '
-                "(batch_size, sequence_length)."
+                f"attention_mask has the shape {tuple(attention_mask.shape)}, which does not say what is "
+                'padding, as classifier_pooling="mean" needs; give one of (batch_size, sequence_length).'
             )
         kept = attention_mask.to(hidden_states.dtype).unsqueeze(-1)
         return (hidden_states * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
@@ -178,18 +174,6 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         tied = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
         return tied if self.config.tie_word_embeddings else {}
 
-    def check_labels(
-        self,
-        labels: torch.Tensor | None,
-        input_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-        label_smoothing: float | None,
-        arguments: dict[str, Any],
-    ) -> None:
-        """Raise `ValueError` unless labels and loss options are valid."""
-        check_labels("labels", labels, token_shape(input_ids, inputs_embeds), self.config.vocab_size)
-        check_loss_options(label_smoothing, arguments.get("num_items_in_batch"))
-
     def masked_lm(
         self,
         hidden_states: torch.Tensor,
@@ -198,6 +182,8 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """States [B, S, d_model] -> the loss and the logits [B, S, V], one of which may be None."""
+        check_labels("labels", labels, hidden_states.shape[:2], self.config.vocab_size)
+        check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
         if labels is not None and label_smoothing is not None:
             kept = labels != IGNORED_LABEL  # a seventh of the tokens: the others need no transform
             states, targets = self.mlm_transform(hidden_states[kept]), labels[kept]
@@ -232,9 +218,8 @@ class VaswaniForMaskedLM(VaswaniMaskedLMBase):
             The masked tokens; −100 is ignored.
         label_smoothing (`float`, *optional*):
             Compute the loss with this ε (0 is plain cross-entropy) of the masked tokens alone, in one pass
-            with the output projection, which takes far less time and memory. `logits` are then `None`.
+            with the output projection, which takes less time and memory. `logits` are then `None`.
         """
-        self.check_labels(labels, input_ids, inputs_embeds, label_smoothing, kwargs)
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
         return MaskedLMOutput(
@@ -244,19 +229,14 @@ class VaswaniForMaskedLM(VaswaniMaskedLMBase):
 
 @dataclass
 class VaswaniForPreTrainingOutput(ModelOutput):
-    """What `VaswaniForPreTraining` returns.
+    """Output of `VaswaniForPreTraining`.
 
     Args:
-        loss (`torch.FloatTensor`, *optional*):
-            Of both tasks, their sum; a scalar.
-        prediction_logits (`torch.FloatTensor` of shape `(batch_size, sequence_length, vocab_size)`):
-            Of each token.
-        seq_relationship_logits (`torch.FloatTensor` of shape `(batch_size, 2)`):
-            That the second segment follows the first, and that it does not.
-        hidden_states (`tuple(torch.FloatTensor)`, *optional*):
-            Of each layer, the embeddings before them.
-        attentions (`tuple(torch.FloatTensor)`, *optional*):
-            Weights of each layer.
+        loss (`torch.FloatTensor`, *optional*): the sum of both tasks' losses.
+        prediction_logits (`torch.FloatTensor`, *optional*): [B, S, V].
+        seq_relationship_logits (`torch.FloatTensor`): [B, 2], the second segment follows or does not follow.
+        hidden_states (`tuple(torch.FloatTensor)`, *optional*): embeddings and the output of each layer.
+        attentions (`tuple(torch.FloatTensor)`, *optional*): the weights of each layer.
     """
 
     loss: torch.FloatTensor | None = None
@@ -295,10 +275,8 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
         label_smoothing (`float`, *optional*):
             As for `VaswaniForMaskedLM`; `prediction_logits` are then `None`.
         """
-        self.check_labels(labels, input_ids, inputs_embeds, label_smoothing, kwargs)
-        rows = token_shape(input_ids, inputs_embeds)
-        check_labels("next_sentence_label", next_sentence_label, rows and rows[:1], 2)
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        check_labels("next_sentence_label", next_sentence_label, outputs.pooler_output.shape[:1], 2)
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
         relation_logits = self.next_sentence(outputs.pooler_output)
         if next_sentence_label is not None:
@@ -409,9 +387,9 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
             A class of each token; −100 is ignored.
         """
-        check_labels("labels", labels, token_shape(input_ids, inputs_embeds), self.num_labels)
-        check_loss_options(None, kwargs.get("num_items_in_batch"))
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.num_labels)
+        check_loss_options(None, kwargs.get("num_items_in_batch"))
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
@@ -443,8 +421,8 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        self.check_positions(token_shape(input_ids, inputs_embeds), start_positions, end_positions)
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        self.check_positions(len(outputs.last_hidden_state), start_positions, end_positions)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
         start_logits, end_logits = logits.unbind(-1)  # [B, S] each
         loss = None
@@ -460,18 +438,16 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
 
     @staticmethod
     def check_positions(
-        shape: tuple[int, ...] | None,
-        start_positions: torch.Tensor | None,
-        end_positions: torch.Tensor | None,
+        rows: int, start_positions: torch.Tensor | None, end_positions: torch.Tensor | None
     ) -> None:
         """Raise `ValueError` unless both are given, one for each row, or none."""
         if (start_positions is None) != (end_positions is None):
             missing = "start_positions" if start_positions is None else "end_positions"
             raise ValueError(f"{missing} is missing: give both ends of the answers, or none.")
         for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
-            if positions is None or shape is None:
+            if positions is None:
                 continue
-            check_ids(name, positions, shape[:1] if positions.ndim == 1 else (shape[0], 1))
+            check_ids(name, positions, (rows,) if positions.ndim == 1 else (rows, 1))
             if can_be_checked(positions) and positions.min() < 0:
                 raise ValueError(
                     f"{name} holds {int(positions.min())}; tokens are counted from 0; the text's length "

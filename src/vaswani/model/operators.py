@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Operators of the layers in plain PyTorch, which kernels may compute faster."""
 
 import torch

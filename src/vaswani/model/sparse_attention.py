@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Sparse attention: softmax(QKᵀ / sqrt(D)) V over the pairs of tokens that a `SparsePattern` makes visible.
 
 The definition is softmax attention under the pattern's dense mask (`dense_mask`). `sparse_attention` computes

@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Which blocks of a sequence attend to which: window, global and random blocks (BigBird, arXiv:2007.14062).
 
 This is the definition that every kernel is tested against. With blocks of b tokens, window w, g global and r

@@ -1,5 +1,4 @@
-# Copyright 2026 The vaswani authors.
-# Licensed under the Apache License, Version 2.0.
+# Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """The layers of encoder and decoder, and the stacks of them that every model is built from (section 3.1).
 
 Section numbers refer to Vaswani et al. (2017, arXiv:1706.03762), version 7.
@@ -170,10 +169,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             # The slice below does not carry the mark of a loaded weight, so ask the whole weight.
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
 
     @property
     def _tied_weights_keys(self) -> dict[str, str]:
@@ -397,7 +394,11 @@ class VaswaniDecoder(VaswaniStack):
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self.check_target_mask(f"{prefix}attention_mask", attention_mask, inputs_embeds, past_key_values)
+        rows, length = inputs_embeds.shape[:2]
+        lengths = [past_length + length]
+        if past_key_values is not None:
+            lengths.append(past_key_values.get_max_length(0))
+        check_attention_mask(f"{prefix}attention_mask", attention_mask, rows, length, lengths)
         mask_config = self.mask_config(kwargs)
 
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length, position_ids)
@@ -455,21 +456,6 @@ class VaswaniDecoder(VaswaniStack):
         raise ValueError(
             f"past_key_values is a {type(past_key_values).__name__}; expected one like {wanted}."
         )
-
-    @staticmethod
-    def check_target_mask(
-        name: str,
-        attention_mask: torch.Tensor | None,
-        inputs_embeds: torch.Tensor,
-        past_key_values: Cache | None,
-    ) -> None:
-        """Raise `ValueError` unless the mask covers the tokens in the cache and the new ones."""
-        rows, length = inputs_embeds.shape[:2]
-        if past_key_values is None:
-            lengths = [length]
-        else:
-            lengths = [past_key_values.get_seq_length() + length, past_key_values.get_max_length(0)]
-        check_attention_mask(name, attention_mask, rows, length, lengths)
 
     @staticmethod
     def encoder_attention_mask(
