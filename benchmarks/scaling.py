@@ -29,11 +29,11 @@ import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 import side_by_side
+from scaling_model import BYTES_OF_A_NUMBER, Cost, Machine, cost_of_update
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.files.named_configs import shipped_config
 from vaswani.hub.run_metadata import count_parameters
 from vaswani.insight.arithmetic import training_flops
-from vaswani.insight.scaling import BYTES_OF_A_NUMBER, Cost, Machine, cost_of_update
 from vaswani.training.trainer.sharding import shard
 
 LENGTH = 32

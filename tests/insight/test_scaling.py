@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scaling_model import Machine, activation_bytes, cost_of_update
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.hub.run_metadata import count_parameters
-from vaswani.insight.scaling import Machine, activation_bytes, cost_of_update
 
 BASE = VaswaniConfig(vocab_size=37000)
 MACHINE = Machine(flops=3e14, memory=141e9, devices=8, within=4e11, between=5e10, latency=1e-5)

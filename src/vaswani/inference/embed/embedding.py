@@ -27,7 +27,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive, one_line
-from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
 from vaswani.inference.decoding import position_limit
 from vaswani.inference.embed.scalar_mix import ScalarMix
@@ -38,6 +37,7 @@ from vaswani.inference.embed.word_vectors import (
     as_sentence,
     tokens_of_words,
 )
+from vaswani.inference.pretrained import FromPretrained
 
 Text = str | Sequence[str]
 Unit = Literal["text", "token", "word"]
@@ -60,7 +60,7 @@ class TokenVectors(NamedTuple):
     vectors: torch.Tensor
 
 
-class Embedder:
+class Embedder(FromPretrained):
     """Computes vectors of texts, tokens and words with any model that has hidden states.
 
         embedder = Embedder.from_pretrained("runs/mlm")
@@ -134,35 +134,6 @@ class Embedder:
         self.dimension = config.hidden_size * (len(self.layers) if combine == "concat" else 1)
         self._arguments = inspect.signature(self.model.forward).parameters
         self._blank: dict[int, bool] = {}
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        name: str | Path,
-        *,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        revision: str | None = None,
-        allow_mismatch: bool = False,
-        **options: Any,
-    ) -> Embedder:
-        """Load a model with its tokenizer.
-
-        Args:
-            name: a folder, or a name on the Hub, of any model that `AutoModel` loads.
-            device: None means a CUDA device if there is one, else the CPU.
-            dtype: of the weights; None means as saved.
-            revision: branch, tag or commit on the Hub; None means `main`.
-            allow_mismatch: accept a tokenizer or weights that seem to belong to another model.
-            options: of the class.
-
-        Raises:
-            UserError: the model cannot be loaded (see `load_checkpoint`).
-        """
-        model, tokenizer, _ = load_checkpoint(
-            name, device, dtype, revision, auto_class=None, allow_mismatch=allow_mismatch
-        )
-        return cls(model, tokenizer, **options)
 
     def embed(self, texts: Iterable[Text]) -> torch.Tensor:
         """Return a vector of each text: float [S, d]. A text may be a list of words, joined by spaces.

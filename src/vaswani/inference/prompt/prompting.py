@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.errors import UserError
-from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.prompt.continuation import Continuation, LanguageModel, TokenIds
 from vaswani.inference.prompt.task import Question, Task
 
@@ -125,7 +123,7 @@ class _Asked:
     continuations: Sequence[Continuation]
 
 
-class Prompter:
+class Prompter(FromPretrained):
     """Evaluates a causal language model on tasks.
 
         prompter = Prompter.from_pretrained("runs/causal_lm")
@@ -141,6 +139,8 @@ class Prompter:
         UserError: the model is not causal, or `max_tokens_per_batch` is less than 1.
     """
 
+    _auto_class = AutoModelForCausalLM
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -149,35 +149,6 @@ class Prompter:
         max_tokens_per_batch: int = 8192,
     ):
         self.language_model = LanguageModel(model, tokenizer, max_tokens_per_batch)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        name: str | Path,
-        *,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        revision: str | None = None,
-        allow_mismatch: bool = False,
-        **options: Any,
-    ) -> Prompter:
-        """Load a model with its tokenizer.
-
-        Args:
-            name: a folder, or a name on the Hub, of a model that `AutoModelForCausalLM` loads.
-            device: None means a CUDA device if there is one, else the CPU.
-            dtype: of the weights; None means as saved.
-            revision: branch, tag or commit on the Hub; None means `main`.
-            allow_mismatch: accept a tokenizer or weights that seem to belong to another model.
-            options: of the class.
-
-        Raises:
-            UserError: the model cannot be loaded (see `load_checkpoint`).
-        """
-        model, tokenizer, _ = load_checkpoint(
-            name, device, dtype, revision, AutoModelForCausalLM, allow_mismatch
-        )
-        return cls(model, tokenizer, **options)
 
     def answer(
         self,

@@ -17,12 +17,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    AutoModelForSeq2SeqLM,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -32,9 +32,9 @@ from transformers import (
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive
-from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
 
@@ -82,7 +82,7 @@ class Translation:
         return self.hypotheses[0].text if self.hypotheses else ""
 
 
-class Translator:
+class Translator(FromPretrained):
     """Translates sentences with any encoder-decoder of transformers.
 
         translator = Translator.from_pretrained("runs/dates")
@@ -105,6 +105,8 @@ class Translator:
     Raises:
         UserError: an option is out of range.
     """
+
+    _auto_class, _has_target = AutoModelForSeq2SeqLM, True
 
     def __init__(
         self,
@@ -143,32 +145,6 @@ class Translator:
         self.max_source_length = max_source_length
         self.max_length = max_length if self.positions is None else min(max_length, self.positions)
         self.max_tokens_per_batch = max_tokens_per_batch
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        name: str | Path,
-        *,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        revision: str | None = None,
-        allow_mismatch: bool = False,
-        **options: Any,
-    ) -> Translator:
-        """Load a model with its tokenizers.
-
-        Args:
-            name: a folder, or a name on the Hub, of any encoder-decoder.
-            device: None means a CUDA device if there is one, else the CPU.
-            dtype: of the weights; None means as saved.
-            revision: branch, tag or commit on the Hub; None means `main`.
-            allow_mismatch: accept tokenizers or weights that seem to belong to another model.
-            options: of the class.
-
-        Raises:
-            UserError: the model cannot be loaded (see `load_checkpoint`).
-        """
-        return cls(*load_checkpoint(name, device, dtype, revision, allow_mismatch=allow_mismatch), **options)
 
     def __call__(self, sentences: Iterable[str]) -> list[str]:
         """Translate sentences in order; an empty one stays empty.

@@ -1,0 +1,47 @@
+"""Loading a model with its tokenizers for inference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from vaswani.hub.checkpoint import load_checkpoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class FromPretrained:
+    """Adds `from_pretrained` to a class whose first arguments are a model and its tokenizer or tokenizers."""
+
+    _auto_class: ClassVar[Any] = None  # loads the model; None means the class that it was saved from
+    _has_target: ClassVar[bool] = False  # whether the class takes a source and a target tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+        allow_mismatch: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Load a model with its tokenizers.
+
+        Args:
+            name: a folder, or a name on the Hub, of a model of transformers or vaswani.
+            device: None means a CUDA device if there is one, else the CPU.
+            dtype: of the weights; None means as saved.
+            revision: branch, tag or commit on the Hub; None means `main`.
+            allow_mismatch: accept tokenizers or weights that seem to belong to another model.
+            options: of the class.
+
+        Raises:
+            UserError: the model cannot be loaded (see `load_checkpoint`).
+        """
+        model, *tokenizers = load_checkpoint(name, device, dtype, revision, cls._auto_class, allow_mismatch)
+        return cls(model, *tokenizers[: 1 + cls._has_target], **options)  # type: ignore[call-arg]
