@@ -34,7 +34,7 @@ from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.files.named_configs import shipped_config
 from vaswani.hub.run_metadata import count_parameters
 from vaswani.insight.arithmetic import training_flops
-from vaswani.training.trainer.sharding import shard
+from vaswani.training.trainer.sharding import Sharding
 
 LENGTH = 32
 # NVIDIA's data sheets: 989 TFLOP/s in bfloat16, 141 GB and 900 GB/s of NVLink, half each way, for an H200;
@@ -75,7 +75,7 @@ def train(shape: str, way: str, processes: int, tokens: int, updates: int) -> Me
     if processes > 1 and way == "ddp":
         trained = DistributedDataParallel(model)
     elif processes > 1:
-        shard(model, processes, 1, processes)
+        Sharding(model, processes, 1, processes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     torch.manual_seed(dist.get_rank())
     ids = torch.randint(4, config.vocab_size, (tokens // (2 * LENGTH), LENGTH))

@@ -63,7 +63,9 @@ def test_a_class_in_another_repository_is_refused(checkpoint: Path) -> None:
 def test_a_model_of_another_type_is_not_run_unasked(checkpoint: Path) -> None:
     trace = plant_code(checkpoint)
     change(checkpoint / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
-    with pytest.raises(UserError, match="model_type='evil' is unknown to transformers, and code"):
+    with pytest.raises(
+        UserError, match="model_type='evil' is unknown to transformers, and checkpoints' own code"
+    ):
         Translator.from_pretrained(checkpoint)
     assert not trace.exists()
 
