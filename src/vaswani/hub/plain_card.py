@@ -240,8 +240,8 @@ def usage(
     parts = [
         "With the plugin:",
         snippet(first_line="import vaswani\n"),
-        "Without it, the same code comes from this repository, to be run on your machine; read it first, and "
-        'pin the revision that you have read (`revision="..."`):',
+        "Without the plugin, pass `trust_remote_code=True`. This runs the code in this repository on your "
+        'machine: read it first, and pin the revision that you have read (`revision="..."`):',
         snippet(options=", trust_remote_code=True"),
     ]
     return "\n\n".join(parts)
