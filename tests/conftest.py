@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -10,6 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+from forking import ForkingPython
 from tiny_runs import leave_out_curves
 
 # A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
@@ -22,3 +24,10 @@ leave_out_curves()  # a test that is about them brings them back
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def forking_python() -> Iterator[ForkingPython]:
+    """Runs commands and scripts in copies of a process that has done the imports."""
+    with ForkingPython(os.environ) as python:
+        yield python

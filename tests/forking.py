@@ -1,49 +1,103 @@
-"""A process that has imported what the commands of `vaswani` need, and runs each in a copy of itself.
+"""A process that has done the imports runs each program in a copy of itself, seconds sooner than a new one.
 
-Every command is so a process of its own, and begins seconds sooner than a new one.
+    with ForkingPython(environment) as python:
+        python.run(["translate", "--model", "ada/toy"], folder)  # a command of `vaswani`
+        python.run([Path("examples/01_train_and_translate.py"), "runs"], folder)  # a script
 
-    python forking.py    # a JSON object on each line of standard input: the arguments of `run_command`
-
-For each it prints the exit status on a line.
+The process runs this file. Each line that it reads is a JSON object, the arguments of `run_program`.
 """
 
 import json
 import os
+import runpy
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
-
-import vaswani.hub.push
-import vaswani.inference.translate.translation
-import vaswani.training.runs.translation  # noqa: F401  # what takes time to import
-from tiny_runs import leave_out_curves
-from vaswani.cli import main
 
 LONGEST = 300  # seconds
 
 
+class ForkingPython:
+    """The process, and what to ask of it."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        command = [sys.executable, str(Path(__file__).resolve())]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env={**environment}, stdin=pipe, stdout=pipe, text=True)
+
+    def __enter__(self) -> "ForkingPython":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    def run(
+        self, arguments: Sequence[object], folder: Path, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end.
+
+        Args:
+            arguments: of `vaswani`; or a script, which ends with `.py`, and its arguments.
+            folder: where it runs; it gets the files `stdout.txt` and `stderr.txt`.
+            variables: of the environment, set after the imports.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        printed = {name: folder / f"{name}.txt" for name in ("stdout", "stderr")}
+        request = {"arguments": list(map(str, arguments)), "folder": str(folder)}
+        request |= {"variables": dict(variables or {}), **{name: str(path) for name, path in printed.items()}}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        status = int(self._process.stdout.readline())
+        return subprocess.CompletedProcess(
+            arguments, status, *(path.read_text() for path in printed.values())
+        )
+
+
 def serve() -> None:
     """Until standard input ends."""
+    import vaswani
+    import vaswani.cli
+    import vaswani.hub.push
+    import vaswani.training.runs.translation
+    from vaswani.insight.figures import new_figure
+
+    for name in vaswani.__all__:
+        getattr(vaswani, name)
+    new_figure()
     for line in sys.stdin:
         copy = os.fork()
         if not copy:
-            run_command(**json.loads(line))
+            run_program(**json.loads(line))
         _, status = os.waitpid(copy, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def run_command(
+def run_program(
     arguments: list[str], folder: str, stdout: str, stderr: str, variables: dict[str, str]
 ) -> NoReturn:
-    """In a folder, with what it prints in files; the variables of the environment come after the imports."""
+    """In a folder, with what it prints in files."""
     signal.alarm(LONGEST)
     os.chdir(folder)
     os.environ.update(variables)
     for descriptor, path in enumerate((os.devnull, stdout, stderr)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), descriptor)
+    if arguments[0].endswith(".py"):
+        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+        raise SystemExit
+    from tiny_runs import leave_out_curves
+    from vaswani.cli import main
+
     leave_out_curves()
     sys.argv = ["vaswani", *arguments]
     main()
+    raise SystemExit
 
 
 if __name__ == "__main__":

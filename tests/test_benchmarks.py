@@ -5,8 +5,7 @@ import importlib
 import itertools
 import json
 import math
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +14,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from forking import ForkingPython
 from tiny_runs import TINY_RUN, as_flags
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.kernels import sparse_native
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import train
 
+pytestmark = pytest.mark.script
+
+Table = tuple[list[list[str]], dict[str, Any]]
+Run = Callable[..., Table]
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
@@ -56,14 +60,24 @@ def long_texts(tmp_path: Path) -> Path:
     return path
 
 
-def run(script: str, *arguments: object, last_line: bool = True) -> tuple[list[list[str]], dict[str, Any]]:
-    """The cells of the table, head and rule left out, and the object that should stand on the last line."""
-    command = [sys.executable, BENCHMARKS / script, "--quick", "--json", *arguments]
-    lines = subprocess.run(
-        list(map(str, command)), check=True, capture_output=True, text=True
-    ).stdout.splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return rows[2:], json.loads(lines[-1]) if last_line else {}
+@pytest.fixture
+def run(forking_python: ForkingPython, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run a benchmark.
+
+    Returns:
+        The cells of its table, head and rule left out, and the object that should stand on the last line.
+    """
+
+    def run_script(script: str, *arguments: object, last_line: bool = True) -> Table:
+        command = [BENCHMARKS / script, "--quick", "--json", *arguments]
+        result = forking_python.run(command, tmp_path_factory.mktemp("printed"))
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
+        found = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+        rows = [[cell.strip() for cell in cells] for cells in found]
+        return rows[2:], json.loads(lines[-1]) if last_line else {}
+
+    return run_script
 
 
 def test_both_sides_compute_the_same_function(side_by_side: ModuleType):
@@ -83,7 +97,7 @@ def test_the_table_has_aligned_columns(side_by_side: ModuleType, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_training_speed(corpus: Path):
+def test_training_speed(run: Run, corpus: Path):
     rows, result = run("training_speed.py", "--data", corpus)
     assert result.keys() == {"ratio_vs_stock", "ratio_vs_length_grouped"}
     assert all(ratio > 0 for ratio in result.values())
@@ -93,20 +107,20 @@ def test_training_speed(corpus: Path):
 
 
 @pytest.mark.slow
-def test_scaling():
+def test_scaling(run: Run):
     rows, result = run("scaling.py")
     assert [row[2] for row in rows] == ["1", "2 ddp", "2 fsdp"]
     assert result["predicted_over_measured"]["small ddp"]["traffic"] == pytest.approx(1, abs=0.2)
     assert result["predicted_over_measured"]["small fsdp"]["traffic"] == pytest.approx(1, abs=0.3)
 
 
-def test_the_plan_of_scaling_needs_no_measuring():
+def test_the_plan_of_scaling_needs_no_measuring(run: Run):
     rows, _ = run("scaling.py", "--plan", last_line=False)
     assert {row[1] for row in rows} == {"1", "2", "8", "16", "64", "256", "1,024"}
 
 
 @pytest.mark.slow
-def test_startup():
+def test_startup(run: Run):
     rows, result = run("startup.py")
     assert {row[0]: row[3] for row in rows} == {
         "`from transformers import AutoModelForSeq2SeqLM`": "yes",
@@ -120,7 +134,7 @@ def test_startup():
 
 
 @pytest.mark.slow
-def test_streaming(tmp_path: Path):
+def test_streaming(run: Run, tmp_path: Path):
     rows, result = run("streaming.py", "--output", tmp_path)
     assert rows[0][0] == "20,000"
     assert result["memory_growth"] < 0.1
@@ -128,7 +142,7 @@ def test_streaming(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_memory_growth(tmp_path: Path):
+def test_memory_growth(run: Run, tmp_path: Path):
     source = BENCHMARKS.parent / "src"
     rows, result = run("memory_growth.py", "--works", "embed", "--baseline", source, "--output", tmp_path)
     assert [row[:2] for row in rows] == [["embed", "vaswani"], ["embed", "baseline"], ["embed", "BERT"]]
@@ -137,7 +151,7 @@ def test_memory_growth(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_distillation_objectives(tmp_path: Path):
+def test_distillation_objectives(run: Run, tmp_path: Path):
     for split, rows in (("train", 40), ("validation", 5), ("test", 5)):
         pairs = [{"en": f"one two {row % 7}", "de": f"eins zwei {row % 7}"} for row in range(rows)]
         lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
@@ -156,9 +170,9 @@ def test_distillation_objectives(tmp_path: Path):
 
 
 @pytest.mark.skipif(sparse_native.library() is None, reason="NO C++ KERNEL to profile: there is no compiler")
-def test_sparse_profile():
-    command = [sys.executable, str(BENCHMARKS / "sparse_profile.py"), "--length", "1024"]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+def test_sparse_profile(forking_python: ForkingPython, tmp_path: Path):
+    command = [BENCHMARKS / "sparse_profile.py", "--length", "1024"]
+    lines = forking_python.run(command, tmp_path).stdout.splitlines()
     shares = {
         cells[1].strip(): int(cells[3].strip().rstrip("%"))
         for cells in (line.split("|") for line in lines)
@@ -169,7 +183,7 @@ def test_sparse_profile():
 
 
 @pytest.mark.slow
-def test_sparse_attention(tmp_path: Path):
+def test_sparse_attention(run: Run, tmp_path: Path):
     rows, result = run("sparse_attention.py", "--plot", tmp_path / "times.png")
     both = ("speedup_vs_dense", "speedup_vs_bigbird")
     assert result.keys() == {*both, "memory_growth", "layer_share_of_flop_speedup"}
@@ -186,7 +200,7 @@ def test_sparse_attention(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_sparse_ablation(long_texts: Path, side_by_side: ModuleType):
+def test_sparse_ablation(run: Run, long_texts: Path, side_by_side: ModuleType):
     rows, result = run("sparse_ablation.py", "--data", long_texts)
     variants = importlib.import_module("sparse_ablation").VARIANTS
     per_variant = {"bits_per_byte", "far_bits_per_byte", "key_blocks", "ms_per_step"}
@@ -247,7 +261,7 @@ def test_the_arithmetic_of_a_layer_is_what_torch_counts(side_by_side: ModuleType
 
 
 @pytest.mark.slow
-def test_decoding_speed(corpus: Path):
+def test_decoding_speed(run: Run, corpus: Path):
     rows, result = run("decoding_speed.py", "--data", corpus)
     assert result.keys() == {"ratio_vs_marian"}
     assert result["ratio_vs_marian"] > 0
@@ -269,7 +283,7 @@ def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
 
 
 @pytest.mark.slow
-def test_the_losses_of_distillation_are_timed_in_each_way():
+def test_the_losses_of_distillation_are_timed_in_each_way(run: Run):
     table, record = run("distillation_speed.py")
     assert [row[:2] for row in table[::2]] == [
         ["labels", "as they come"],

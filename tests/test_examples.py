@@ -1,21 +1,29 @@
 """The examples run as they are, offline, and do what they say."""
 
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from forking import ForkingPython
+
+pytestmark = [pytest.mark.script, pytest.mark.slow]
+
+RunExample = Callable[..., list[str]]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run_example(name: str, *arguments: Path) -> list[str]:
-    """The lines that an example prints."""
-    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+@pytest.fixture(scope="module")
+def run_example(forking_python: ForkingPython, tmp_path_factory: pytest.TempPathFactory) -> RunExample:
+    """Run an example and return the lines that it prints."""
+
+    def run(name: str, *arguments: Path) -> list[str]:
+        result = forking_python.run([EXAMPLES / name, *arguments], tmp_path_factory.mktemp("printed"))
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
+
+    return run
 
 
 def share_right(lines: list[str]) -> float:
@@ -25,23 +33,20 @@ def share_right(lines: list[str]) -> float:
 
 
 @pytest.fixture(scope="module")
-def first_example(tmp_path_factory) -> tuple[Path, list[str]]:
+def first_example(run_example, tmp_path_factory) -> tuple[Path, list[str]]:
     output_dir = tmp_path_factory.mktemp("example")
     return output_dir, run_example("01_train_and_translate.py", output_dir)
 
 
-@pytest.mark.slow
 def test_a_model_trains_and_translates_from_python(first_example: tuple[Path, list[str]]) -> None:
     assert share_right(first_example[1]) >= 0.75
 
 
-@pytest.mark.slow
-def test_a_plain_seq2seq_trainer_trains_our_model(tmp_path: Path) -> None:
+def test_a_plain_seq2seq_trainer_trains_our_model(run_example: RunExample, tmp_path: Path) -> None:
     assert share_right(run_example("02_plain_seq2seq_trainer.py", tmp_path)) >= 0.75
 
 
-@pytest.mark.slow
-def test_files_and_n_best_lists(first_example: tuple[Path, list[str]]) -> None:
+def test_files_and_n_best_lists(run_example: RunExample, first_example: tuple[Path, list[str]]) -> None:
     lines = run_example("03_translate_files.py", first_example[0])
     at = lines.index("27. Januar 1999")
     scores = [float(line.split()[0]) for line in lines[at + 1 : at + 4]]
@@ -52,15 +57,13 @@ def test_files_and_n_best_lists(first_example: tuple[Path, list[str]]) -> None:
     assert lines[-4] == "'' []"
 
 
-@pytest.mark.slow
-def test_a_library_model_becomes_sparse_and_stays_so(tmp_path: Path) -> None:
+def test_a_library_model_becomes_sparse_and_stays_so(run_example: RunExample, tmp_path: Path) -> None:
     times, loaded = run_example("04_long_documents.py", tmp_path)
     assert times.startswith("4,096 tokens: ")
     assert loaded == "loaded again as SparseBertForMaskedLM, with equal outputs"
 
 
-@pytest.mark.slow
-def test_a_library_model_is_distilled_into_ours(tmp_path: Path) -> None:
+def test_a_library_model_is_distilled_into_ours(run_example: RunExample, tmp_path: Path) -> None:
     lines = run_example("05_distill_a_library_model.py", tmp_path)
     assert share_right(lines) >= 0.75
     (counts,) = (line for line in lines if line.startswith("teacher "))
@@ -68,8 +71,7 @@ def test_a_library_model_is_distilled_into_ours(tmp_path: Path) -> None:
     assert student < 0.6 * teacher
 
 
-@pytest.mark.slow
-def test_shots_show_a_model_what_to_do(tmp_path: Path) -> None:
+def test_shots_show_a_model_what_to_do(run_example: RunExample, tmp_path: Path) -> None:
     lines = [
         line
         for line in run_example("06_few_shot_prompting.py", tmp_path)
@@ -82,8 +84,7 @@ def test_shots_show_a_model_what_to_do(tmp_path: Path) -> None:
         assert four >= 90
 
 
-@pytest.mark.slow
-def test_days_are_found_by_their_meaning(tmp_path: Path) -> None:
+def test_days_are_found_by_their_meaning(run_example: RunExample, tmp_path: Path) -> None:
     untrained, trained, query, best, *_ = run_example("07_semantic_search.py", tmp_path)
     shares = [int(re.search(r"(\d+)%", line)[1]) for line in (untrained, trained)]
     assert shares[0] < 30

@@ -1,6 +1,5 @@
 """A Hub on loopback, and processes that use it: of this environment, or of one without the plugin."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forking import ForkingPython
 from loopback_hub import LoopbackHub, Run, loopback_hub
 from tiny_runs import dates, tiny_run
 
@@ -51,36 +51,25 @@ def python_without_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def forking(
+def forking_online(
     served_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[subprocess.Popen[str]]:
-    """The process of forking.py, whose copies run commands against the Hub; they share a cache."""
+) -> Iterator[ForkingPython]:
+    """Copies of a process run commands against the Hub; they share a cache."""
     cache = tmp_path_factory.mktemp("cache")
-    command = [sys.executable, str(Path(__file__).parents[1] / "forking.py")]
-    environment = outside_variables() | served_hub.environment(str(cache), token=None)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
-        yield process
+    with ForkingPython(outside_variables() | served_hub.environment(str(cache), token=None)) as python:
+        yield python
 
 
 @pytest.fixture
-def run(hub: LoopbackHub, tmp_path: Path, forking: subprocess.Popen[str]) -> Run:
-    """Run a command of `vaswani` against the Hub, in a copy of the forking process."""
+def run(hub: LoopbackHub, tmp_path: Path, forking_online: ForkingPython) -> Run:
+    """Run a command of `vaswani` against the Hub."""
 
     def run_copy(
         arguments: list[str], *, token: str | None = TOKEN, expected: int = 0
     ) -> subprocess.CompletedProcess[str]:
-        assert forking.stdin is not None
-        assert forking.stdout is not None
-        printed = {name: tmp_path / f"{name}.txt" for name in ("stdout", "stderr")}
-        places = {name: str(path) for name, path in {"folder": tmp_path, **printed}.items()}
-        variables = {} if token is None else {"HF_TOKEN": token}
-        forking.stdin.write(json.dumps({"arguments": arguments, "variables": variables, **places}) + "\n")
-        forking.stdin.flush()
-        status = int(forking.stdout.readline())
-        stdout, stderr = (path.read_text() for path in printed.values())
-        assert status == expected, stderr + stdout
-        return subprocess.CompletedProcess(arguments, status, stdout, stderr)
+        result = forking_online.run(arguments, tmp_path, {} if token is None else {"HF_TOKEN": token})
+        assert result.returncode == expected, result.stderr + result.stdout
+        return result
 
     return run_copy
 

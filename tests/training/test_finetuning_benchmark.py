@@ -1,8 +1,6 @@
 """The comparison of fine-tuning from a checkpoint and from scratch runs, and compares these."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +10,13 @@ from toy_labels import POSITIONS, save_toy_encoder, write_toy_rows
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "finetune_from_pretrained.py"
 
 
+@pytest.mark.script
 @pytest.mark.slow
-def test_both_begin_with_the_same_shape_and_are_scored_on_the_same_rows(tmp_path):
+def test_both_begin_with_the_same_shape_and_are_scored_on_the_same_rows(forking_python, tmp_path):
     command = [SCRIPT, "--quick", "--json", "--model", save_toy_encoder(tmp_path / "encoder"), "--seeds", 2]
     command += ["--data", write_toy_rows(tmp_path / "rows", "classification"), "--output", tmp_path / "runs"]
     command += ["--max_length", POSITIONS, "--use_cpu", "true", "--disable_tqdm", "true"]
-    ended = subprocess.run(
-        [sys.executable, *map(str, command)], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
+    ended = forking_python.run(command, tmp_path).stdout.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in ended if line.startswith("|")]
     assert [row[0] for row in rows[2:]] == ["pre-trained", "from scratch"]
     compared = json.loads(ended[-1])
