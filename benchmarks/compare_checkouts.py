@@ -42,6 +42,7 @@ ADDED_UP = 1e-4  # of weights after many updates, relative to the largest of the
 UNCOMPARED_FILES = (".py", ".md", ".bin", ".png", ".pt", ".pth", ".npy.partial")
 UNCOMPARED_NAMES = ("model_hashes.json", "manifest.json", "corpus.json", "training_config.yaml")
 UNCOMPARED_KEYS = ("tokens_per_second", "tflops", "share_of_peak", "mfu", "total_flos", "auto_map")
+UNCOMPARED_KEYS += ("train_loss",)  # the mean: of a resumed run, of its own updates
 UNCOMPARED_KEYS += ("transformers_version", "intervals", "best_model_checkpoint", "stateful_callbacks")
 
 SHAPE = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2}

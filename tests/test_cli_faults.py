@@ -17,6 +17,8 @@ from tiny_runs import as_flags, cache_of_its_own, dates, tiny_run
 from vaswani.cli import startup
 from vaswani.files import named_configs
 
+pytestmark = pytest.mark.process
+
 __all__ = ["cache_of_its_own", "dates", "tiny_run"]
 
 MODULES = {*sys.stdlib_module_names, *packages_distributions(), "vaswani"}

@@ -57,6 +57,7 @@ def in_process(capfd, *arguments: str | Path) -> tuple[int, str, str]:
 # Translating.
 
 
+@pytest.mark.process
 def test_standard_output_holds_translations_and_nothing_else(model: Path, translator: Translator) -> None:
     done = vaswani("translate", "--model", model, text=TEXT.encode() + b"t\xffwo\n")
     assert done.returncode == 0
@@ -103,6 +104,7 @@ def test_dtype_device_and_batch_size_reach_the_model(model: Path, tmp_path: Path
     assert exact[0][0]["text"] == one_by_one[0][0]["text"]
 
 
+@pytest.mark.process
 def test_each_line_is_answered_at_once_if_so_asked(model: Path, translator: Translator) -> None:
     with line_by_line(model) as process:
         for sentence in ("one two", "four"):
@@ -149,6 +151,7 @@ def missing(model: Path, folder: Path) -> str:
     return f"model folder {folder} does not exist"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("prepare", [missing, half_written])
 def test_no_whole_model(model: Path, tmp_path: Path, prepare: Callable[[Path, Path], str]) -> None:
     message = prepare(model, tmp_path / "model")
@@ -197,6 +200,7 @@ def test_debug_shows_the_traceback(model: Path, capfd) -> None:
     assert errors.startswith("Traceback")
 
 
+@pytest.mark.process
 def test_a_reader_that_goes_away_ends_the_command_without_a_word(model: Path) -> None:
     with line_by_line(model) as process:
         process.stdin.write(b"one\n")
@@ -224,6 +228,7 @@ def test_a_full_disk_behind_standard_output(model: Path) -> None:
     assert done.stderr == b"vaswani: cannot write standard output: No space left on device\n"
 
 
+@pytest.mark.process
 def test_a_disk_that_fills_up_costs_neither_the_old_output_nor_the_new(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     output.write_text("earlier\n")

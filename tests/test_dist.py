@@ -16,7 +16,7 @@ from tiny_runs import TINY_RUN, as_flags, dates
 
 __all__ = ["dates"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]
 NOT_DISTRIBUTED = {".gitignore", ".pre-commit-config.yaml"}

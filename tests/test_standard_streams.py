@@ -16,6 +16,8 @@ import pytest
 from every_command import commands, save_models
 from rank_processes import CONTEXT
 
+pytestmark = pytest.mark.process
+
 STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 BROKEN_PIPE = 141  # as a shell shows SIGPIPE
 

@@ -246,6 +246,7 @@ def test_the_seed_decides_which_days_are_held_out():
 # --- a pure function ------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_the_same_arguments_give_the_same_rows_in_every_process():
     program = (
         "from vaswani.data.sources.dates import *;"

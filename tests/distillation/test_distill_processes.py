@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from rank_processes import log_of, start_processes, train_in_processes
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def options(tiny_run, teacher) -> dict:

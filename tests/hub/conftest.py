@@ -99,3 +99,11 @@ def run_python(hub: LoopbackHub, tmp_path: Path) -> Run:
         return result
 
     return run_process
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    processes = {"run", "run_python", "python_without_plugin"}  # fixtures
+    for item in items:
+        is_here = item.path.is_relative_to(Path(__file__).parent)
+        if is_here and processes & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.process)

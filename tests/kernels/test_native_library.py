@@ -144,6 +144,7 @@ print(sparse_native.library() is None, output.sum().item(), *(each.grad.norm().i
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_without_it_sparse_attention_computes_the_same() -> None:
     results = []

@@ -9,6 +9,8 @@ from run_records import assert_same_weights, logged, weights
 
 from rank_processes import train_in_processes
 
+pytestmark = pytest.mark.process
+
 TOLERANCE = 1e-4  # of a loss, relative, after a few updates: sums in another order
 
 

@@ -24,6 +24,8 @@ from rank_processes import CONTEXT
 from tiny_runs import as_flags
 from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 
+pytestmark = pytest.mark.process
+
 STEPS = 24
 KILLS = 20
 SECONDS_OF_A_RUN = 2.0  # about; kills come at any time of it

@@ -326,6 +326,7 @@ def test_training_stops_early_and_keeps_the_best(options):
     assert_same_weights(options["output_dir"], Path(state["best_model_checkpoint"]))
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):

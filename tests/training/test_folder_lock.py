@@ -14,6 +14,8 @@ from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.training.runs.folder_lock import LOCK_FILE, only_run_in
 
+pytestmark = pytest.mark.process
+
 
 def own(folder: Path, forks: bool = False) -> None:
     """Hold the folder until this process is killed."""

@@ -21,6 +21,8 @@ from vaswani.files import named_configs
 from vaswani.training.launch.launcher import launch
 from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 
+pytestmark = pytest.mark.process
+
 ACCELERATE = ["-m", "accelerate.commands.launch"]
 CONFIGS = named_configs.FOLDER / "accelerate"
 

@@ -10,6 +10,8 @@ from run_records import logged, weights
 from rank_processes import train_in_processes
 from toy_texts import write_texts
 
+pytestmark = pytest.mark.process
+
 OPTIONS = {
     "d_model": 16,
     "vocab_size": 320,

@@ -10,6 +10,8 @@ import pytest
 from rank_processes import CONTEXT, log_of
 from tiny_runs import as_flags
 
+pytestmark = pytest.mark.process
+
 
 def train(rank: int, world_size: int, port: int, options: dict) -> None:
     """A process of `vaswani train`; all but the first stop, and stay, where they would read the corpus."""

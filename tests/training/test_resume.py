@@ -13,6 +13,8 @@ from run_records import assert_same_weights
 from tiny_runs import as_flags
 from vaswani.training.trainer.checkpoints import last_complete_checkpoint
 
+pytestmark = pytest.mark.process
+
 STEPS = 40  # an epoch has about nine
 
 

@@ -12,6 +12,8 @@ from tiny_runs import as_flags
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.cli import run
 
+pytestmark = pytest.mark.process
+
 TOLERANCE = 1e-4  # of losses, and norms of gradients and weights, relative: sums in another order
 WAYS = {
     "ddp": {"gradient_accumulation_steps": 1},

@@ -16,6 +16,8 @@ from rank_processes import CONTEXT, log_of
 from tiny_runs import as_flags
 from vaswani.data.tokenization import _in_thread, train_tokenizer
 
+pytestmark = pytest.mark.process
+
 AFTER_TRAINING = "after training; the model is saved in {folder} and has no scores yet: "
 EVALUATES = AFTER_TRAINING + "--resume_from_checkpoint true evaluates it without further training"
 NOTHING = "before training began; no checkpoint "

@@ -1,4 +1,6 @@
-"""Let the fetched tests use their own markers beside this project's."""
+"""The fetched tests are marked as the suite, and use their own markers beside this project's."""
+
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +17,9 @@ UPSTREAM_MARKERS = (
 def pytest_configure(config: pytest.Config) -> None:
     for marker in UPSTREAM_MARKERS:
         config.addinivalue_line("markers", f"{marker}: used by transformers' own tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.suite)
