@@ -1,6 +1,7 @@
 # Every target makes what it needs: a virtual environment in .venv with the versions of constraints.txt.
 #   make quickstart   train a date translator, evaluate it and use it (no downloads but packages)
 #   make test         run the tests
+#   make test-fast    run one case of each quick test, in two minutes: while you work
 #   make check        format, lint and type checks
 #   make bench        the speed comparisons of benchmarks/
 #   make dist         the wheel and the source distribution, in dist/
@@ -13,7 +14,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test check bench dist model-card clean
+.PHONY: quickstart test test-fast check bench dist model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -27,6 +28,9 @@ quickstart: .venv/installed
 
 test: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-fast: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --fast
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

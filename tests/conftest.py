@@ -21,6 +21,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 leave_out_curves()  # a test that is about them brings them back
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="run one case of each test that is not marked slow")
+
+
+@pytest.hookimpl(trylast=True)  # the folders' own hooks add markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--fast"):
+        return
+    kept = {}
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("slow", "suite", "process", "script")):
+            kept.setdefault(item.nodeid.partition("[")[0], item)
+    fast = set(kept.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in fast])
+    items[:] = kept.values()
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)

@@ -34,7 +34,7 @@ class ForkingPython:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait()
 
     def run(
         self, arguments: Sequence[object], folder: Path, variables: Mapping[str, str] | None = None

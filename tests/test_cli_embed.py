@@ -75,6 +75,7 @@ def records(capfd, *arguments: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_standard_output_holds_a_vector_a_line_and_nothing_else(model: Path) -> None:
     command = [sys.executable, "-m", "vaswani.cli", "embed", "--model", str(model)]

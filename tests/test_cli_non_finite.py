@@ -95,6 +95,7 @@ def outcome(capfd: pytest.CaptureFixture[str], command: str, place: Path) -> tup
     return status, captured.out, captured.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("command", LOADING)
 def test_every_command_names_a_weight_that_is_no_number(

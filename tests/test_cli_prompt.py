@@ -41,6 +41,7 @@ def outcome(capfd: pytest.CaptureFixture, *arguments: str | Path) -> tuple[int, 
     return status, captured.out, captured.err
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_process_reports_the_accuracy_by_number_of_shots(model: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path)

@@ -255,6 +255,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
             server.terminate()
 
 
+@pytest.mark.script
 @pytest.mark.slow
 def test_every_command_and_every_block_of_python_runs(folder: Folder, subtests: pytest.Subtests) -> None:
     """In the order of the pages; one that the tools or the tables of document_server.py do not know fails."""

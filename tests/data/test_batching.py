@@ -646,6 +646,7 @@ class TestCollator:
             Seq2SeqCollator(0, 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MULTI30K.is_dir(), reason=f"needs the corpus in {MULTI30K}")
 def test_a_real_corpus_is_hardly_padded():
     corpus = load_corpus(CorpusSpec(dataset=str(MULTI30K), source_field="en", target_field="de"), ["train"])

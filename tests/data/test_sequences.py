@@ -217,6 +217,7 @@ def test_pairs_need_two_documents():
         made(SegmentPairs(40), TEXTS[:1])
 
 
+@pytest.mark.slow
 def test_no_batch_holds_one_document_alone():
     texts = counting(1) * DOCUMENTS_AT_ONCE + ["The dog sleeps. The cat sings. " * 40]
     last = made(SegmentPairs(40), texts)[-8:]

@@ -58,6 +58,7 @@ def test_a_folder_of_texts(tmp_path, name):
     assert texts_of(dataset=str(tmp_path)) == TEXTS
 
 
+@pytest.mark.slow
 def test_a_saved_data_set_and_the_dates(tmp_path):
     Dataset.from_dict({"body": TEXTS, "label": [1] * 4}).save_to_disk(str(tmp_path / "saved"))
     assert texts_of(dataset=str(tmp_path / "saved"), text_field="body") == TEXTS

@@ -26,6 +26,7 @@ def weights_of(folder: Path) -> dict[str, list[float]]:
     return {name: weight.flatten().tolist() for name, weight in model.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "encoder", "decoder"),
     [

@@ -166,6 +166,7 @@ def test_resamples_in_which_the_teacher_scores_0_are_left_out_of_retention(whole
     assert comparison.students[0].retention == Estimate(1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_size_dtype_and_limits_are_each_model_s_own(tmp_path: Path) -> None:
     teacher = Candidate("teacher", translator_of(fields={"encoder_layers": 2}, max_length=50))
     learned = {"position_embedding": "learned", "max_position_embeddings": 40}

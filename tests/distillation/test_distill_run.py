@@ -49,6 +49,7 @@ def weights(folder: str | Path) -> torch.Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
+@pytest.mark.slow
 def test_students_that_summarize_are_compared_by_rouge(options):
     cut = {"truncate": "true", "max_source_length": 9}
     comparison = run(options, baseline="false", task="summarization", max_steps=1, **cut)
@@ -57,6 +58,7 @@ def test_students_that_summarize_are_compared_by_rouge(options):
     assert list(comparison.teacher.scores) == ["rouge1", "rouge2", "rougeL"]
 
 
+@pytest.mark.slow
 def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teacher, capsys):
     comparison = run(options, baseline="true", teacher_top_k=8, retention_metric="chrf")
     folder = Path(options["output_dir"])

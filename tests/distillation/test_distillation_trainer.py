@@ -178,6 +178,7 @@ def test_the_labels_loss_alone_trains_as_without_a_teacher(tmp_path):
     torch.testing.assert_close(alone, weights(plain.model), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_objective_moves_the_student(tmp_path):
     base = {"label_weight": 1.0, "soft_target_weight": 1.0, "relation_heads": 2}
     choices = [

@@ -83,6 +83,7 @@ def run_of(teacher: Path, **more: Any) -> DistillationRun:
     return DistillationRun(load_config(None, as_flags(options_for(teacher, **more)), DistillationConfig))
 
 
+@pytest.mark.slow
 def test_a_student_is_trained_on_targets_as_the_teachers_tokenizer_encodes_them(teacher: Path) -> None:
     run = run_of(teacher, targets="references")
     trained_on = []

@@ -107,6 +107,7 @@ def pid_of_the_dead() -> int:
         return process.pid
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
     tiny_run: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

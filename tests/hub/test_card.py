@@ -229,6 +229,7 @@ def test_a_library_model_has_one_way_to_be_loaded() -> None:
     assert "An encoder-decoder of type marian with 1,234,567 parameters" in card
 
 
+@pytest.mark.slow
 @given(text=st.text())
 def test_any_example_keeps_its_table_and_its_snippet(text: str) -> None:
     evaluation = {**FACTS.evaluation, "examples": [{**EXAMPLE, "source": text}]}
@@ -251,6 +252,7 @@ def test_any_example_is_a_string_of_python(text: str) -> None:
 # Reading and writing.
 
 
+@pytest.mark.slow
 def test_facts_come_from_the_folder(tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy", separate=True)
     (folder / "training_config.yaml").write_text("dataset: dates\nlanguage: [de]\n")

@@ -135,6 +135,7 @@ def results_of(folder: Path, mutations: list[tuple[Path, str, Mutation]]) -> dic
     return run_limited(compute, memory=3 << 30, seconds=300)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_named_or_changes_nothing(saved: Path) -> None:
     whole = result_of(saved)
     assert not whole.startswith("refused")
@@ -168,6 +169,7 @@ def without_hashes(mutate: Mutation) -> Mutation:
     return change
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found(saved: Path) -> None:
     whole = result_of(saved)
     mutations = [(file, str(number), flip(number)) for file in files_of(saved) for number in range(FLIPS)]
@@ -176,6 +178,7 @@ def test_a_flipped_bit_is_found(saved: Path) -> None:
         check_message(Path(file), result)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_crashes_nothing_without_hashes_either(saved: Path) -> None:
     files = [file for file in files_of(saved) if file.name != HASHES]
     mutations = [

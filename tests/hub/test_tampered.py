@@ -146,6 +146,7 @@ FIELDS = sorted(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=3))
 def test_any_configuration_loads_or_is_refused_in_one_line(fields: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ def test_padding_is_told_from_another_tokenizer(rows: int, tokens: int, is_ours:
     assert (rows - tokens <= most_spare(rows, is_ours)) == belong
 
 
+@pytest.mark.slow
 def test_a_smaller_tokenizer_is_refused_and_taken_where_it_is_meant(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, vocab_size=1500, decoder_vocab_size=1500)
     words = rf"the tokenizer in {folder} has {SIZE} tokens but the model embeds 1500; they do not belong"

@@ -62,6 +62,7 @@ def translator_of(model: PreTrainedModel, **options: Any) -> Translator:
 # Next-token distributions.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("models", [members, foreign_models])
 def test_logits_are_the_logarithm_of_the_mean_probability(models: Any) -> None:
     models = [model.eval() for model in models()]

@@ -62,6 +62,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(translator: Translator
     assert "2 not UTF-8" in str(report)
 
 
+@pytest.mark.slow
 def test_a_line_too_long_for_the_model_is_named_and_left_empty() -> None:
     model = toy_model(position_embedding="learned", max_position_embeddings=40)
     translator = Translator(model, toy_tokenizer())

@@ -74,6 +74,7 @@ def prompter() -> Callable[[int], Any]:
     ]
 
 
+@pytest.mark.slow
 def test_threads_that_share_tokenizers_get_what_one_thread_gets() -> None:
     shared = [
         embedder("mean"),
@@ -151,6 +152,7 @@ def fast_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_switches")
 def test_threads_that_share_models_get_what_one_thread_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (

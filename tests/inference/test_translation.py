@@ -65,6 +65,7 @@ def recorded_batches(translator: Translator, sentences: list[str], **options: An
 # Each sentence is translated by itself, whatever stands beside it.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_translations_do_not_depend_on_batches_or_order(num_beams: int) -> None:
     alone = [toy_translator(num_beams=num_beams)([sentence])[0] for sentence in SENTENCES]
@@ -75,6 +76,7 @@ def test_translations_do_not_depend_on_batches_or_order(num_beams: int) -> None:
         assert translator(SENTENCES[::-1]) == alone[::-1]
 
 
+@pytest.mark.slow
 def test_scores_and_n_best_lists_do_not_depend_on_batches() -> None:
     translator = toy_translator()
     together = list(translator.translate(SENTENCES, n_best=4))

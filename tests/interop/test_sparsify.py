@@ -431,6 +431,7 @@ def run_in_another_process(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_another_process_opens_it_sparse_or_not_at_all(tmp_path: Path) -> None:
     model, data = sparse_model("BertForMaskedLM"), batch()
     model.save_pretrained(tmp_path)

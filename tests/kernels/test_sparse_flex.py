@@ -194,6 +194,7 @@ def test_the_lists_are_made_without_looking_at_every_pair(causal: bool) -> None:
     assert mask.kv_indices.shape[-1] + mask.full_kv_indices.shape[-1] <= 2 * (2 + 3 + 3)
 
 
+@pytest.mark.slow
 def test_the_lists_are_made_once_for_lengths_of_as_many_blocks() -> None:
     pattern = SparsePattern(num_heads=2, layer=99)
     masks = [
@@ -302,6 +303,7 @@ def test_a_compiled_model_goes_around_it() -> None:
     assert torch.equal(torch.compile(layer, backend="eager")(query), layer(query))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_every_kind_of_call_may_have_its_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more than the eight after which PyTorch would run uncompiled, or here, fail."""

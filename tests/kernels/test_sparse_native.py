@@ -75,6 +75,7 @@ def test_equal_to_dense_for_any_pattern(
     assert_equal_to_dense(replace(pattern, block_size=blocks_of), length, padding, width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(4096, 64), (4097, 64), (4096, 128)])
 def test_long_sequences_in_blocks_of_usual_size(length: int, size: int, causal: bool) -> None:

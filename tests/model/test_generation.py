@@ -98,6 +98,7 @@ def decoded_rows(model: Any, **arguments: Any) -> tuple[list[list[int]], list[in
     return output.tolist(), rows
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 1000),

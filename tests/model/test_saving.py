@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from tiny import batch, tiny_model
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
+from tiny import batch, tiny_model
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
 
 TIES: dict[str, dict[str, Any]] = {
@@ -123,6 +123,7 @@ def test_the_base_model_loads_from_a_headed_checkpoint_and_back(tmp_path: Path) 
     assert torch.equal(headed(**data, **start).logits, model(**data, **start).logits)
 
 
+@pytest.mark.slow
 def test_a_process_that_never_built_the_model_loads_it(tmp_path: Path) -> None:
     model = tiny_model(norm_order="pre", decoder_vocab_size=53)
     model.save_pretrained(tmp_path)

@@ -124,6 +124,7 @@ def test_memory_grows_linearly(causal: bool) -> None:
     assert largest[2] < 16384**2 / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_64_in_float64(causal: bool) -> None:
     assert_equal_to_dense(SparsePattern(num_heads=1, causal=causal), 4096, "right")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import assert_sdpa_equals_eager, batch, tiny_config, tiny_model, tokens
 from transformers import AutoModelForSeq2SeqLM
 
+from tiny import assert_sdpa_equals_eager, batch, tiny_config, tiny_model, tokens
 from vaswani import VaswaniForConditionalGeneration
 
 SPARSE = {
@@ -197,6 +197,7 @@ def test_a_source_of_nothing_but_padding_is_finite_and_moves_no_other() -> None:
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_saved_model_stays_sparse_also_in_another_process(tmp_path: Path) -> None:
     model, data = tiny_model(**ALTERNATING), long_batch(rows=1)
     model.save_pretrained(tmp_path)

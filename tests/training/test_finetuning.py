@@ -90,12 +90,14 @@ def check_scores(folder: Path, task: str) -> dict:
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_our_encoder_learns_each_task(learned, task):
     record = check_scores(learned[task], task)
     assert record.get("types", {}).keys() == ({"LOC", "PER"} if task == "tagging" else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_one_of_the_library_learns_it_too_and_tells(toys, tmp_path, capsys, task):
     record = check_scores(learn(toys, task, "library", tmp_path), task)
@@ -154,6 +156,7 @@ def test_the_configurations_train(toys, tmp_path, name, task):
     assert finetune(config).keys() >= {f"test_{LEARNED[task]}"}
 
 
+@pytest.mark.slow
 def test_a_second_text_may_tell_what_the_first_does_not(options, tmp_path):
     rows = [
         {"text": "the film", "second": row["text"], "label": row["label"]}
@@ -226,6 +229,7 @@ def test_each_option_moves_the_weights(options, plain_run, option):
     assert any(not torch.equal(moved[name], plain[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_the_separator_makes_the_labels(options, tmp_path):
     rows = [{"text": row["text"], "label": "; ".join(row["label"])} for row in toy_rows("multi_label", 60, 0)]
     file = write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -238,6 +242,7 @@ def test_the_separator_makes_the_labels(options, tmp_path):
     assert len(json.loads((tmp_path / "other" / "config.json").read_text())["id2label"]) > 3
 
 
+@pytest.mark.slow
 def test_pretrained_weights_are_what_training_begins_with(toys, options):
     """With no learning rate to speak of, the encoder stays as it was; from scratch it is another."""
     embeddings = "model.encoder.embed_tokens.weight"
@@ -250,6 +255,7 @@ def test_pretrained_weights_are_what_training_begins_with(toys, options):
     assert not torch.allclose(scratch, before, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_tuned_model_keeps_the_numbers_of_its_labels(toys, options, tmp_path):
     run(options)
     path = options["output_dir"] / "config.json"
@@ -291,6 +297,7 @@ def test_tags_of_long_rows_are_all_scored(toys, options, tmp_path, capsys):
 # ------------------------------------------------------------------------------------------- again, and again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_resuming_in_the_middle_equals_never_having_stopped(toys, options, tmp_path, task):
     options = for_task(options, toys, task) | {"max_steps": 9, "save_steps": 4, "max_tokens_per_batch": 700}
@@ -301,6 +308,7 @@ def test_resuming_in_the_middle_equals_never_having_stopped(toys, options, tmp_p
     assert logged(options["output_dir"], "loss") == logged(tmp_path / "resumed", "loss")
 
 
+@pytest.mark.slow
 def test_the_saved_configuration_repeats_the_run(options, tmp_path):
     run(options, seed=11)
     saved = options["output_dir"] / "training_config.yaml"

@@ -117,6 +117,7 @@ def test_a_run_leaves_a_model_that_plain_transformers_loads(tiny, kind, auto_cla
     assert f"On the {record['rows']} rows of the test split" in card
 
 
+@pytest.mark.slow
 def test_masks_are_filled_and_texts_continued(tiny):
     run(tiny, **OBJECTIVES["pairs"])
     filled = pipeline("fill-mask", model=tiny["output_dir"])("The <mask> sleeps.")
@@ -131,6 +132,7 @@ def test_masks_are_filled_and_texts_continued(tiny):
     assert tokenizer.decode(written[0], skip_special_tokens=True).startswith("The dog")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny, tmp_path, kind):
     run(tiny, **OBJECTIVES[kind], dropout=0.3, seed=11)
@@ -143,6 +145,7 @@ def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny, tmp_path, kind
 # -------------------------------------------------------------------------------------------------- resuming
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_resuming_equals_never_having_stopped(tiny, tmp_path, kind, streaming):
@@ -191,6 +194,7 @@ def trained(texts, tmp_path_factory) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "option"),
     [
@@ -254,6 +258,7 @@ def test_every_model_field_reaches_the_model(tiny):
         assert model.vocab_size == 50
 
 
+@pytest.mark.slow
 def test_documents_of_a_text_file_may_be_parted_by_blank_lines(tiny, tmp_path, capsys):
     path = tmp_path / "train.txt"
     path.write_text("The dog sleeps.\nThe dog sings.\n\n" * 20)
@@ -268,6 +273,7 @@ def test_validation_sequences_can_be_limited(tiny, capsys):
     assert "validation: kept 10 of 10 rows: 3 sequences" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_token_types_are_there_where_they_are_used(tiny):
     for kind, token_types in (("masked", 0), ("pairs", 2)):
         folder = f"{tiny['output_dir']}-{kind}"
@@ -299,6 +305,7 @@ def going_on(tiny: dict, kind: str, model: Path, **more) -> dict:
     return {**kept, **of_objective, "model": str(model), **more}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, capsys):
     options = going_on(tiny, kind, models[kind], max_length=60, learning_rate=1e-9, warmup_steps=0)
@@ -314,6 +321,7 @@ def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, caps
     assert (weights(tiny["output_dir"]) - weights(models[kind])).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_going_on_is_repeated_by_its_configuration_and_resumed(tiny, models, tmp_path, kind):
     run(going_on(tiny, kind, models[kind], seed=11))
@@ -328,6 +336,7 @@ def test_going_on_is_repeated_by_its_configuration_and_resumed(tiny, models, tmp
     assert_same_weights(resumed, first)
 
 
+@pytest.mark.slow
 def test_a_head_that_the_model_lacks_is_new(tiny, models, capsys):
     run(going_on(tiny, "pairs", models["pairs"]) | {"next_sentence": False}, max_steps=1)
     assert "new weights" not in capsys.readouterr().out

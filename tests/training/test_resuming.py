@@ -164,6 +164,7 @@ def changed(config: BaseConfig, section: str, values: dict[str, Any]) -> BaseCon
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_that_changes_is_announced_or_refused(saved, kind, capsys, subtests):
     config, checkpoint = saved[kind]
@@ -478,6 +479,7 @@ def resumed(dates, tmp_path_factory) -> tuple[Path, Any]:
     return folder, trainers[0]
 
 
+@pytest.mark.slow
 def test_changes_take_effect(resumed):
     folder, trainer = resumed
     updates = [entry["step"] for entry in history(folder) if "grad_norm" in entry]
@@ -534,6 +536,7 @@ def test_what_is_saved_says_what_happened(resumed):
     assert repeated.to_dict() == settings
 
 
+@pytest.mark.slow
 def test_a_longer_run_equals_one_that_was_as_long_from_the_start(dates, tmp_path):
     options = {**TINY_RUN, **dates, "dropout": 0.3, "save_steps": 3, "max_steps": 5}
     for name in ("validation_file", "test_file"):

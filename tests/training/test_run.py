@@ -36,6 +36,7 @@ def weights(folder: str | Path) -> torch.Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
     scores = run(tiny_run, eval_strategy="steps", eval_steps=3)
     folder = Path(tiny_run["output_dir"])
@@ -77,6 +78,7 @@ def test_a_plain_generate_goes_as_far_as_training_did(tiny_run, options, longest
     assert model.generate(torch.tensor([[5, 6, 2]])).shape[1] == longest
 
 
+@pytest.mark.slow
 def test_sparse_layers_are_options_of_a_run(tiny_run):
     sparse = {"sparse_block_size": 1, "sparse_global_blocks": 1, "sparse_random_blocks": 1}
     folders = {}
@@ -94,6 +96,7 @@ def test_sparse_layers_are_options_of_a_run(tiny_run):
     assert not torch.equal(trained[1], trained[3])
 
 
+@pytest.mark.slow
 def test_long_rows_can_be_cut_off(tiny_run, capsys):
     run(
         tiny_run,
@@ -132,6 +135,7 @@ def test_the_long_configurations_train(name, tmp_path, capsys):
     assert "40 of them cut off" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny_run, tmp_path):
     run(tiny_run, dropout=0.3, seed=11)
     saved = Path(tiny_run["output_dir"]) / "training_config.yaml"
@@ -257,6 +261,7 @@ def test_one_embedding_for_two_vocabularies_is_refused_before_the_corpus_is_read
         )
 
 
+@pytest.mark.slow
 def test_a_run_that_began_with_one_embedding_for_two_vocabularies_goes_on_so(tiny_run, caplog):
     options = {**tiny_run, "shared_vocab": False, "vocab_size": 261}
     with pytest.MonkeyPatch.context() as earlier_version:
@@ -283,6 +288,7 @@ def test_validation_rows_can_be_limited(tiny_run, capsys):
     assert "validation: kept 30 of 30 rows, of which 10 are used" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept_and_training_stops_early(tiny_run):
     """A learning rate that destroys the model: the first evaluation is the best."""
     options = {**tiny_run, "learning_rate": 30.0, "lr_scheduler_type": "constant", "max_steps": 40}

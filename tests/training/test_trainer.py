@@ -272,6 +272,7 @@ def test_generation_options_reach_the_search(tmp_path, monkeypatch, argument, va
     assert float(generate_options(trainer, monkeypatch)[option]) == value
 
 
+@pytest.mark.slow
 def test_metrics_see_every_row_and_loss_only_evaluation_decodes_nothing(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, tokenized(30))
     trainer.compute_metrics = CountingMetrics()
@@ -373,6 +374,7 @@ def test_resuming_equals_never_having_stopped(tmp_path, step):
     assert torch.equal(resumed, whole)
 
 
+@pytest.mark.slow
 def test_resuming_a_stream_equals_never_having_stopped(tmp_path):
     rows = tokenized(12)
 
@@ -416,6 +418,7 @@ def test_without_a_run_too_settings_are_compared_and_the_state_must_be_there(tmp
         make_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
+@pytest.mark.slow
 def test_early_stopping_goes_on_counting_with_another_patience(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
     options |= {"greater_is_better": True, "predict_with_generate": False}
