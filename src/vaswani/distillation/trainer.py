@@ -77,7 +77,7 @@ class DistillationTrainer(Trainer):
         self._source_mask = torch.empty(0)  # of the same batch: bool [B, S]
         self._num_source_tokens: Count = None  # of the whole accumulated, distributed batch
         self._losses: dict[str, torch.Tensor] = {}  # summed since they were last logged
-        self._logged_step = 0
+        self._first_step = 0  # updates before the first of them
 
     def _check_teacher(self) -> None:
         if self.teacher is None:
@@ -229,6 +229,8 @@ class DistillationTrainer(Trainer):
 
     def _weighted(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
         """The weighted sum of losses; each is kept for the log."""
+        if not self._losses:
+            self._first_step = self.state.global_step
         for name, loss in losses.items():
             self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
         weighted = [getattr(self.objectives, f"{name}_weight") * loss for name, loss in losses.items()]
@@ -279,12 +281,12 @@ class DistillationTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in `Trainer`, and each loss by itself."""
         if "loss" in logs and self._losses:
-            steps = max(self.state.global_step - self._logged_step, 1)
+            steps = max(self.state.global_step - self._first_step, 1)
             for name, loss in self._losses.items():
                 # What is divided by the tokens of all processes is a part of the sum.
                 shares = self.num_replicas if self.args.average_tokens_across_devices else 1
                 logs[f"{name}_loss"] = self.accelerator.reduce(loss, "mean").item() * shares / steps
-            self._losses, self._logged_step = {}, self.state.global_step
+            self._losses = {}
         super().log(logs, start_time)
 
 
