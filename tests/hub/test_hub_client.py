@@ -110,7 +110,9 @@ def test_a_cache_that_cannot_be_written_is_told_with_the_remedy(
 ) -> None:
     (tmp_path / "a file").write_text("")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / cache / "hub"))
-    with pytest.raises(UserError, match=r"cannot write to the cache .*/hub \(.*\): set HF_HOME to a folder"):
+    with pytest.raises(
+        UserError, match=r"cannot write to the cache .*/hub \(.*\): set HF_HOME to a writable folder"
+    ):
         local_folder("ada/toy")
 
 
