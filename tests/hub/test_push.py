@@ -75,6 +75,15 @@ def outputs_here(folder: Path) -> dict[str, Any]:
     }
 
 
+def assert_equal(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """The same tokens, and states that differ by rounding: without the plugin, no kernel computes them."""
+    assert len(actual) == len(expected)
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert (mine["greedy"], mine["beam"]) == (theirs["greedy"], theirs["beam"])
+        states = torch.tensor(mine["states"]), torch.tensor(theirs["states"])
+        torch.testing.assert_close(*states, rtol=1e-5, atol=1e-5)
+
+
 SPARSE = {"encoder_attention": "sparse", "sparse_block_size": 4, "sparse_random_blocks": 1}
 
 
@@ -91,12 +100,12 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
     models = [("ada/dense", {}), ("ada/sparse", {})]
     trusting = [(name, TRUSTED) for name, _ in models]
     bare = {"python": python_without_plugin, "cache": "other"}
-    assert load(run_python, *trusting, plugin=False, **bare) == expected
+    assert_equal(load(run_python, *trusting, plugin=False, **bare), expected)
     # Local code wins, whatever is trusted.
     assert load(run_python, *models, *trusting, plugin=True) == 2 * expected
 
     hub.cut = lambda method, path: True  # from here on there is no network
-    assert load(run_python, *trusting, plugin=False, **bare, HF_HUB_OFFLINE="1") == expected
+    assert_equal(load(run_python, *trusting, plugin=False, **bare, HF_HUB_OFFLINE="1"), expected)
     assert load(run_python, *models, plugin=True, HF_HUB_OFFLINE="1") == expected
 
 
@@ -183,7 +192,7 @@ AutoModel.from_pretrained({str(folder)!r}).save_pretrained("base", push_to_hub=T
 """,
     )
     without = {"python": python_without_plugin, "cache": "other"}
-    assert load(run_python, ("ada/toy", TRUSTED), plugin=False, **without) == [outputs_here(folder)]
+    assert_equal(load(run_python, ("ada/toy", TRUSTED), plugin=False, **without), [outputs_here(folder)])
     for name, line in (
         ("toy", "AutoModelForSeq2SeqLM.from_pretrained("),
         ("base", "AutoModel.from_pretrained("),

@@ -1,1 +1,1 @@
-"""What travels to the Hub: configurations, models and kernels. Imports torch, numpy and transformers only."""
+"""What travels to the Hub: configurations and models. Imports public names of torch and transformers only."""
