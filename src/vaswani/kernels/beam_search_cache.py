@@ -90,6 +90,8 @@ class BeamSearchLayer(CacheLayerMixin):
         """No limit."""
         return -1
 
+    get_max_cache_shape = get_max_length  # the name in older versions of transformers
+
     def reset(self) -> None:
         """Forget everything, keep nothing allocated."""
         self.keys = self.values = None  # type: ignore[assignment]

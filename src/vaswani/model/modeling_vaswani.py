@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
+from .compatibility import cache_capacity, keep_positions
 from .configuration_vaswani import VaswaniConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import smoothed_loss, token_loss_function
@@ -186,7 +186,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         """
         if attention_mask is None:
             return None
-        size = past_key_values.self_attention_cache.get_max_length()
+        size = cache_capacity(past_key_values)
         return nn.functional.pad(attention_mask, (0, size - attention_mask.shape[1]))
 
     @can_return_tuple
@@ -236,7 +236,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         elif labels is not None and label_smoothing is not None:
             loss = smoothed_loss(outputs.last_hidden_state, self.lm_head, labels, label_smoothing, **kwargs)
         else:
-            logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+            logits = self.lm_head(keep_positions(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:
                 loss = self.loss_function(logits, labels, **kwargs)
         return Seq2SeqLMOutput(loss=loss, logits=logits, **other_outputs(outputs))

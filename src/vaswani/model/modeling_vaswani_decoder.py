@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
+from .compatibility import keep_positions
 from .configuration_vaswani import VaswaniDecoderConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import next_token_loss_function, smoothed_loss
@@ -114,7 +114,7 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
             states, targets = outputs.last_hidden_state[:, :-1], labels[:, 1:]
             loss = smoothed_loss(states, self.lm_head, targets, label_smoothing, **kwargs)
         else:
-            logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+            logits = self.lm_head(keep_positions(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:
                 loss = self.loss_function(logits, labels, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **other_outputs(outputs))

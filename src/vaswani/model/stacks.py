@@ -26,6 +26,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import VaswaniAttention, additive_mask, wants_weights
+from .compatibility import cache_capacity
 from .configuration_vaswani import VaswaniFamilyConfig
 from .embeddings import LearnedPositions, TokenEmbeddings, make_positions
 from .input_checks import (
@@ -297,8 +298,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
         return dropout(self.embed_norm(inputs_embeds), self.dropout, self.training)
 
 
-@auto_docstring
 class VaswaniEncoder(VaswaniStack):
+    """The encoder: embeddings, then layers of self-attention and feed-forward networks."""
+
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
 
     def __init__(self, config: VaswaniFamilyConfig):
@@ -397,7 +399,7 @@ class VaswaniDecoder(VaswaniStack):
         rows, length = inputs_embeds.shape[:2]
         lengths = [past_length + length]
         if past_key_values is not None:
-            lengths.append(past_key_values.get_max_length(0))
+            lengths.append(cache_capacity(past_key_values))
         check_attention_mask(f"{prefix}attention_mask", attention_mask, rows, length, lengths)
         mask_config = self.mask_config(kwargs)
 

@@ -1,0 +1,31 @@
+# Copyright 2026 The vaswani authors.
+# Licensed under the Apache License, Version 2.0.
+"""What the versions of transformers that this package supports do not share."""
+
+import torch
+from transformers import Cache
+
+
+def cache_capacity(cache: Cache) -> int:
+    """The number of tokens that a cache holds; −1 without a limit."""
+    cache = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder's
+    if hasattr(cache, "get_max_length"):
+        return cache.get_max_length(0)
+    return cache.get_max_cache_shape(0)  # the name in older versions
+
+
+def keep_positions(states: torch.Tensor, kept: int | torch.Tensor) -> torch.Tensor:
+    """The states [B, T, K] of some positions, like `slice_logits_to_keep` of newer versions.
+
+    Args:
+        states: [B, T, K].
+        kept: the last so many positions (0: all of them); or positions, int64 [N] or [B, N]; or bool [B, T].
+
+    Returns:
+        [B, N, K]; for a bool mask [the number of its Trues, K].
+    """
+    if isinstance(kept, int):
+        return states[:, -kept:]
+    if kept.ndim == 2 and kept.dtype != torch.bool:
+        return torch.take_along_dim(states, kept[..., None], dim=1)
+    return states[kept] if kept.ndim == 2 else states[:, kept]

@@ -1,0 +1,99 @@
+"""Private names of libraries that the source uses, each with the reason. `test_private_names.py` checks them.
+
+A name is written as `module:attribute`. Prefer a public name; where there is none, add the name here.
+"""
+
+# Read, called or imported.
+USED = {
+    "transformers.utils.output_capturing:_CAN_RECORD_REGISTRY": (
+        "`sparsify` changes a model's class when the library has already noted which outputs the class "
+        "can record."
+    ),
+    "transformers.utils.output_capturing:_active_collector": (
+        "GPT-2 does not pass `output_attentions` on to its attention function; the collector tells "
+        "`vaswani_sparse` whether weights are wanted."
+    ),
+    "huggingface_hub.utils._http:_GLOBAL_CLIENT_FACTORY": (
+        "The client with time-outs wraps the factory that was set before; there is only a public setter."
+    ),
+    "transformers.training_args:TrainingArguments._VALID_DICT_FIELDS": (
+        "Which options a command line may give as JSON."
+    ),
+    "sacrebleu.metrics.base:Metric._compute_score_from_stats": (
+        "Confidence intervals of any metric resample its statistics; sacrebleu's own bootstrap returns no "
+        "samples."
+    ),
+    "sacrebleu.metrics.base:Metric._extract_corpus_statistics": ("The same."),
+    "transformers.configuration_utils:PreTrainedConfig._attn_implementation": (
+        "The name of the attention implementation; documented for modeling files, and the library looks "
+        "for this literal in them."
+    ),
+    "transformers.generation.utils:GenerationMixin._beam_search": (
+        "The search that drops finished sources calls the library's for all that it does not do itself."
+    ),
+    "transformers.generation.utils:GenerationMixin._beam_search_has_unfinished_sequences": ("The same."),
+    "transformers.generation.utils:GenerationMixin._sample": ("The same, for greedy search and sampling."),
+    "transformers.generation.utils:GenerationMixin._is_user_defined": (
+        "Whether the caller gave the cache, and so finds it after the search."
+    ),
+    "datasets.arrow_dataset:Dataset._fingerprint": (
+        "The identity of a data set in the names of caches; settable only by this name."
+    ),
+    "transformers.generation.configuration_utils:GenerationConfig._from_model_config": (
+        "Whether a generation configuration was made from the model's; set to False where a training "
+        "gives values of its own."
+    ),
+    "transformers.trainer_seq2seq:Seq2SeqTrainer._gen_kwargs": (
+        "Options of `generate` that an evaluation was given."
+    ),
+    "transformers.modeling_utils:PreTrainedModel._get_resized_embeddings": (
+        "Resizing the vocabulary of one of two stacks; the public method resizes one pair of embeddings."
+    ),
+    "transformers.modeling_utils:PreTrainedModel._get_resized_lm_head": ("The same, for the output layer."),
+    "torch:_inductor": ("Rejects an unknown `torch_compile_mode` before a run begins."),
+    "transformers.modeling_utils:PreTrainedModel._is_hf_initialized": (
+        "The mark of a loaded weight, which `_init_weights` must not change."
+    ),
+    "transformers.modeling_utils:PreTrainedModel._keys_to_ignore_on_save": (
+        "Which weights a checkpoint need not have."
+    ),
+    "torch:_softmax_backward_data": ("The fused gradient of a softmax, for short attention."),
+    "torch.ops:mkldnn._linear_pointwise": ("oneDNN's product; the kernel checks that it exists."),
+    "torch.ops:mkldnn._reorder_linear_weight": ("oneDNN's packed weights; the kernel checks that it exists."),
+    "transformers.models.auto.auto_factory:_BaseAutoModelClass._model_mapping": (
+        "Which models an Auto class knows; there is no public reader."
+    ),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase._switch_to_target_mode": (
+        "Tokenizers with two vocabularies; the public way encodes targets only together with sources."
+    ),
+}
+
+# Overridden by a class of ours.
+OVERRIDDEN = {
+    "transformers.trainer:Trainer._get_grad_norm": (
+        "A norm that is not finite stops the run before the step."
+    ),
+    "transformers.trainer:Trainer._get_output_dir": ("Runs without trials save in the folder itself."),
+    "transformers.trainer:Trainer._load_optimizer_and_scheduler": (
+        "Sharded state is read in any number of processes."
+    ),
+    "transformers.trainer:Trainer._push_from_checkpoint": ("A push brings the code and the card."),
+    "transformers.trainer:Trainer._save_checkpoint": (
+        "Checkpoints are written under another name and renamed when they are whole."
+    ),
+    "transformers.trainer:Trainer._save_optimizer_and_scheduler": ("Sharded state is written whole."),
+    "transformers.generation.utils:GenerationMixin._supports_default_dynamic_cache": (
+        "An ensemble has a cache for each of its models."
+    ),
+}
+
+# What transformers documents for classes of models ("Adding a model"), in spite of the underscore.
+_MODEL = "transformers.modeling_utils:PreTrainedModel."
+MODEL_FIELDS = {
+    f"{_MODEL}{name}": "Part of a model's definition."
+    for name in (
+        *("_can_compile_fullgraph", "_can_record_outputs", "_fsdp_plan", "_tp_plan", "_init_weights"),
+        *("_no_split_modules", "_skip_keys_device_placement", "_supports_attention_backend"),
+        *("_supports_flash_attn", "_supports_flex_attn", "_supports_sdpa", "_tied_weights_keys"),
+    )
+}
