@@ -2,6 +2,7 @@
 #   make quickstart   train a date translator, evaluate it and use it (no downloads but packages)
 #   make test         run the tests
 #   make test-fast    run one case of each quick test, in two minutes: while you work
+#   make test-oldest  the core tests with the oldest versions, those of constraints-oldest.txt, in .venv-oldest
 #   make check        format, lint and type checks
 #   make bench        the speed comparisons of benchmarks/
 #   make dist         the wheel and the source distribution, in dist/
@@ -14,7 +15,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test test-fast check bench dist model-card clean
+.PHONY: quickstart test test-fast test-oldest check bench dist model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -31,6 +32,13 @@ test: .venv/installed-dev
 
 test-fast: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --fast
+
+# With OLDEST_TESTS, only these. VASWANI_OTHER_PYTHON: the other end, which must compute the same from a pushed model.
+OLDEST := .venv-oldest/bin
+OLDEST_TESTS ?= tests/model tests/hub tests/training/test_trainer.py tests/training/test_checkpoints.py \
+  tests/test_private_names.py
+test-oldest: .venv-oldest/installed .venv/installed
+	OMP_NUM_THREADS=1 VASWANI_OTHER_PYTHON=$(BIN)/python $(OLDEST)/python -m pytest -n 2 $(OLDEST_TESTS)
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
@@ -70,5 +78,14 @@ model-card: quickstart
 	$(BIN)/python tests/transformers_suite/fetch.py
 	touch $@
 
+.venv-oldest/installed: constraints-oldest.txt pyproject.toml
+	@echo "== Installing the oldest supported versions in .venv-oldest =="
+	$(PYTHON) -m venv .venv-oldest
+	$(OLDEST)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
+	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(OLDEST)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
+	  --editable . hypothesis matplotlib parameterized pytest pytest-xdist rouge-score sacremoses sentencepiece
+	touch $@
+
 clean:
-	rm -rf .venv dist runs
+	rm -rf .venv .venv-oldest dist runs

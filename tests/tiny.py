@@ -62,3 +62,9 @@ def batch(rows: int = 3, source: int = 7, target: int = 5, **fields: Any) -> dic
         attention_mask[row, source - row :] = 0
         labels[row, target - row :] = -100
     return {"input_ids": input_ids * attention_mask, "attention_mask": attention_mask, "labels": labels}
+
+
+def enable_activation_checkpointing(model) -> None:
+    """By the name of the method in this version of transformers."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()

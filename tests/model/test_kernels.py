@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tiny import assert_sdpa_equals_eager, batch, tiny_model, tokens
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
+from tiny import assert_sdpa_equals_eager, batch, enable_activation_checkpointing, tiny_model, tokens
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
 from vaswani.model.attention import eager_attention_forward
 
@@ -115,7 +115,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     model(**data).loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    model.activation_checkpointing_enable()
+    enable_activation_checkpointing(model)
     model(**data).loss.backward()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)

@@ -8,7 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from tiny import assert_sdpa_equals_eager, batch, tiny_config, tiny_model, tokens
+from tiny import (
+    assert_sdpa_equals_eager,
+    batch,
+    enable_activation_checkpointing,
+    tiny_config,
+    tiny_model,
+    tokens,
+)
 from vaswani import VaswaniForConditionalGeneration
 
 SPARSE = {
@@ -157,7 +164,7 @@ def test_gradient_checkpointing_changes_no_bit(p: float) -> None:
     gradients = []
     for checkpointing in (False, True):
         if checkpointing:
-            model.activation_checkpointing_enable()
+            enable_activation_checkpointing(model)
         torch.manual_seed(0)
         model.zero_grad()
         model(**data).loss.backward()
