@@ -2,16 +2,18 @@
 # Licensed under the Apache License, Version 2.0.
 """What the versions of transformers that this package supports do not share."""
 
+from typing import Any
+
 import torch
 from transformers import Cache
 
 
 def cache_capacity(cache: Cache) -> int:
     """The number of tokens that a cache holds; −1 without a limit."""
-    cache = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder's
-    if hasattr(cache, "get_max_length"):
-        return cache.get_max_length(0)
-    return cache.get_max_cache_shape(0)  # the name in older versions
+    layers: Any = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder's cache
+    if hasattr(layers, "get_max_length"):
+        return layers.get_max_length(0)
+    return layers.get_max_cache_shape(0)  # the name in older versions
 
 
 def keep_positions(states: torch.Tensor, kept: int | torch.Tensor) -> torch.Tensor:
