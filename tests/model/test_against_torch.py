@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tiny import tiny_config
 from torch import nn
 
+from tiny import tiny_config
 from vaswani.model.attention import VaswaniAttention
 from vaswani.model.stacks import VaswaniDecoderLayer, VaswaniEncoderLayer
 

@@ -8,8 +8,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import TINY, batch, tiny_config, tiny_model
 
+from tiny import TINY, batch, tiny_config, tiny_model
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_config, tiny_model, tokens
 
+from tiny import tiny_config, tiny_model, tokens
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.model.embeddings import TABLE_LENGTH, LearnedPositions, SinusoidalPositions, TokenEmbeddings
 

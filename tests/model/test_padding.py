@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny import batch, tiny_model, tokens
 
+from tiny import batch, tiny_model, tokens
 from vaswani.model.modeling_vaswani import shift_tokens_right
 
 KERNELS = ["eager", "sdpa"]

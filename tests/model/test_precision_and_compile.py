@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from tiny import batch, tiny_model, tokens
 from transformers import EncoderDecoderCache, StaticCache
+
+from tiny import batch, tiny_model, tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
