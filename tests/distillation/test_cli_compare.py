@@ -152,6 +152,6 @@ def test_a_student_from_the_hub_has_no_folder_for_the_report(
     status, _, errors, _ = compare(models.teacher, "someone/student")
     assert status == 2
     assert errors == (
-        "vaswani: someone/student is not a folder here to write the report into; give --output FOLDER\n"
+        "vaswani: someone/student is not a local folder that the report can go into; give --output FOLDER\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -254,7 +254,7 @@ def test_metadata_that_the_hub_refuses_is_an_error_before_anything_is_pushed(
     [
         (["--repo", "toy"], None, ["needs a token", "hf auth login", "HF_TOKEN"]),
         (["--repo", "toy"], "hf_wrong", ["does not accept the token (401)", "make a new one"]),
-        (["--repo", "eve/toy"], "hf_ada", ["may not write to eve/toy (403)", "a name of your own"]),
+        (["--repo", "eve/toy"], "hf_ada", ["cannot write to eve/toy (403)", "a name of your own"]),
         (["--repo", "a/b/c"], "hf_ada", ["'a/b/c' is not a repository name", "owner/name"]),
     ],
     ids=["no token", "wrong token", "of another", "no name"],
