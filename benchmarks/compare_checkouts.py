@@ -376,7 +376,8 @@ def save_library_models(folder: Path) -> None:
 
     for name, (model, config, fields) in LIBRARY_MODELS.items():
         torch.manual_seed(0)
-        settings = {"vocab_size": 67, "bos_token_id": 0, **fields} if name != "fsmt" else fields
+        tokens = {"vocab_size": 67, "bos_token_id": 0, "eos_token_id": 2}
+        settings = fields if name == "fsmt" else tokens | fields
         getattr(transformers, model)(getattr(transformers, config)(**settings)).save_pretrained(folder / name)
 
 
