@@ -151,6 +151,7 @@ def test_plot_draws_the_defaults_of_the_pattern(tmp_path, monkeypatch, capsys):
     assert Path("sparse_pattern.png").read_bytes() == Path("expected.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_each_option_of_plot_moves_the_picture(tmp_path):
     pictures = {
         options: plotted(tmp_path / "pattern.png", *f"--length {options}".split())
@@ -187,7 +188,7 @@ def test_each_option_of_plot_moves_the_picture(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--window 2", "window_blocks=2 must be odd, as many blocks on either side; try 3"),
+        ("--window 2", "window_blocks=2 must be odd, with as many blocks on either side; try 3"),
         ("--window wide", "Invalid value for '--window'"),
         ("--length 0", "length=0 must be at least 1"),
         ("--length 1000000000", "length=1000000000 makes 15625000 blocks of 64"),

@@ -214,6 +214,7 @@ def test_a_reader_that_goes_away_ends_the_command_without_a_word(model: Path) ->
     assert errors == b""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, the disk that is always full")
 def test_a_full_disk_behind_standard_output(model: Path) -> None:
     with open("/dev/full", "wb") as full:
@@ -327,6 +328,7 @@ def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], cap
     assert [line.split()[0] for line in output.splitlines()] == ["bleu", "chrf", "exact_match", "20"]
 
 
+@pytest.mark.slow
 def test_the_built_in_dates(model: Path, capfd) -> None:
     flags = ["--split", "validation", "--dataset_config", "de", "--max_length", "2", "--num_beams", "1"]
     status, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", "dates", *flags, "--json")

@@ -112,6 +112,7 @@ def test_a_writer_without_a_gregorian_year_is_not_legible():
     assert not buddhist.is_legible
 
 
+@pytest.mark.slow
 def test_all_locales_on_request():
     dates = generate_dates("all", train_rows=1200, validation_rows=0, test_rows=0)
     locales = set(dates["train"]["locale"])

@@ -61,6 +61,7 @@ def assert_share(successes: int, trials: int, probability: float) -> None:
 # Short rows, which always have a token masked, would have more than their share.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probability", [0.15, 0.4])
 def test_shares_are_those_of_the_paper(rows, probability):
     tokens, seen, labels = masked([row for row in rows if row["length"] > 30], 50, probability=probability)

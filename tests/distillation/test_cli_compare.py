@@ -61,6 +61,7 @@ def compare(data: Path, capfd, tmp_path: Path):
     return run_command
 
 
+@pytest.mark.slow
 def test_the_report_goes_into_the_first_student_s_folder_and_on_the_screen(
     models: SimpleNamespace, data: Path, tmp_path: Path, compare
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_layers_that_are_asked_for_are_copied_and_counted(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

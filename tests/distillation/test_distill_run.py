@@ -94,6 +94,7 @@ def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teache
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["one two three", "eins zwei drei"])
 def test_a_student_shares_embeddings_if_its_teacher_has_one_vocabulary(options, teacher, words):
     """By what the tokens are: source and target have as many in either case."""
@@ -106,6 +107,7 @@ def test_a_student_shares_embeddings_if_its_teacher_has_one_vocabulary(options, 
     assert shape.share_encoder_decoder_embeddings is (words == "one two three")
 
 
+@pytest.mark.slow
 def test_every_choice_of_targets_moves_the_student(options):
     students = [
         student_of(options, targets, targets=targets) for targets in ("references", "teacher", "both")
@@ -116,6 +118,7 @@ def test_every_choice_of_targets_moves_the_student(options):
     assert not torch.equal(students[1], other_search)
 
 
+@pytest.mark.slow
 def test_the_cache_trains_as_the_live_teacher_does_as_k_grows(options):
     options |= {**SOFT_TARGETS_ALONE, "optim": "sgd", "learning_rate": 0.1}  # steps as large as the gradients
     live = student_of(options, "live")
@@ -127,6 +130,7 @@ def test_the_cache_trains_as_the_live_teacher_does_as_k_grows(options):
     assert distances[-1] < 1e-4  # k is the whole vocabulary; what is left is the rounding to 16 bits
 
 
+@pytest.mark.slow
 def test_the_student_may_begin_with_the_teachers_layers_or_from_a_folder(options, teacher, tmp_path):
     save_student(teacher, tmp_path / "student", encoder_layers=1, decoder_layers=1)
     fresh = student_of(options, "random", max_steps=1)
@@ -142,6 +146,7 @@ def test_a_vocabulary_of_its_own_learns_from_sequences(options, teacher):
     assert len(own) == 280 != len(load_tokenizers(teacher)[0])
 
 
+@pytest.mark.slow
 def test_several_teachers_are_averaged(options, teacher, tmp_path):
     save_student(teacher, tmp_path / "second", encoder_layers=1)
     both = [str(teacher), str(tmp_path / "second")]
@@ -154,6 +159,7 @@ def test_several_teachers_are_averaged(options, teacher, tmp_path):
     run(options, teacher=both)  # its translations, too, and a report on them
 
 
+@pytest.mark.slow
 def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tmp_path, capsys, caplog):
     config = tmp_path / "teacher.yaml"
     lines = yaml.safe_load((teacher / "training_config.yaml").read_text())
@@ -172,6 +178,7 @@ def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tm
     assert "was trained with seed=42 and is used as it is" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_baseline_becomes_as_long_as_its_student(options):
     del options["test_file"], options["validation_file"]
     options |= {"baseline": "true", "generation_num_beams": 1, "save_steps": 2, "targets": "references"}
@@ -208,6 +215,7 @@ def library_teacher(teacher, tmp_path) -> Callable[..., Path]:
     return save
 
 
+@pytest.mark.slow
 def test_a_teacher_of_the_library_needs_nothing_but_its_folder(options, library_teacher):
     comparison = run(options, teacher=library_teacher("marian"), teacher_top_k=4, max_source_length=100)
     student = AutoModelForSeq2SeqLM.from_pretrained(options["output_dir"])
@@ -216,6 +224,7 @@ def test_a_teacher_of_the_library_needs_nothing_but_its_folder(options, library_
     assert comparison.students[0].parameters == student.num_parameters()
 
 
+@pytest.mark.slow
 def test_a_student_of_the_librarys_layers_is_of_its_kind(options, library_teacher):
     options |= {"teacher": library_teacher("bart"), "student": "teacher", "baseline": "true"}
     comparison = run(options, max_source_length=100)
@@ -261,6 +270,7 @@ def test_what_cannot_work_is_said_in_one_line_and_nothing_is_written(options, wr
     assert not (Path(options["output_dir"]) / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_student_with_other_tokens_cannot_learn_distributions(options, tmp_path):
     student_of(options, "other", vocabulary="own", vocab_size=280, **SEQUENCES_ALONE)
     other = f"{options['output_dir']}-other"
@@ -287,6 +297,7 @@ def test_rows_beyond_a_teachers_positions_are_found_before_the_training(options,
         run(options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", ["targets", "logits"])
 def test_a_truncated_shard_is_told_and_computed_again(options, tmp_path, outputs, caplog):
     options |= {"teacher_cache": str(tmp_path / "cache"), "teacher_top_k": 4}
@@ -304,6 +315,7 @@ def test_a_teacher_of_another_kind_is_refused(options, tmp_path):
         run(options, teacher=tmp_path / "bert")
 
 
+@pytest.mark.slow
 def test_a_run_that_exists_is_not_mixed_with_another(options):
     run(options)
     with pytest.raises(UserError, match="already holds a run"):

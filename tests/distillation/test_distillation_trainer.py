@@ -276,6 +276,7 @@ def test_evaluation_asks_no_teacher(tmp_path):
 ALL = {"cosine_weight": 1.0, "relation_weight": 1.0, "relation_heads": 2, "temperature": 2.0}
 
 
+@pytest.mark.slow
 def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path):
     whole = make_trainer(tmp_path, teacher_model(), objectives=ALL)
     options = {"max_tokens_per_batch": 20, "gradient_accumulation_steps": 8}
@@ -317,6 +318,7 @@ def test_widths_may_differ_and_the_map_between_them_is_not_saved(tmp_path):
     assert not (tmp_path / "to_teacher_width.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 24])
 def test_resuming_equals_never_having_stopped(tmp_path, width):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}

@@ -53,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return save_toy_checkpoint(tmp_path / "toy", separate=True)
 
 
+@pytest.mark.slow
 def test_only_files_of_known_names_are_allowed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = allowed_files(folder, PUSHED)
     assert set(expected) == {*TOKENIZER, *(f"{TARGET_SUBFOLDER}/{name}" for name in TOKENIZER)} | MODEL - {
@@ -136,6 +137,7 @@ def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
         publishing._linked_copy(checkpoint, config)
 
 
+@pytest.mark.slow
 def test_no_file_of_a_run_holds_the_token(tiny_run: dict) -> None:
     leave_out_curves()
     assert run_here(["train", *as_flags({**tiny_run, "max_steps": 3, "hub_token": "hf_secret"})]) == 0

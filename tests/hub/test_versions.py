@@ -42,6 +42,7 @@ HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ff
 IDS = [[5 + (7 * row + 3 * i) % 11 for i in range(33)] for row in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("fields", [{}, SPARSE], ids=["dense", "sparse"])
 def test_a_model_and_its_code_compute_the_same_without_the_plugin(

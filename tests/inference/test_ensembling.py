@@ -74,6 +74,7 @@ def test_logits_are_the_logarithm_of_the_mean_probability(models: Any) -> None:
         assert (logits - model(**data).logits.log_softmax(-1)).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_padding_of_the_target_is_told_to_the_members() -> None:
     models, data = members(), batch()
     data["decoder_attention_mask"] = torch.ones_like(data["decoder_input_ids"])

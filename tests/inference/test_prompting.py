@@ -47,6 +47,7 @@ def random_prompter(**fields: Any) -> Prompter:
 # What the toy model knows, and what it learns from shots.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{}, CHOSEN], ids=["written", "chosen"])
 @pytest.mark.parametrize("language", NUMERALS)
 def test_a_shot_tells_what_no_training_could(prompter: Prompter, way: dict[str, Any], language: str) -> None:

@@ -35,6 +35,7 @@ print(int(onednn.is_available()), max(memory[200:]) - memory[199])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the memory of a process")
 @pytest.mark.parametrize("place", ["main", "thread"])
 def test_ever_new_shapes_take_no_more_memory(place: str) -> None:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import os, torch, transformers
 from transformers import (
@@ -59,6 +61,7 @@ print("unchanged")
 """
 
 
+@pytest.mark.slow
 def test_nothing_of_the_process_changes() -> None:
     finished = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=600)
     assert finished.stdout == "unchanged\n", finished.stderr

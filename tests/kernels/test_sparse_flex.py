@@ -94,6 +94,7 @@ def test_half_precision_is_as_exact_as_dense_attention(dtype: torch.dtype) -> No
     assert (sparse - truth).abs().max() <= 2 * (dense - truth).abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize(
     "options", [{"global_blocks": 2}, {"global_blocks": 0, "global_tokens": 20}], ids=str

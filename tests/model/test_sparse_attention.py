@@ -184,6 +184,7 @@ def test_an_empty_row_is_zero_and_moves_nothing() -> None:
     assert all(gradient.isfinite().all() and not gradient[1].any() for gradient in gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_exact_and_the_operator_is_well_made(causal: bool) -> None:
     pattern = SparsePattern(num_heads=2, block_size=4, causal=causal)

@@ -152,6 +152,7 @@ def losses(dates, tmp_path_factory):
     return functools.cache(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SET)
 def test_zero_turns_an_option_off(losses, name):
     assert losses(name) != losses(None)

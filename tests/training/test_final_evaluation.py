@@ -17,6 +17,7 @@ def run(options: dict, **more: object) -> Path:
     return config.output_dir
 
 
+@pytest.mark.slow
 def test_scores_come_with_intervals_examples_and_how_they_were_made(tiny_run: dict) -> None:
     folder = run(tiny_run, max_steps=30, generation_num_beams=2)
     record = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
@@ -40,6 +41,7 @@ def test_scores_come_with_intervals_examples_and_how_they_were_made(tiny_run: di
     assert f"{scores['test_chrf']:.2f}" in card
 
 
+@pytest.mark.slow
 def test_greedy_search_has_no_length_penalty(tiny_run: dict) -> None:
     folder = run(tiny_run, generation_num_beams=1)
     record = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
@@ -58,6 +60,7 @@ def test_without_translations_there_are_no_scores(tiny_run: dict, reason: str) -
     assert "No scores are known" in (folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_an_earlier_evaluation_does_not_outlive_a_training_that_goes_on(tiny_run: dict) -> None:
     folder = run(tiny_run)
     before = (folder / "evaluation.json").read_text(encoding="utf-8")

@@ -118,6 +118,7 @@ def answers(learned: dict[str, Path], task: str, *texts: str, **options: object)
     return pipeline(name, str(learned[task]), device="cpu", **options)(list(texts))
 
 
+@pytest.mark.slow
 def test_pipelines_answer(learned):
     film = ("the great film", "the awful film")
     labels = [answer["label"] for answer in answers(learned, "classification", *film)]
@@ -204,6 +205,7 @@ def plain_run(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [
@@ -278,6 +280,7 @@ def test_long_texts_are_cut_off_and_counted(options, capsys):
     assert "of them cut off" in cut
 
 
+@pytest.mark.slow
 def test_tags_of_long_rows_are_all_scored(toys, options, tmp_path, capsys):
     """Training cuts them; evaluation reads as far as there are positions, and leaves out what is longer."""
     rows = list(toy_rows("tagging", 30, seed=0))

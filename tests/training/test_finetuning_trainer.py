@@ -49,6 +49,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", [False, True], ids=["ours", "library"])
 @pytest.mark.parametrize("kind", TASKS)
 def test_parts_of_any_size_equal_the_whole(tmp_path, kind, library):

@@ -114,6 +114,7 @@ def test_packed_rows_have_no_padding(clock):
     assert told["tflops"] == pytest.approx(flops / 3 / 1e12)
 
 
+@pytest.mark.slow
 def test_a_training_logs_them(tiny_run):
     del tiny_run["test_file"], tiny_run["validation_file"]
     run = TrainingRun(load_config(None, as_flags({**tiny_run, "save_strategy": "no"})))

@@ -153,7 +153,7 @@ def test_what_stands_in_the_way_is_told(tmp_path):
         metadata={"format": "pt"},
     )
     opened = open_pretrained(str(tmp_path / "half"), CLASSIFIER)
-    with pytest.raises(UserError, match=r"lack \d+ of the model's, model.encoder.layers.0.* for one"):
+    with pytest.raises(UserError, match=r"lack \d+ of the model's, such as model.encoder.layers.0"):
         load_with_head(opened, CLASSIFIER, FIELDS)
 
     config = broken("few tokens") / "config.json"

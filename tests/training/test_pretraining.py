@@ -364,6 +364,7 @@ def test_bert_goes_on(tiny, tmp_path):
         run(going_on(tiny, "pairs", tmp_path / "bert"), max_length=25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "model", "options", "message"),
     [

@@ -199,6 +199,7 @@ def test_intervals_hold_the_scores(tmp_path):
 # ------------------------------------------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked", "causal", "parts", "bytes", "gpt2"])
 def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, kind):
     options = {"optim": "sgd", "max_steps": 3, "max_grad_norm": 0.0}

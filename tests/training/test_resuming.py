@@ -507,6 +507,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
 
 
+@pytest.mark.slow
 def test_what_is_saved_says_what_happened(resumed):
     folder, _ = resumed
     settings = yaml.safe_load((folder / "training_config.yaml").read_text())

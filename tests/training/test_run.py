@@ -57,12 +57,14 @@ def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
     assert printed.count("  →  ") == 8
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_curves(tiny_run, monkeypatch):
     monkeypatch.setattr(base_run, "save_curves", save_curves)  # which the other tests leave out
     run(tiny_run)
     assert (Path(tiny_run["output_dir"]) / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "longest"),
     [
@@ -117,6 +119,7 @@ def test_long_rows_can_be_cut_off(tiny_run, capsys):
         run(tiny_run, max_steps=1, truncate=True, bpe_dropout=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["long_summarization", "long_classification"])
 def test_the_long_configurations_train(name, tmp_path, capsys):
     rows = [{"text": f"{i} " + "a long story " * 40, "summary": "a story", "label": "pos"} for i in range(40)]
@@ -151,6 +154,7 @@ def trained_base(dates, tmp_path_factory) -> torch.Tensor:
     return weights(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [
@@ -206,6 +210,7 @@ def test_every_model_field_reaches_the_model(tiny_run):
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.slow
 def test_separate_vocabularies_are_saved_with_each_checkpoint(tiny_run):
     run(tiny_run, shared_vocab=False)
     for name in (".", "checkpoint-3"):
@@ -216,6 +221,7 @@ def test_separate_vocabularies_are_saved_with_each_checkpoint(tiny_run):
     assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
 
 
+@pytest.mark.slow
 def test_two_vocabularies_of_one_size_have_two_embeddings(tiny_run, capsys):
     run(tiny_run, shared_vocab=False, vocab_size=261)
     folder = Path(tiny_run["output_dir"])
@@ -309,6 +315,7 @@ def test_the_best_model_is_kept_and_training_stops_early(tiny_run):
     assert torch.equal(weights(folder), weights(best))
 
 
+@pytest.mark.slow
 def test_tensorboard_is_written(tiny_run):
     pytest.importorskip("tensorboard")
     run(tiny_run, report_to="tensorboard", max_steps=2)
@@ -393,6 +400,7 @@ def test_a_limit_that_leaves_only_special_tokens_is_refused_before_the_corpus_is
         run(options)
 
 
+@pytest.mark.slow
 def test_targets_that_do_not_come_back_from_their_tokens_are_shown(tiny_run, caplog):
     def lossy(run, corpus):
         tokenizer = train_tokenizer(corpus.split("train")["target"][:], 280)
@@ -411,6 +419,7 @@ def test_targets_that_do_not_come_back_from_their_tokens_are_shown(tiny_run, cap
     )
 
 
+@pytest.mark.slow
 def test_targets_that_come_back_are_not_mentioned(tiny_run, caplog):
     run(tiny_run, max_steps=1)
     assert "come back" not in caplog.text

@@ -77,6 +77,7 @@ def test_at_most_two_classes_stand_between_a_trainer_and_the_librarys(trainer):
     assert len(ours) <= 2
 
 
+@pytest.mark.slow
 def test_a_trainer_needs_no_yaml_no_command_no_run_and_no_hub():
     code = "import sys; from vaswani import Trainer; print(*(n for n in sys.modules if 'vaswani.' in n))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -88,6 +89,7 @@ def test_a_trainer_needs_no_yaml_no_command_no_run_and_no_hub():
 # ------------------------------------------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, smoothing):
     """Rows of 12 to 20 tokens: a budget of 20 holds one, a budget of 160 all eight."""
@@ -102,6 +104,7 @@ def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, smoothing):
     torch.testing.assert_close(weights(parts.model), weights(whole.model), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_accumulation_is_exact_in_a_plain_seq2seq_trainer_too(tmp_path, smoothing):
     def train(rows_per_batch: int) -> torch.Tensor:
@@ -148,6 +151,7 @@ def trained_base(tmp_path_factory) -> torch.Tensor:
     return weights(base.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -355,6 +359,7 @@ def test_the_last_and_the_best_checkpoints_are_kept(tmp_path, limit):
     assert trainer.state.best_model_checkpoint == state["best_model_checkpoint"] == str(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_resuming_equals_never_having_stopped(tmp_path, step):
     """Three updates of two batches: two of a first epoch of three, and one of a second."""
@@ -400,6 +405,7 @@ def resume(folder: Path, **options) -> Trainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_without_a_run_too_settings_are_compared_and_the_state_must_be_there(tmp_path, capsys):
     make_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1).train()
     with pytest.raises(UserError, match=r"cannot change learning_rate=0.2 \(it was trained with 0.1\)"):

@@ -62,7 +62,9 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
             use_cache=use_cache,
             **kwargs,
         )
-        return BaseModelOutputWithPast(outputs.last_hidden_state, **other_outputs(outputs))
+        others = other_outputs(outputs)
+        others.pop("cross_attentions", None)  # empty: there is no encoder
+        return BaseModelOutputWithPast(outputs.last_hidden_state, **others)
 
 
 @auto_docstring
