@@ -136,7 +136,10 @@ def test_what_models_do_not_share_is_told_of() -> None:
             Estimate(-3.0, -4.5, -0.1),
             "-3.00 [-4.50, -0.10] points of BLEU, worse by more than the confidence",
         ),
-        (Estimate(1.0, -0.1, 2.0), "+1.00 [-0.10, +2.00] points of BLEU, no difference outside the confidence"),
+        (
+            Estimate(1.0, -0.1, 2.0),
+            "+1.00 [-0.10, +2.00] points of BLEU, no difference outside the confidence",
+        ),
         (Estimate(0.0, 0.0, 0.0), "no difference outside the confidence"),
     ],
 )
