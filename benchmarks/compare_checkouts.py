@@ -212,13 +212,14 @@ class Plan:
             Comparison("answers to prompts", "answers.jsonl", CLOSE),
         )
         self.add(
-            ["convert", "runs/masked", "theirs/masked", "--to", "bert"],
-            Comparison("`convert` of a trained model to bert", "theirs/masked", ADDED_UP),
+            ["convert", "runs/next-sentence", "theirs/trained", "--to", "bert"],
+            Comparison("`convert` of a trained model to bert", "theirs/trained", ADDED_UP),
         )
-        self.add(
-            ["combine", "combined", "--encoder", "runs/masked", "--decoder", "runs/causal"],
-            Comparison("`combine`", "combined", ADDED_UP),
-        )
+        for half, model in (("encoder", "masked"), ("decoder", "causal")):
+            self.add(
+                ["combine", f"combined/{half}", f"--{half}", f"runs/{model}"],
+                Comparison(f"`combine` of a trained {half} and a new half", f"combined/{half}", ADDED_UP),
+            )
 
     def add_finetuning(self) -> None:
         """Training on labels, from a model of `add_language_models`."""
