@@ -25,7 +25,7 @@ sys.argv = ["vaswani", *json.loads(sys.argv[1])]
 from vaswani.cli import main
 main()
 """
-# A process tells of itself on a descriptor of its own, when everything else is done.
+# Each process reports its time and modules at its end, on a separate descriptor.
 REPORT = """
 import atexit, json, os, sys
 def report():

@@ -82,6 +82,10 @@ OVERRIDDEN = {
         "Checkpoints are written under another name and renamed when they are whole."
     ),
     "transformers.trainer:Trainer._save_optimizer_and_scheduler": ("Sharded state is written whole."),
+    "transformers.utils.hub:PushToHubMixin._upload_modified_files": (
+        "A model that is pushed without a training gets a card that describes it; the two public methods "
+        "that push both end here."
+    ),
     "transformers.generation.utils:GenerationMixin._supports_default_dynamic_cache": (
         "An ensemble has a cache for each of its models."
     ),

@@ -3,6 +3,7 @@
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vaswani.model.attention import eager_attention_forward
 from vaswani.model.sparse_pattern import SparsePattern
@@ -72,3 +73,16 @@ def assert_equal(
     gradients = [torch.autograd.grad(output, inputs, upstream) for output in (actual, expected)]
     for of_ours, of_reference in zip(*gradients, strict=True):
         torch.testing.assert_close(of_ours, of_reference, rtol=0, atol=tolerance)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
+        return result

@@ -40,6 +40,16 @@ def test_a_slot_runs_its_kernel_where_there_is_one():
     assert (double(3), double.plain(3)) == (6, 6)
 
 
+def test_a_kernel_goes_before_what_computed_until_then():
+    @KernelSlot
+    def name_of(number):
+        return "plain"
+
+    name_of.put_before(lambda otherwise, number: "even" if number % 2 == 0 else otherwise(number))
+    name_of.put_before(lambda otherwise, number: "zero" if number == 0 else otherwise(number))
+    assert [name_of(number) for number in (0, 1, 2)] == ["zero", "plain", "even"]
+
+
 def test_kernels_are_checked_and_hooked_in_once(fresh_registry):
     usable = make_kernel(fresh_registry, "usable")
     refused = make_kernel(fresh_registry, "refused", reason="there is no such processor")

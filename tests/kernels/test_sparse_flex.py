@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparse_reference import PADDINGS, assert_equal, dense_reference, paddings, states
+from sparse_reference import PADDINGS, LargestTensor, assert_equal, dense_reference, paddings, states
 from vaswani.kernels import sparse_flex
 from vaswani.kernels.sparse_flex import DROPOUT_LEVELS, TILE, keep_mask
 from vaswani.model.sparse_attention import attend_by_pattern
@@ -172,24 +171,11 @@ def test_tiles_that_are_visible_throughout_need_no_looking_up() -> None:
     assert not large.kv_num_blocks.any()
 
 
-class Largest(TorchDispatchMode):
-    """Records the size of the largest tensor made."""
-
-    size = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.size = max(self.size, tensor.numel())
-        return result
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_lists_are_made_without_looking_at_every_pair(causal: bool) -> None:
     length, pattern = 2**15, SparsePattern(num_heads=1, layer=77, causal=causal)
     rows = 0 if causal else 2
-    with Largest() as largest:
+    with LargestTensor() as largest:
         mask, _ = sparse_flex._block_mask(pattern, length, rows, torch.device("cpu"))
     assert largest.size <= 2 * pattern.num_blocks(length) ** 2  # a look at every pair of blocks
     assert mask.kv_indices.shape[-1] + mask.full_kv_indices.shape[-1] <= 2 * (2 + 3 + 3)

@@ -9,9 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparse_reference import PADDINGS, any_pattern, assert_equal, dense_reference, paddings, states
+from sparse_reference import (
+    PADDINGS,
+    LargestTensor,
+    any_pattern,
+    assert_equal,
+    dense_reference,
+    paddings,
+    states,
+)
 from vaswani.model.sparse_attention import (
     attend_by_pattern,
     pattern_numbers,
@@ -98,28 +105,15 @@ def test_the_scaling_moves_the_result() -> None:
     torch.testing.assert_close(actual, sparse_attention(2 * 8**0.5 * query, key, value, pattern))
 
 
-class Made(TorchDispatchMode):
-    """Records the number of elements of the largest tensor made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.numel())
-        return result
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_grows_linearly(causal: bool) -> None:
     pattern, largest = SparsePattern(num_heads=1, causal=causal), []
     for length in (4096, 8192, 16384):
         inputs, mask = states(1, 1, length, 16, torch.float32), torch.ones(1, length)
         sparse_attention(*inputs, pattern)  # draws the pattern, which is kept
-        with Made() as made:
+        with LargestTensor() as made:
             sparse_attention(*inputs, pattern, mask).sum().backward()
-        largest.append(made.largest)
+        largest.append(made.size)
     assert largest[2] <= 2.1 * largest[1] <= 2.1 * 2.1 * largest[0]
     assert largest[2] < 16384**2 / 20
 

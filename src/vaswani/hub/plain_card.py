@@ -32,7 +32,7 @@ PAPER = "[Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)"
 
 
 def is_written_by_us(text: str) -> bool:
-    """Whether a card may be replaced by a newer one, because nobody has edited it."""
+    """Return True for a card that no user has edited, which a newer one may replace."""
     return MARK in text
 
 

@@ -7,7 +7,8 @@ A kernel is a module of this package that has
   that the kernel relies on (processor, compiler, operators and names that are not documented), and is cheap:
   what is expensive, such as a compilation, waits for the first call;
 - `hook_in() -> None`: puts the kernel in place, for our models only. A function fills its slot:
-  `model_function.kernel = fast_function` (see `vaswani.model.kernel_slots`). An attention implementation of
+  `model_function.kernel = fast_function`, or `put_before` where a function has several kernels (see
+  `vaswani.model.kernel_slots`). An attention implementation of
   the library is replaced in `vaswani.model.attention.ATTENTION_FUNCTIONS`, which belongs to our models; a new
   one is registered with `AttentionInterface` and `AttentionMaskInterface` together.
 

@@ -13,7 +13,7 @@ B batch · H heads · n tokens · R of them queries · D head width · N blocks 
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def unavailable() -> str | None:
 
 def hook_in() -> None:
     """Go before other kernels."""
-    attend_by_pattern.kernel = partial(attend_on_cuda, attend_by_pattern.kernel or attend_by_pattern.plain)
+    attend_by_pattern.put_before(attend_on_cuda)
 
 
 def attend_on_cuda(

@@ -8,14 +8,14 @@ B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b to
 
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vaswani.kernels.native_library import native_library, why_not_compiled
-from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers
+from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
 from vaswani.model.sparse_pattern import SparsePattern
 
 SOURCE = Path(__file__).with_name("sparse_native.cpp")
@@ -32,7 +32,7 @@ def unavailable() -> str | None:
 
 def hook_in() -> None:
     """Go before other kernels."""
-    attend_by_pattern.kernel = partial(attend_natively, attend_by_pattern.kernel or attend_by_pattern.plain)
+    attend_by_pattern.put_before(attend_natively)
 
 
 @lru_cache(maxsize=1)
@@ -121,13 +121,9 @@ def _(query: torch.Tensor, key: Any, value: Any, padding: Any, seed: Any, patter
 
 
 def _empty_results(query: torch.Tensor, pattern: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    drawn = _pattern_of(pattern)
+    drawn = pattern_of(pattern)
     num_rows = drawn.num_blocks(query.shape[2]) * drawn.block_size
     return _empty(query), query.new_empty(*query.shape[:2], num_rows, dtype=torch.float32)
-
-
-def _pattern_of(numbers: list[int]) -> SparsePattern:
-    return SparsePattern(*numbers)  # type: ignore[arg-type]  # one is 0 or 1, for causal
 
 
 def _empty(states: torch.Tensor) -> torch.Tensor:
@@ -191,7 +187,7 @@ def _call(
     """Run a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
     compiled = library()
     assert compiled is not None  # `can_compute` has asked
-    pattern, threads = _pattern_of(numbers), torch.get_num_threads()
+    pattern, threads = pattern_of(numbers), torch.get_num_threads()
     batch, heads, length, width = query.shape
     num_blocks, size = pattern.num_blocks(length), pattern.block_size
     table = block_table(pattern, num_blocks, query.device)

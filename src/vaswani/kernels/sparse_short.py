@@ -4,12 +4,12 @@ B batch · H heads · n tokens · D head width
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import nn
-from transformers.utils import is_tracing
 
+from vaswani.model.input_checks import has_values
 from vaswani.model.sparse_attention import attend_by_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
@@ -21,7 +21,7 @@ def unavailable() -> str | None:
 
 def hook_in() -> None:
     """Go before other kernels."""
-    attend_by_pattern.kernel = partial(attend_to_all, attend_by_pattern.kernel or attend_by_pattern.plain)
+    attend_by_pattern.put_before(attend_to_all)
 
 
 def attend_to_all(
@@ -35,8 +35,8 @@ def attend_to_all(
     dropout: float,
 ) -> torch.Tensor:
     """`attend_by_pattern`: dense for short sequences without dropout, else by another kernel."""
-    length = query.shape[2]
-    if dropout or query.device.type != "cpu" or is_tracing(query) or not shows_everything(pattern, length):
+    length, is_eager = query.shape[2], query.device.type == "cpu" and has_values(query)
+    if dropout or not is_eager or not shows_everything(pattern, length):
         return otherwise(query, key, value, pattern, padding_mask, scaling, dropout)
     mask = None
     if padding_mask is not None and not padding_mask.all():  # without a mask the fused kernel is faster

@@ -31,7 +31,7 @@ def has_values(tensor: Any) -> bool:
 
 
 def can_be_checked(values: torch.Tensor) -> bool:
-    """Whether the values may be read: there are some, on the CPU."""
+    """Return True if the tensor has values and they can be read without waiting for a device."""
     return values.device.type == "cpu" and values.numel() > 0 and has_values(values)
 
 

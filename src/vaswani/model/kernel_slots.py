@@ -6,6 +6,7 @@ The model computes everything by itself, in plain PyTorch. The plugin fills the 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -20,6 +21,10 @@ class KernelSlot:
         self.kernel: Callable[..., Any] | None = None
         self.__name__ = plain.__name__
         self.__doc__ = plain.__doc__
+
+    def put_before(self, kernel: Callable[..., Any]) -> None:
+        """Let a kernel go before what computes now, which becomes the kernel's first argument."""
+        self.kernel = partial(kernel, self.kernel or self.plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self.kernel or self.plain)(*args, **kwargs)

@@ -164,6 +164,11 @@ def pattern_numbers(pattern: SparsePattern) -> list[int]:
     return [int(number) for number in astuple(pattern.in_blocks())]
 
 
+def pattern_of(numbers: list[int]) -> SparsePattern:
+    """The pattern of such numbers."""
+    return SparsePattern(*numbers)  # type: ignore[arg-type]  # one is 0 or 1, for causal
+
+
 # An operator, because a compiler cannot trace how a pattern is drawn.
 @torch.library.custom_op("vaswani::visible_blocks", mutates_args=())
 def visible_blocks(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
@@ -171,13 +176,13 @@ def visible_blocks(pattern: list[int], num_blocks: int, query_blocks: torch.Tens
 
     N, the number of blocks, stands for none.
     """
-    table = block_table(SparsePattern(*pattern), num_blocks, query_blocks.device)  # type: ignore[arg-type]
+    table = block_table(pattern_of(pattern), num_blocks, query_blocks.device)
     return table[:, query_blocks - (num_blocks - table.shape[1])]
 
 
 @visible_blocks.register_fake
 def _(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
-    fitted = SparsePattern(*pattern).within(num_blocks)  # type: ignore[arg-type]
+    fitted = pattern_of(pattern).within(num_blocks)
     most = fitted.global_blocks + fitted.window_blocks + fitted.random_blocks
     return query_blocks.new_empty(fitted.num_heads, len(query_blocks), most)
 

@@ -52,7 +52,7 @@ def requested_fsdp_size() -> int | None:
 def check_processes() -> None:
     """Raise `UserError` where several processes were asked for, and there is one, or each trains alone."""
     state = PartialState()
-    # accelerate's launcher tells of several processes by MASTER_ADDR; those that it starts know WORLD_SIZE.
+    # accelerate's launcher sets MASTER_ADDR for several processes, and the processes get WORLD_SIZE.
     was_launched = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
     if was_launched and _started_processes() == 1:
         raise UserError(

@@ -175,7 +175,7 @@ class BaseRun(ABC):
         """Evaluate the final model on the test split, or else on the validation split; empty without both."""
 
     def report(self) -> None:  # noqa: B027 - most kinds of runs have nothing to add
-        """Add to what is told of a finished run, before its card is written."""
+        """Extend the report of a finished run, before its card is written."""
 
     # -------------------------------------------------------------------------------- what several kinds use
 
