@@ -68,7 +68,7 @@ def attend_by_pattern(
     query, key, value = (each.to(torch.promote_types(dtype, torch.float32)) for each in (query, key, value))
     first = pattern.num_global_rows(num_blocks)  # the query blocks before see everything
     place = torch.arange(num_blocks * size, device=query.device)
-    places = pattern.places(place[:length])
+    places = pattern.places(torch.arange(length, device=query.device))
     query = query.new_zeros(batch, heads, num_blocks * size, width).index_copy(2, places, query)
     groups = query.view(batch, heads, num_blocks, size, width)[:, :, first:]
     rows = place.view(num_blocks, size)[first:]
@@ -184,7 +184,7 @@ def visible_blocks(pattern: list[int], num_blocks: int, query_blocks: torch.Tens
 def _(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
     fitted = pattern_of(pattern).within(num_blocks)
     most = fitted.global_blocks + fitted.window_blocks + fitted.random_blocks
-    return query_blocks.new_empty(fitted.num_heads, len(query_blocks), most)
+    return query_blocks.new_empty(fitted.num_heads, query_blocks.shape[0], most)
 
 
 @lru_cache(maxsize=256)
