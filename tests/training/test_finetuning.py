@@ -85,7 +85,7 @@ def check_scores(folder: Path, task: str) -> dict:
     assert record["versions"]["torch"]
     assert len(record["examples"]) == 8
     card = (folder / "README.md").read_text()
-    assert "to tell the `label` of a text" in card
+    assert "to predict the `label` of a text" in card
     assert f"{next(iter(record['metrics'].values()))['value']:.2f}" in card
     return record
 
