@@ -185,6 +185,26 @@ def test_beam_search_reports_scores_and_attentions(attentions: bool) -> None:
         assert output.decoder_attentions[1][0].shape == (6, 2, 1, 2)
 
 
+@pytest.mark.parametrize("sizes", [(97, 61), (97, 120)])
+def test_scores_of_a_target_with_its_own_vocabulary_add_up(sizes: tuple[int, int]) -> None:
+    model = tiny_model(vocab_size=sizes[0], decoder_vocab_size=sizes[1])
+    output = model.generate(
+        **sources(), num_beams=3, max_new_tokens=9, return_dict_in_generate=True, output_scores=True
+    )
+    steps = model.compute_transition_scores(
+        output.sequences, output.scores, output.beam_indices, normalize_logits=False
+    )
+    lengths = (output.beam_indices >= 0).sum(dim=1)
+    penalty = model.generation_config.length_penalty or 1.0
+    torch.testing.assert_close(steps.sum(dim=1) / lengths**penalty, output.sequences_scores)
+
+
+def test_resizing_the_source_vocabulary_leaves_the_targets() -> None:
+    model = tiny_model(vocab_size=97, decoder_vocab_size=61)
+    model.resize_token_embeddings(110)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (110, 61)
+
+
 def test_samples_of_one_source_share_its_keys() -> None:
     model, data = tiny_model(), sources(2)
     torch.manual_seed(1)

@@ -5,6 +5,7 @@ What changes the numbers is a field here and is saved with the model. What only 
 attention kernel, is an argument of `from_pretrained` and is not.
 """
 
+import copy
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -312,6 +313,18 @@ class VaswaniConfig(VaswaniFamilyConfig):
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """The configuration of one side, for transformers' generation: `vocab_size` is the target's.
+
+        With `encoder=True` it is the source's. With two vocabularies the result is a copy, not to be changed.
+        """
+        config = super().get_text_config(decoder=decoder, encoder=encoder)
+        if self.decoder_vocab_size in (None, self.vocab_size) or (encoder and not decoder):
+            return config
+        config = copy.copy(config)
+        config.vocab_size = self.decoder_vocab_size
+        return config
 
     def validate_sizes(self):
         """Check that a machine can hold every size, the target's vocabulary too."""

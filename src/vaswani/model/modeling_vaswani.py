@@ -71,6 +71,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         """Resize the source vocabulary, and with it the target's when both are one."""
         one_vocabulary = self.config.decoder_vocab_size == self.config.vocab_size
         embeddings = super().resize_token_embeddings(*args, **kwargs)
+        self.config.vocab_size = embeddings.weight.shape[0]
         if one_vocabulary:
             self.resize_decoder_token_embeddings(self.config.vocab_size)
         return embeddings
