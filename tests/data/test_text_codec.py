@@ -12,8 +12,8 @@ from transformers import FSMTTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
 from toy_translation import WORDS
-from vaswani.data.text_codec import TextCodec, has_one_vocabulary
-from vaswani.data.tokenization import byte_tokenizer, load_tokenizers, train_tokenizer
+from vaswani.data.text_codec import TextCodec, for_languages, has_one_vocabulary
+from vaswani.data.tokenization import byte_tokenizer, load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 
 __all__ = ["library_tokenizers"]
@@ -185,3 +185,58 @@ def test_a_codec_is_copied_for_another_process(library_tokenizers: dict[str, Pat
         codec = TextCodec(load_tokenizers(library_tokenizers[kind])[0], "target")
         expected = codec.token_ids(TARGETS)
         assert pickle.loads(pickle.dumps(codec)).token_ids(TARGETS) == expected
+
+
+MULTILINGUAL = {
+    "m2m100": ("de", "en"),
+    "nllb": ("deu_Latn", "eng_Latn"),
+    "mbart": ("de_DE", "en_XX"),
+    "mbart50": ("de_DE", "en_XX"),
+}
+
+
+@pytest.mark.parametrize("kind", MULTILINGUAL)
+def test_languages_are_chosen_and_saved(
+    kind: str, library_tokenizers: dict[str, Path], tmp_path: Path
+) -> None:
+    source, target = MULTILINGUAL[kind]
+    before = load_tokenizers(library_tokenizers[kind])  # of the other direction
+    encoded = {side: TextCodec(before[0], side).token_ids(TARGETS[:1]) for side in ("source", "target")}
+    reverse = for_languages(*before, source_language=source, target_language=target)
+    save_tokenizers(*reverse, tmp_path)
+    for tokenizers in (reverse, load_tokenizers(tmp_path)):
+        # Both sides of one language are marked in the same way.
+        assert TextCodec(tokenizers[0], "source").token_ids(TARGETS[:1]) == encoded["target"]
+        assert TextCodec(tokenizers[1], "target").token_ids(TARGETS[:1]) == encoded["source"]
+    assert TextCodec(before[0], "target").token_ids(TARGETS[:1]) == encoded["target"]  # a copy was changed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_comes_before_sources_and_is_saved(
+    kind: str, library_tokenizers: dict[str, Path], tmp_path: Path
+) -> None:
+    before = load_tokenizers(library_tokenizers[kind])
+    with_prefix = for_languages(*before, source_prefix="the big ")
+    assert (with_prefix[0] is with_prefix[1]) == (before[0] is before[1])
+    save_tokenizers(*with_prefix, tmp_path)
+    loaded = load_tokenizers(tmp_path)
+    assert TextCodec(loaded[0]).token_ids(["cat"]) == TextCodec(before[0]).token_ids(["the big cat"])
+    assert TextCodec(loaded[1], "target").token_ids(TARGETS) == TextCodec(before[1], "target").token_ids(
+        TARGETS
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("m2m100", {"target_language": "german"}, "target_language=german: .* no such language"),
+        ("nllb", {"source_language": "eng"}, "source_language=eng: .* as in .*eng_Latn"),
+        ("mbart50", {"target_language": "<s>"}, "target_language=<s>: .* no such language"),
+        ("marian", {"target_language": "de"}, "does not mark languages; .* or give .* source_prefix"),
+    ],
+)
+def test_a_language_that_a_tokenizer_does_not_have_is_refused(
+    kind: str, options: dict[str, str], message: str, library_tokenizers: dict[str, Path]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        for_languages(*load_tokenizers(library_tokenizers[kind]), **options)

@@ -100,6 +100,22 @@ MaxTokensPerBatch = Annotated[
     int,
     number("--max_tokens_per_batch", help="Tokens per batch, of sources and expected outputs.", at_least=1),
 ]
+SourceLanguage = Annotated[
+    str | None,
+    typer.Option(
+        "--source_language",
+        help="Language of the sources, as a multilingual tokenizer names it: en, eng_Latn, en_XX ...",
+    ),
+]
+TargetLanguage = Annotated[str | None, typer.Option("--target_language", help="Language to translate into.")]
+SourcePrefix = Annotated[
+    str | None,
+    typer.Option(
+        "--source_prefix",
+        help="Text before each source, such as 'translate English to German: ' for T5. Default: as saved "
+        "with the tokenizer.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option("--device", help="Device. Default: a CUDA device if there is one, else cpu.")
 ]

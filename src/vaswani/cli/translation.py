@@ -22,8 +22,11 @@ from vaswani.cli.options import (
     NumBeams,
     Revision,
     SourceField,
+    SourceLanguage,
+    SourcePrefix,
     Split,
     TargetField,
+    TargetLanguage,
     TooLong,
     number,
 )
@@ -58,6 +61,9 @@ def translate(
     too_long: TooLong = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
     buffer_size: Annotated[
         int | None,
         number("--buffer_size", help="Lines to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
@@ -90,6 +96,9 @@ def translate(
                 too_long=too_long,
                 max_length=max_length,
                 max_tokens_per_batch=max_tokens_per_batch,
+                source_language=source_language,
+                target_language=target_language,
+                source_prefix=source_prefix,
             )
             shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
             typed = lines.isatty()
@@ -137,6 +146,9 @@ def evaluate(
     too_long: TooLong = None,
     max_length: MaxLength = 1024,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
@@ -169,6 +181,9 @@ def evaluate(
             too_long=too_long,
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
+            source_language=source_language,
+            target_language=target_language,
+            source_prefix=source_prefix,
         )
         with progress_bar(len(rows), " rows") as bar:
             evaluation = evaluate_translator(translator, rows, partial(score_texts, task=task), bar.update)

@@ -7,6 +7,8 @@ use a tokenizer and never lets it truncate: `Frame.cut` shortens the tokens afte
 
 from __future__ import annotations
 
+import copy
+import difflib
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ from vaswani.errors import UserError, one_line
 
 Side = Literal["source", "target"]
 
+SOURCE_PREFIX = "source_prefix"  # key in tokenizer_config.json
 _PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these
 _locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
@@ -77,7 +80,8 @@ class TextCodec:
     """Encodes and decodes the sources or targets of a model; thread-safe.
 
     Sources are encoded like `tokenizer(texts)`, targets like `tokenizer(text_target=texts)`, with the
-    vocabulary of their side where a tokenizer has two.
+    vocabulary of their side where a tokenizer has two. The tokenizer's `source_prefix`, such as T5's
+    "translate English to German: ", comes before each source (see `for_languages`).
 
     Args:
         tokenizer: adds the special tokens that the model was trained with. Codecs may share it.
@@ -106,6 +110,8 @@ class TextCodec:
             UserError: the tokenizer fails, or does not know the language of the targets.
         """
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
+        if self.side == "source" and texts and (prefix := source_prefix(self.tokenizer)):
+            texts = ([prefix + text for text in texts[0]], *texts[1:])
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
         if self.side == "target":
             _check_target_language(self.tokenizer)
@@ -185,6 +191,79 @@ def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokeni
 def marks_languages(tokenizer: Any) -> bool:
     """Return whether the tokenizer adds a language to each text, as those of NLLB, M2M100 and mBART do."""
     return hasattr(tokenizer, "_switch_to_target_mode") and hasattr(tokenizer, "tgt_lang")
+
+
+def source_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text that comes before each source; it is saved in tokenizer_config.json."""
+    return tokenizer.init_kwargs.get(SOURCE_PREFIX, "")
+
+
+def for_languages(
+    source: PreTrainedTokenizerBase,
+    target: PreTrainedTokenizerBase,
+    *,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    source_prefix: str | None = None,
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Return the tokenizers of a model for a pair of languages.
+
+    Args:
+        source: encodes sources; it is copied where it changes.
+        target: encodes and decodes targets, and may be the same object, as it then is in the result.
+        source_language: as the tokenizer names it ("en" for M2M100, "eng_Latn" for NLLB, "en_XX" for mBART);
+            None leaves it as it is.
+        target_language: likewise.
+        source_prefix: comes before each source, as T5's "translate English to German: ", or the language of
+            a Marian model with several ones, ">>fra<< ". None leaves it as it is.
+
+    Raises:
+        UserError: the tokenizer does not know the language, or has no languages.
+    """
+    chosen = {"src_lang": source_language, "tgt_lang": target_language, SOURCE_PREFIX: source_prefix}
+    if all(value is None for value in chosen.values()):
+        return source, target
+    is_one = source is target
+    source = copy.deepcopy(source)
+    target = source if is_one else copy.deepcopy(target)
+    for option, value in (("source_language", source_language), ("target_language", target_language)):
+        if value is not None:
+            _check_language(source if option == "source_language" else target, option, value)
+    for tokenizer in {id(one): one for one in (source, target)}.values():
+        for name, value in chosen.items():
+            if value is None:
+                continue
+            tokenizer.init_kwargs[name] = value  # these are saved
+            if name != SOURCE_PREFIX:
+                setattr(tokenizer, name, value)
+    return source, target
+
+
+def _check_language(tokenizer: Any, option: str, language: str) -> None:
+    """Raise a UserError unless the tokenizer can mark a text with this language."""
+    if not marks_languages(tokenizer):
+        raise UserError(
+            f"{option}={language}: the tokenizer {_name(tokenizer)} does not mark languages; leave it out, "
+            "or give what the model was trained to read before a text, such as '>>fra<< ', as source_prefix"
+        )
+    if language in (known := _languages(tokenizer)):
+        return
+    nearest = difflib.get_close_matches(language, known, n=3, cutoff=0.4) or known[:3]
+    raise UserError(
+        f"{option}={language}: the tokenizer {_name(tokenizer)} has no such language; it names them as in "
+        f"{', '.join(nearest)}"
+    )
+
+
+def _languages(tokenizer: Any) -> list[str]:
+    """The languages that a tokenizer with `src_lang` and `tgt_lang` has tokens for."""
+    by_code = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's
+    if by_code is not None:
+        return [code for code, token in by_code.items() if token in tokenizer.get_vocab()]
+    special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    framing = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    framing |= {tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token}
+    return sorted(special - framing)
 
 
 def _check_target_language(tokenizer: Any) -> None:

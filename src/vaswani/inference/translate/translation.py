@@ -29,7 +29,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
@@ -101,9 +101,14 @@ class Translator(FromPretrained):
         max_length: maximum tokens of a translation, which may have at most 50 more than its source.
         max_tokens_per_batch: maximum tokens of a batch, with padding and the tokens that may be generated. A
             longer sentence is a batch by itself.
+        source_language: of a multilingual model, as its tokenizer names it (see `for_languages`). None means
+            the one that is saved with the tokenizer.
+        target_language: likewise.
+        source_prefix: comes before each sentence, as T5's "translate English to German: ". None means the
+            one that is saved with the tokenizer.
 
     Raises:
-        UserError: an option is out of range.
+        UserError: an option is out of range, or the tokenizer does not know a language.
     """
 
     _auto_class, _has_target = AutoModelForSeq2SeqLM, True
@@ -120,15 +125,24 @@ class Translator(FromPretrained):
         too_long: TooLong | None = None,
         max_length: int = 1024,
         max_tokens_per_batch: int = 8192,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        source_prefix: str | None = None,
     ):
         check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
         self.model = model.eval()
-        self.source_tokenizer = source_tokenizer
-        self.target_tokenizer = target_tokenizer or source_tokenizer
+        self.source_tokenizer, self.target_tokenizer = for_languages(
+            source_tokenizer,
+            target_tokenizer or source_tokenizer,
+            source_language=source_language,
+            target_language=target_language,
+            source_prefix=source_prefix,
+        )
         self._sources = TextCodec(self.source_tokenizer, "source")
         self._targets = TextCodec(self.target_tokenizer, "target")
         self.start_options = self._targets.start_options()
-        _check_language(model, self.target_tokenizer, self.start_options)
+        if target_language is None:
+            _check_language(model, self.target_tokenizer, self.start_options)
         self.num_beams = num_beams
         try:
             self.length_penalty = GNMTLengthPenalty(length_penalty)
