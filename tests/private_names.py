@@ -101,3 +101,6 @@ MODEL_FIELDS = {
         *("_supports_flash_attn", "_supports_flex_attn", "_supports_sdpa", "_tied_weights_keys"),
     )
 }
+
+# Names that the oldest supported version of transformers does not have; the source does without them there.
+NEWER = {"transformers.generation.utils:GenerationMixin._is_user_defined", f"{_MODEL}_fsdp_plan"}

@@ -14,7 +14,7 @@ from vaswani.cli import run
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.errors import UserError
 from vaswani.files.named_configs import FOLDER, command, config_names, find_config, summary
-from vaswani.training.config.arguments import RunConfig
+from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import BaseConfig
@@ -34,10 +34,10 @@ NAMES = config_names()
 @pytest.mark.parametrize("name", [name for name in NAMES if command(name) in CONFIG_CLASSES])
 def test_every_configuration_resolves(name):
     config_class = CONFIG_CLASSES[command(name)]
-    corpus = ["--dataset", "texts"] if command(name) in ("pretrain", "finetune") else []
-    config = load_config(name, corpus, config_class)
+    given = ["--dataset", "texts"] if command(name) in ("pretrain", "finetune") else []
+    config = load_config(name, given, config_class)
     assert config.output_dir == Path("runs") / name.rpartition("/")[2]
-    if isinstance(config, RunConfig):
+    if isinstance(config, RunConfig) and isinstance(config.model, ModelArguments):
         model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)
 
 

@@ -6,15 +6,10 @@ from typing import Any
 import pytest
 from transformers import (
     AutoModelForSeq2SeqLM,
-    FSMTConfig,
-    M2M100Config,
-    MarianConfig,
-    MBartConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
 )
 
 from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
+from library_translators import config_of
 from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec
@@ -27,26 +22,6 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.training.config.config_file import load_config
 
 __all__ = ["cache_of_its_own", "library_tokenizers"]
-
-
-def config_of(kind: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """A tiny model for a tokenizer, with its vocabularies, its padding and its end."""
-    languages = getattr(tokenizer, "lang_code_to_id", {}).values()
-    source, target = (
-        1 + max(*TextCodec(tokenizer, side).vocabulary().values(), *languages)
-        for side in ("source", "target")
-    )
-    end = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
-    tokens: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": end}
-    tokens["decoder_start_token_id"] = tokenizer.pad_token_id if kind.startswith("marian") else end
-    if kind == "fsmt":
-        sizes = {"src_vocab_size": source, "tgt_vocab_size": target}
-        return FSMTConfig(**TINY_MODEL, **sizes, **tokens, langs=["en", "de"], bos_token_id=0)
-    if kind == "marian of two vocabularies":
-        tokens |= {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": False}
-    classes = {"marian": MarianConfig, "mbart": MBartConfig, "mbart50": MBartConfig}
-    config_class = classes.get(kind.split()[0], M2M100Config)
-    return config_class(**TINY_MODEL, vocab_size=source, **tokens, forced_eos_token_id=None)
 
 
 @pytest.fixture(params=list(KINDS))

@@ -26,7 +26,7 @@ from vaswani.data.tokenization import save_tokenizers, train_tokenizer
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import RunConfig, TrainingArguments
+from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig, TrainingArguments
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import INHERITED_BOUNDS, BaseConfig, sections
@@ -40,7 +40,7 @@ from vaswani.training.config.pretraining_arguments import (
 from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
-from vaswani.training.runs.translation import TrainingRun
+from vaswani.training.runs.translation import ContinuedRun, TrainingRun
 
 AWKWARD = ("nan", "inf", "-inf", "-1", "0", "1e30", str(10**12))
 COMMON = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-3}
@@ -63,6 +63,7 @@ class Kind:
 TEXTS = {"dataset": "texts", "max_length": 24, "objective": "masked"}
 KINDS = {
     "train": Kind(RunConfig, RunConfig, TrainingRun, {"dataset": "dates"}),
+    "more pairs": Kind(RunConfig, ContinuedRunConfig, ContinuedRun, {"dataset": "dates"}),
     "distill": Kind(DistillationConfig, DistillationConfig, DistillationRun, {"dataset": "dates"}),
     "masked": Kind(PretrainingConfig, MaskedLMConfig, MaskedLMRun, TEXTS),
     "causal": Kind(PretrainingConfig, CausalLMConfig, CausalLMRun, TEXTS | {"objective": "causal"}),
@@ -94,8 +95,10 @@ def models(tmp_path_factory) -> dict[str, dict[str, Any]]:
     decoder = VaswaniForCausalLM(VaswaniDecoderConfig(vocab_size=len(tokenizer), **shape))
     decoder.save_pretrained(folder / "decoder")
     save_tokenizers(tokenizer, tokenizer, folder / "decoder")
+    teacher = str(save_teacher(folder / "teacher"))
     return {
-        "distill": {"teacher": str(save_teacher(folder / "teacher"))},
+        "distill": {"teacher": teacher},
+        "more pairs": {"model": teacher},
         "more masked": encoder,
         "more causal": {"model": str(folder / "decoder")},
         "finetune": encoder,

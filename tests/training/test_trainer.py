@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator
@@ -104,8 +106,12 @@ def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, smoothing):
     torch.testing.assert_close(weights(parts.model), weights(whole.model), rtol=1e-5, atol=1e-6)
 
 
+# In older versions the library averages smoothed losses over the batch, not over what is accumulated.
+SMOOTHS_EXACTLY = "num_items_in_batch" in signature(LabelSmoother.__call__).parameters
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1] if SMOOTHS_EXACTLY else [0.0])
 def test_accumulation_is_exact_in_a_plain_seq2seq_trainer_too(tmp_path, smoothing):
     def train(rows_per_batch: int) -> torch.Tensor:
         args = Seq2SeqTrainingArguments(

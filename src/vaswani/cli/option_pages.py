@@ -15,13 +15,14 @@ import transformers
 
 from vaswani.cli.training_help import FIELDS, FOLDER
 from vaswani.distillation.arguments import DistillationConfig
-from vaswani.training.config.arguments import RunConfig
+from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import BaseConfig, default_of, is_inherited, plain, sections
 from vaswani.training.config.pretraining_arguments import CONTINUED, NEW
 
 PAGES: dict[str, type[BaseConfig]] = {
     "train": RunConfig,
+    "train-continued": ContinuedRunConfig,
     "distill": DistillationConfig,
     "finetune": FinetuningConfig,
     **{f"pretrain-{objective}": config_class for objective, config_class in NEW.items()},

@@ -21,13 +21,16 @@ def help_page(command: str, arguments: Sequence[str]) -> str:
 
 
 def _page(command: str, arguments: Sequence[str]) -> str:
-    if command != "pretrain":
+    if command not in ("train", "pretrain"):
         return command
     given = first_values(split_flags(arguments))
+    continued = "-continued" if "model" in given else ""
+    if command == "train":
+        return f"train{continued}"
     objective = given.get("objective", "masked")
     if objective not in ("masked", "causal"):
         raise UserError(f"objective={objective} is unknown; choose one of masked, causal")
-    return f"pretrain-{objective}" + ("-continued" if "model" in given else "")
+    return f"pretrain-{objective}{continued}"
 
 
 def check_flags(command: str, arguments: Sequence[str]) -> None:

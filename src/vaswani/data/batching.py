@@ -33,6 +33,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vaswani.data import text_codec
 from vaswani.data.caching import map_to_file, tokenizer_key
+from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.sources.corpus import RowReport
 from vaswani.data.text_codec import Frame, Side, TextCodec
 from vaswani.errors import UserError
@@ -44,6 +45,7 @@ Example = Mapping[str, Any]  # one tokenized row: input_ids, labels and other co
 
 IGNORED_LABEL = -100  # cross-entropy skips these
 ROWS_IN_BUFFER = 20_000
+ROWS_TO_COUNT = 10_000  # for the share of unknown tokens
 TOKEN_FEATURES = Features(
     {
         "input_ids": List(Value("int32")),
@@ -114,6 +116,25 @@ def token_lengths(dataset: Dataset) -> tuple[Integers, Integers]:
     """Return the columns `source_length` and `target_length` of a tokenized data set: int32 arrays [N]."""
     table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
     return table["source_length"].to_numpy(), table["target_length"].to_numpy()
+
+
+def unknown_share(dataset: Dataset, column: str, codec: TextCodec) -> float | None:
+    """Return the share of unknown tokens in a column of a tokenized data set.
+
+    Args:
+        dataset: tokenized.
+        column: `input_ids` or `labels`.
+        codec: of that side.
+
+    Returns:
+        A number from 0 to 1, measured on at most 10,000 rows, evenly spread; None without an unknown token.
+    """
+    unknown = codec.unknown_id()
+    if unknown is None:
+        return None
+    rows = dataset.select(evenly_spread(len(dataset), ROWS_TO_COUNT))
+    token_ids = np.fromiter(itertools.chain.from_iterable(rows[column][:]), dtype=np.int64)
+    return float((token_ids == unknown).mean())
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ def _metadata(run: RunMetadata, name: str) -> ModelCardData:
         language=_languages(run) or None,
         license=run.settings.get("license"),
         library_name="transformers",
+        base_model=run.corpus.get("base_model"),
         pipeline_tag=_pipeline(run) if run.evaluation else None,
         tags=_tags(run),
         datasets=[hub_dataset] if hub_dataset else None,
@@ -224,7 +225,8 @@ def _training_task(run: RunMetadata) -> str:
     if pipeline == "text-generation":
         return f"trained on {data} to continue texts"
     if _is_trained_on_pairs(run):
-        how = "distilled" if settings.get("teacher") else "trained"
+        how = f"fine-tuned from {Path(str(settings['model'])).name}" if settings.get("model") else "trained"
+        how = "distilled" if settings.get("teacher") else how
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
         return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
     how = f"fine-tuned from {Path(str(settings['model'])).name}" if settings.get("model") else "fine-tuned"

@@ -6,7 +6,7 @@ the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -21,7 +21,13 @@ from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
-from vaswani.training.config.options import BaseConfig, Section, check_values, option
+from vaswani.training.config.options import (
+    FIELDS_WITHOUT_EFFECT,
+    BaseConfig,
+    Section,
+    check_values,
+    option,
+)
 from vaswani.training.config.schedule import paper_peak_learning_rate
 from vaswani.training.launch.processes import (
     choose_device,
@@ -113,8 +119,8 @@ class ModelArguments(FamilyArguments):
 
 
 @dataclass
-class DataArguments(Section):
-    """The parallel corpus, its vocabulary and the limits on its rows."""
+class PairsArguments(Section):
+    """The parallel corpus and the limits on its rows."""
 
     task: Literal["translation", "summarization"] = option(
         "translation", "Task: translation (BLEU, chrF, exact match) or summarization (ROUGE)."
@@ -136,11 +142,6 @@ class DataArguments(Section):
     max_validation_rows: int | None = option(
         None, "Number of validation rows to evaluate on, evenly spread. Default: all.", at_least=1
     )
-    vocab_size: int = option(37000, "Maximum size of the byte-pair vocabulary.", at_least=1)
-    shared_vocab: bool = option(True, "Use one vocabulary for source and target.")
-    tokenizer_rows: int | None = option(
-        None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
-    )
     max_source_length: int = option(
         256, "Training leaves out rows with more source tokens, and counts them.", at_least=2
     )
@@ -161,6 +162,32 @@ class DataArguments(Section):
     def corpus(self) -> CorpusSpec:
         """Where the corpus lies."""
         return CorpusSpec(**{field.name: getattr(self, field.name) for field in fields(CorpusSpec)})
+
+
+@dataclass
+class DataArguments(PairsArguments):
+    """The parallel corpus, the limits on its rows, and the vocabulary that is learned from it."""
+
+    vocab_size: int = option(37000, "Maximum size of the byte-pair vocabulary.", at_least=1)
+    shared_vocab: bool = option(True, "Use one vocabulary for source and target.")
+    tokenizer_rows: int | None = option(
+        None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
+    )
+
+
+@dataclass
+class LanguageArguments(PairsArguments):
+    """The parallel corpus, the limits on its rows, and the languages of a model that has several."""
+
+    source_language: str | None = option(
+        None, "Language of the sources, as a multilingual tokenizer names it: en, eng_Latn, en_XX ..."
+    )
+    target_language: str | None = option(None, "Language of the targets, named in the same way.")
+    source_prefix: str | None = option(
+        None,
+        "Text before each source, such as 'translate English to German: ' for T5; saved with the tokenizer.",
+        may_be_blank=True,
+    )
 
 
 @dataclass
@@ -345,5 +372,76 @@ class RunConfig(BaseConfig):
     card: CardArguments
 
     command: ClassVar[str] = "train"
-    purpose: ClassVar[str] = "Train an encoder-decoder on pairs of texts."
+    purpose: ClassVar[str] = (
+        "Train an encoder-decoder on pairs of texts. With --model FOLDER, continue with a trained one."
+    )
     scores: ClassVar[Sequence[str]] = ("loss", *METRICS)
+
+    @classmethod
+    def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
+        """The configuration that begins with new weights or, if it is given, with a model."""
+        continues = cls is RunConfig and given.get("model") is not None
+        return ContinuedRunConfig if continues else cls
+
+
+@dataclass
+class TrainedModelArguments(Section):
+    """The encoder-decoder that a training continues with."""
+
+    model: str | None = option(
+        None,
+        "Continue with a trained encoder-decoder: its folder, or its name on the Hub (vaswani, Marian, FSMT, "
+        "BART, mBART, M2M100, NLLB, Pegasus, T5 ...). It keeps its shape and its tokenizers; leave out their "
+        "fields.",
+    )
+    convert: bool = option(
+        False, "Convert a Marian or FSMT model to a vaswani model before training; its results stay the same."
+    )
+    freeze: list[Literal["encoder", "embeddings"]] = option(
+        [], "Parts whose weights do not change: encoder, embeddings, or both."
+    )
+    attn_implementation: str | None = option(
+        None, "Attention kernel (eager, sdpa, ...). It changes the speed, not the results."
+    )
+
+
+@dataclass
+class ContinuedTrainingArguments(TrainingArguments):
+    """Training arguments with the usual defaults of fine-tuning.
+
+    Raises:
+        UserError: for a combination that cannot work, before any work is done.
+    """
+
+    learning_rate: float = option(5e-5, "Peak learning rate.", above=0)
+    lr_scheduler_type: SchedulerType | str = field(
+        default=SchedulerType.LINEAR,
+        metadata={
+            "help": "Schedule: linear (to zero at the end), inverse_sqrt or another name in transformers."
+        },
+    )
+    warmup_steps: float = option(0.1, "Warm-up updates; below 1, a fraction of all updates.", at_least=0)
+    adam_beta2: float = option(0.999, "Adam's beta2.", at_least=0, below=1)
+    adam_epsilon: float = option(1e-8, "Adam's epsilon.", above=0, at_most=1)
+
+
+_OF_A_NEW_MODEL = {field.name for section in (ModelArguments, DataArguments) for field in fields(section)} - {
+    field.name for section in (TrainedModelArguments, LanguageArguments) for field in fields(section)
+}
+
+
+@dataclass
+class ContinuedRunConfig(RunConfig):
+    """The resolved arguments of one training on pairs that continues with a trained model."""
+
+    model: TrainedModelArguments  # type: ignore[assignment]  # in place of a new one
+    data: LanguageArguments  # type: ignore[assignment]
+    training: ContinuedTrainingArguments
+
+    purpose: ClassVar[str] = "Continue training an encoder-decoder on pairs of texts (fine-tuning)."
+    without_effect: ClassVar[dict[str, str]] = {
+        **FIELDS_WITHOUT_EFFECT,
+        **dict.fromkeys(
+            _OF_A_NEW_MODEL, "the model that training continues with keeps its own; leave it out"
+        ),
+    }

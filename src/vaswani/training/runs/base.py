@@ -203,6 +203,11 @@ class BaseRun(ABC):
         """What a run uses of the rows that were kept, in words."""
         return f", of which {len(rows):,} are used" if len(rows) < kept else ""
 
+    def origin(self) -> dict[str, Any]:
+        """What a run begins with, for `corpus.json`: the model on the Hub, if it is one."""
+        model = getattr(self.config.model, "model", None)
+        return {} if model is None or Path(model).is_dir() else {"base_model": model}
+
     def record_settings(self) -> None:
         """Write the settings in force; from here on there is something to resume."""
         self.config.output_dir.mkdir(parents=True, exist_ok=True)
@@ -214,7 +219,8 @@ class BaseRun(ABC):
         self.record_settings()
         (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of an earlier end of this run
         save_tokenizers(*tokenizers, folder)
-        provenance = json.dumps({"rows": counts, **corpus.fingerprint}, indent=2, ensure_ascii=False)
+        known = {"rows": counts, **corpus.fingerprint, **self.origin()}
+        provenance = json.dumps(known, indent=2, ensure_ascii=False)
         (folder / CORPUS_FILE).write_text(provenance, encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -31,6 +32,7 @@ from vaswani.training.config.options import BaseConfig
 
 ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
 DECODERS = "a decoder such as 'vaswani_decoder'"
+ENCODER_DECODERS = "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'"
 
 Shape = TypeVar("Shape", bound=PreTrainedConfig)
 
@@ -146,10 +148,10 @@ def open_pretrained(name: str, auto_class: Any) -> Pretrained:
     folder = local_folder(name)
     config = read_config(folder)
     if type(config) not in auto_class._model_mapping:
-        causal = auto_class is AutoModelForCausalLM
+        kinds = {AutoModelForCausalLM: DECODERS, AutoModelForSeq2SeqLM: ENCODER_DECODERS}
         raise UserError(
             f"{folder} holds a model of type {config.model_type!r}, which {auto_class.__name__} does not "
-            f"load; expected {DECODERS if causal else ENCODERS}"
+            f"load; expected {kinds.get(auto_class, ENCODERS)}"
         )
     tokenizer = load_tokenizers(folder)[0]
     if tokenizer.pad_token_id is None:

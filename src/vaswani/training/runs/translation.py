@@ -1,22 +1,24 @@
-"""A training of an encoder-decoder: from a resolved configuration to a saved model and its scores."""
+"""A training of an encoder-decoder, new or trained: from a configuration to a saved model and its scores."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
+from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus, unknown_share
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.sources.corpus import Corpus
-from vaswani.data.text_codec import TextCodec, has_one_vocabulary
-from vaswani.data.tokenization import check_vocab_size, train_tokenizer
+from vaswani.data.text_codec import TextCodec, for_languages, has_one_vocabulary
+from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_scores
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
@@ -28,12 +30,22 @@ from vaswani.evaluation.text_metrics import (
     TextMetrics,
     check_task,
 )
+from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.decoding import position_limit
+from vaswani.interop.conversion import convert
+from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.model.configuration_vaswani import VaswaniConfig
-from vaswani.training.config.arguments import ModelArguments, RunConfig
+from vaswani.training.config.arguments import ContinuedRunConfig, ModelArguments, RunConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
-from vaswani.training.runs.models import config_from, new_model
+from vaswani.training.runs.models import (
+    Pretrained,
+    config_from,
+    kernel_options,
+    new_model,
+    open_pretrained,
+    seed_everything,
+)
 from vaswani.training.trainer.seq2seq import Trainer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +55,8 @@ ROWS_TO_DECODE = 100  # of training, to see whether their targets come back from
 
 def train(config: RunConfig) -> dict[str, float]:
     """Train a model, save it in `output_dir`, evaluate it and write its card (see `BaseRun.run`)."""
-    return TrainingRun(config).run()
+    run_class = ContinuedRun if isinstance(config, ContinuedRunConfig) else TrainingRun
+    return run_class(config).run()
 
 
 class TrainingRun(BaseRun):
@@ -51,24 +64,38 @@ class TrainingRun(BaseRun):
 
     config: RunConfig
     trainer_class: ClassVar[type[Trainer]] = Trainer
+    unknown: dict[str, float] | None = (
+        None  # share of unknown tokens of each side, where there is such a token
+    )
 
     # ----------------------------------------------------------------------------------- before the corpus
 
     def check(self) -> None:
         """Raise `UserError` for what would fail only after the corpus is read, or in an evaluation."""
-        args, data, model = self.config.training, self.config.data, self.config.model
-        check_vocab_size(data.vocab_size, "translation")
-        shape = model_config(
-            model, data.vocab_size, data.vocab_size, one_vocabulary=self.expects_one_vocabulary
-        )
-        check_attention_kernel(AutoModelForSeq2SeqLM, shape, model.attn_implementation)
+        data = self.config.data
+        self.check_model()
         self._check_lengths()
-        args.resolve_learning_rate(model.d_model)
         if data.truncate and data.bpe_dropout > 0:
             raise UserError(
                 "truncate=true and bpe_dropout exclude each other; set one of them to its default"
             )
         check_task(data.task)
+
+    def check_model(self) -> None:
+        """Raise `UserError` unless the settings of the model and its vocabulary make one."""
+        data, model = self.config.data, self.config.model
+        check_vocab_size(data.vocab_size, "translation")
+        shape = model_config(
+            model, data.vocab_size, data.vocab_size, one_vocabulary=self.expects_one_vocabulary
+        )
+        check_attention_kernel(AutoModelForSeq2SeqLM, shape, model.attn_implementation)
+        self.config.training.resolve_learning_rate(model.d_model)
+
+    @property
+    def positions(self) -> int | None:
+        """The longest source or target that the model has positions for; None for any."""
+        model = self.config.model
+        return model.max_position_embeddings if model.position_embedding == "learned" else None
 
     @property
     def expects_one_vocabulary(self) -> bool:
@@ -84,14 +111,11 @@ class TrainingRun(BaseRun):
 
     def _check_lengths(self) -> None:
         """Raise `UserError` where the longest rows of training fit no batch or have too few positions."""
-        data, model, budget = self.config.data, self.config.model, self.config.training.max_tokens_per_batch
+        data, budget = self.config.data, self.config.training.max_tokens_per_batch
         for name in ("max_source_length", "max_target_length"):
             length = getattr(data, name)
-            if model.position_embedding == "learned" and length > model.max_position_embeddings:
-                raise UserError(
-                    f"{name}={length} is longer than max_position_embeddings="
-                    f"{model.max_position_embeddings}; lower the one or raise the other"
-                )
+            if self.positions is not None and length > self.positions:
+                raise UserError(self.too_few_positions.format(name=name, length=length))
         if data.streaming and data.max_source_length + data.max_target_length > budget:
             raise UserError(
                 f"max_tokens_per_batch={budget} is too small for a row of max_source_length="
@@ -99,18 +123,25 @@ class TrainingRun(BaseRun):
                 "or lower these"
             )
 
+    @property
+    def too_few_positions(self) -> str:
+        """The error for a length that is more than `positions`."""
+        return (
+            f"{{name}}={{length}} is longer than max_position_embeddings={self.positions}; lower the one or "
+            "raise the other"
+        )
+
     # ---------------------------------------------------------------------------- tokenizers, rows and model
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """The source and the target tokenizer: one object when the vocabulary is shared."""
-        data, model = self.config.data, self.config.model
-        max_length = model.max_position_embeddings if model.position_embedding == "learned" else None
+        data = self.config.data
         rows = corpus.split("train")
         if data.tokenizer_rows is not None:
             rows = rows.take(data.tokenizer_rows)
         sides = [("source", "target")] if data.shared_vocab else [("source",), ("target",)]
         trained = [
-            train_tokenizer(_texts(rows, names), data.vocab_size, model_max_length=max_length)
+            train_tokenizer(_texts(rows, names), data.vocab_size, model_max_length=self.positions)
             for names in sides
         ]
         return trained[0], trained[-1]
@@ -144,9 +175,16 @@ class TrainingRun(BaseRun):
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """The rows of each split as token ids; warns of targets that these do not hold whole."""
         splits = {name: self._tokenized(corpus, tokenizers, name) for name in corpus.splits}
+        codecs = TextCodec(tokenizers[0], "source"), TextCodec(tokenizers[1], "target")
         if PartialState().is_main_process:
-            _warn_of_lost_targets(corpus.split("train"), TextCodec(tokenizers[1], "target"))
+            _warn_of_lost_targets(corpus.split("train"), codecs[1])
+            if isinstance(splits["train"], Dataset):
+                self.unknown = _tell_unknown(splits["train"], *codecs)
         return splits
+
+    def origin(self) -> dict[str, Any]:
+        """Also the share of unknown tokens on each side."""
+        return {**super().origin(), **({"unknown_tokens": self.unknown} if self.unknown else {})}
 
     def _tokenized(self, corpus: Corpus, tokenizers: Tokenizers, split: str) -> Dataset | IterableDataset:
         """The rows of a split as token ids.
@@ -155,13 +193,12 @@ class TrainingRun(BaseRun):
         the score is that of the whole split, unless the model has no positions for them; it cuts sources
         alone.
         """
-        data, model = self.config.data, self.config.model
+        data = self.config.data
         rows, report = corpus.splits[split], corpus.reports[split]
         limits: tuple[int | None, int | None] = (data.max_source_length, data.max_target_length)
         truncated = ["source", "target"] if data.truncate else []
         if split != "train":
-            learned = model.position_embedding == "learned"
-            limits = (model.max_position_embeddings,) * 2 if learned else (None, None)
+            limits = (self.positions, self.positions)
             if data.truncate:
                 limits, truncated = (data.max_source_length, limits[1]), ["source"]
             rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
@@ -215,6 +252,107 @@ class TrainingRun(BaseRun):
             return _tell(trainer, TextCodec(tokenizers[0], "source"), split, rows, scores)
 
         return evaluate_finished(trainer, splits, tell)
+
+
+class ContinuedRun(TrainingRun):
+    """A training of an encoder-decoder that exists, of vaswani or of transformers."""
+
+    config: ContinuedRunConfig
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        """What the run begins with."""
+        return open_pretrained(str(self.config.model.model), AutoModelForSeq2SeqLM)
+
+    def check_model(self) -> None:
+        """Raise `UserError` unless the model suits the settings, and knows the languages."""
+        arguments = self.config.model
+        shape = self.pretrained.config
+        if not arguments.convert:
+            check_attention_kernel(AutoModelForSeq2SeqLM, shape, arguments.attn_implementation)
+        elif shape.model_type not in (MARIAN.name, FSMT.name):
+            raise UserError(
+                f"convert=true converts Marian and FSMT models, and {self.pretrained.folder} holds one of "
+                f"type {shape.model_type!r}; leave it out: the model is trained as it is"
+            )
+        self._tokenizers()
+
+    @property
+    def positions(self) -> int | None:
+        """The longest source or target that the model has positions for; None for any."""
+        return self.pretrained.longest
+
+    @property
+    def too_few_positions(self) -> str:
+        """The error for a length that is more than `positions`."""
+        return (
+            f"{{name}}={{length}}, but {self.pretrained.folder} has positions for {self.positions} tokens; "
+            f"set {{name}} to {self.positions} or less"
+        )
+
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
+        """The model's tokenizers, set to the languages of the run."""
+        return self._tokenizers()
+
+    def _tokenizers(self) -> Tokenizers:
+        data = self.config.data
+        return for_languages(
+            *load_tokenizers(self.pretrained.folder),
+            source_language=data.source_language,
+            target_language=data.target_language,
+            source_prefix=data.source_prefix,
+        )
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """The model with its trained weights, in float32; converted and partly frozen if it is asked for."""
+        seed_everything(self.config)
+        model: Any = load_checkpoint(self.pretrained.folder, self.config.training.device, torch.float32)[0]
+        if self.config.model.convert:
+            model = convert(model)
+        if kernel := kernel_options(self.config).get("attn_implementation"):
+            model.set_attn_implementation(kernel)
+        start = TextCodec(tokenizers[1], "target").start_options().get("decoder_start_token_id")
+        if start is not None:
+            model.config.decoder_start_token_id = start
+        _check_special_tokens(model, self.pretrained)
+        freeze(model, self.config.model.freeze)
+        return model
+
+
+def freeze(model: PreTrainedModel, parts: Sequence[str]) -> None:
+    """Keep the weights of parts of a model as they are.
+
+    Args:
+        model: an encoder-decoder.
+        parts: "encoder": the encoder's layers, with its embeddings; "embeddings": those of source and target,
+            and the output projection where it shares their weights.
+    """
+    frozen: list[Any] = []
+    if "encoder" in parts:
+        frozen.append(model.get_encoder())
+    if "embeddings" in parts:
+        stacks = (model.get_encoder(), model.get_decoder())
+        frozen += [stack.get_input_embeddings() for stack in stacks]
+    for part in frozen:
+        part.requires_grad_(False)
+    if parts:
+        count = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+        PartialState().print(f"frozen: {', '.join(parts)}; {count:,} parameters are trained", flush=True)
+
+
+def _check_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> None:
+    """Raise `UserError` where the configuration does not say how targets begin and batches are padded."""
+    config: Any = model.config
+    generation: Any = model.generation_config
+    if config.decoder_start_token_id is None:
+        config.decoder_start_token_id = generation.decoder_start_token_id
+    if config.pad_token_id is None:
+        config.pad_token_id = pretrained.tokenizer.pad_token_id
+    if config.decoder_start_token_id is None:
+        raise UserError(
+            f"{pretrained.folder} does not say which token begins a target; add decoder_start_token_id to "
+            "its config.json"
+        )
 
 
 def model_config(
@@ -273,6 +411,20 @@ def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -
             "%d of %d targets do not come back from their tokens: %r becomes %r.",
             *(len(lost), len(texts), text, back),
         )
+
+
+def _tell_unknown(rows: Dataset, sources: TextCodec, targets: TextCodec) -> dict[str, float]:
+    """Print and return the share of unknown tokens of each side that has an unknown token."""
+    shares = {
+        "source": unknown_share(rows, "input_ids", sources),
+        "target": unknown_share(rows, "labels", targets),
+    }
+    known = {side: share for side, share in shares.items() if share is not None}
+    if known:
+        print(
+            "unknown tokens:", ", ".join(f"{side} {share:.2%}" for side, share in known.items()), flush=True
+        )
+    return known
 
 
 def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:

@@ -1,0 +1,184 @@
+"""Trainings that begin with a trained encoder-decoder, of vaswani or of the library."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from library_tokenizers import KINDS, SOURCES, TARGETS
+from library_translators import OF_ANY_TOKENIZER, save_translator
+from tiny_runs import as_flags, cache_of_its_own, leave_out_curves
+from vaswani import Translator
+from vaswani.data.text_codec import TextCodec, source_prefix
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.errors import UserError
+from vaswani.training.config.arguments import ContinuedRunConfig
+from vaswani.training.config.config_file import load_config
+from vaswani.training.runs.translation import ContinuedRun, train
+
+__all__ = ["cache_of_its_own"]
+
+leave_out_curves()
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.tsv"
+    rows = zip(SOURCES, TARGETS, strict=True)
+    path.write_text("source\ttarget\n" + "".join(f"{source}\t{target}\n" for source, target in rows))
+    return path
+
+
+def options_for(model: Path, pairs: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "train_file": pairs,
+        "output_dir": pairs.parent / "run",
+        "max_source_length": 60,
+        "max_target_length": 60,
+        "max_tokens_per_batch": 400,
+        "max_steps": 4,
+        "learning_rate": 1e-2,
+        "eval_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **more,
+    }
+
+
+def config_for(*args: Any, **more: Any) -> ContinuedRunConfig:
+    config = load_config(None, as_flags(options_for(*args, **more)))
+    assert isinstance(config, ContinuedRunConfig)
+    return config
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*KINDS, *OF_ANY_TOKENIZER])
+def test_a_model_of_the_library_trains_resumes_and_translates(kind: str, pairs: Path, tmp_path: Path) -> None:
+    model = save_translator(kind, tmp_path / "model")
+    train(config_for(model, pairs))
+    run = tmp_path / "run"
+    before, after = weights(model), weights(run)
+    assert any(not torch.equal(before[name], after[name]) for name in before.keys() & after.keys())
+
+    half = {"output_dir": tmp_path / "half", "save_steps": 2}
+    train(config_for(model, pairs, **half))
+    for left in (tmp_path / "half").glob("*.safetensors"):
+        left.unlink()
+    for later in (tmp_path / "half").glob("checkpoint-4"):
+        later.rename(tmp_path / "away")
+    train(config_for(model, pairs, **half, resume_from_checkpoint="true"))
+    resumed = weights(tmp_path / "half")
+    assert all(torch.equal(after[name], resumed[name]) for name in after)
+
+    translator = Translator.from_pretrained(run, num_beams=1, max_length=8)
+    assert len(translator(SOURCES[:2])) == 2
+    source_tokenizer, target_tokenizer = load_tokenizers(model)
+    assert TextCodec(translator.source_tokenizer).token_ids(SOURCES) == TextCodec(source_tokenizer).token_ids(
+        SOURCES
+    )
+    for option, token in TextCodec(target_tokenizer, "target").start_options().items():
+        assert getattr(translator.model.generation_config, option) == token
+    assert "model" in (run / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mbart", "nllb"])
+def test_what_is_learned_is_translated(kind: str, pairs: Path, tmp_path: Path) -> None:
+    """Encoding, the language and the decoder's start are the same in training and translation."""
+    model = save_translator(kind, tmp_path / "model")
+    train(config_for(model, pairs, max_steps=150))
+    outputs = Translator.from_pretrained(tmp_path / "run", max_length=40)(SOURCES)
+    assert sum(output == target for output, target in zip(outputs, TARGETS, strict=True)) >= 3
+
+
+def test_new_weights_are_drawn_by_no_one(pairs: Path, tmp_path: Path) -> None:
+    model = save_translator("marian", tmp_path / "model")
+    run = ContinuedRun(config_for(model, pairs, seed=3))
+    run.check()
+    built = run.build_model(run.build_tokenizers(None)).state_dict()  # type: ignore[arg-type]
+    original = AutoModelForSeq2SeqLM.from_pretrained(model).state_dict()
+    assert all(torch.equal(built[name], original[name]) for name in original)
+
+
+@pytest.mark.parametrize("part", ["encoder", "embeddings"])
+def test_frozen_weights_stay(part: str, pairs: Path, tmp_path: Path) -> None:
+    model = save_translator("marian", tmp_path / "model")
+    train(config_for(model, pairs, freeze=part, max_steps=2))
+    before, after = weights(model), weights(tmp_path / "run")
+    moved = {name for name in before.keys() & after.keys() if not torch.equal(before[name], after[name])}
+    assert any(".decoder.layers" in name for name in moved)
+    assert any(".encoder.layers" in name for name in moved) == (part == "embeddings")
+    assert not any("embed" in name or "shared" in name for name in moved)
+
+
+@pytest.mark.parametrize("kind", ["marian", "fsmt"])
+def test_a_converted_model_is_ours_and_computes_the_same(kind: str, pairs: Path, tmp_path: Path) -> None:
+    model = save_translator(kind, tmp_path / "model")
+    run = ContinuedRun(config_for(model, pairs, convert=True))
+    run.check()
+    ours = run.build_model(run.build_tokenizers(None))  # type: ignore[arg-type]
+    assert ours.config.model_type == "vaswani"
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(model)
+    inputs: dict[str, Any] = {name: torch.tensor([[5, 6, 7]]) for name in ("input_ids", "decoder_input_ids")}
+    inputs["use_cache"] = False  # with it FSMT computes without a causal mask
+    torch.testing.assert_close(
+        ours.eval()(**inputs).logits, theirs.eval()(**inputs).logits, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_languages_of_a_run_are_saved_with_its_tokenizer(pairs: Path, tmp_path: Path) -> None:
+    model = save_translator("nllb", tmp_path / "model")
+    options = {"source_language": "deu_Latn", "target_language": "eng_Latn", "source_prefix": "the "}
+    train(config_for(model, pairs, max_steps=1, **options))
+    source, target = load_tokenizers(tmp_path / "run")
+    assert (source.src_lang, target.tgt_lang, source_prefix(source)) == ("deu_Latn", "eng_Latn", "the ")
+    translator = Translator.from_pretrained(tmp_path / "run")
+    expected = target.convert_tokens_to_ids("eng_Latn")
+    assert translator.model.generation_config.forced_bos_token_id == expected
+
+
+def test_the_share_of_unknown_tokens_is_told(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_translator("marian", tmp_path / "model")
+    pairs.write_text("source\ttarget\nthe cat\tΩΩ\nthe dog\tΩΩ\n")
+    train(config_for(model, pairs, max_steps=1))
+    told = json.loads((tmp_path / "run" / "corpus.json").read_text())["unknown_tokens"]
+    assert told["source"] == 0
+    assert 0 < told["target"] < 1
+    assert f"unknown tokens: source 0.00%, target {told['target']:.2%}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("bart", {"max_source_length": 65}, "max_source_length=65, but .* has positions for 64 tokens; set"),
+        ("bart", {"convert": True}, "convert=true converts Marian and FSMT models, and .* type 'bart'"),
+        ("nllb", {"target_language": "deu"}, "target_language=deu: .* no such language.* deu_Latn"),
+        ("bart", {"d_model": 16}, "d_model has no effect here: .* keeps its own"),
+        ("bart", {"vocab_size": 300}, "vocab_size has no effect here"),
+        ("bart", {"attn_implementation": "fastest"}, "attn_implementation=fastest"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_corpus_is_read(
+    kind: str, options: dict[str, Any], message: str, pairs: Path, tmp_path: Path
+) -> None:
+    model = save_translator(kind, tmp_path / "model")
+    with pytest.raises(UserError, match=message):
+        ContinuedRun(config_for(model, pairs, **options)).check()
+
+
+def test_a_model_that_is_no_encoder_decoder_is_refused(pairs: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match=r"type 'bert'.*expected an encoder-decoder such as"):
+        ContinuedRun(config_for(tmp_path / "model", pairs)).check()
