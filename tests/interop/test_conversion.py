@@ -38,7 +38,7 @@ from vaswani import (
 )
 from vaswani.errors import UserError
 from vaswani.interop.conversion import FORMATS, convert, export, format_of
-from vaswani.interop.weights import Table, to_ours
+from vaswani.interop.weights import to_ours
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
@@ -128,7 +128,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def gradients_in_our_names(theirs: nn.Module, ours: nn.Module) -> dict[str, torch.Tensor]:
     rules = format_of(type(theirs).__name__).rules(type(theirs).__name__)
-    tables = {rule.theirs for rule in rules if isinstance(rule, Table)}
+    tables = {rule.theirs for rule in rules if not rule.ours}
     found = {name: gradient for name, gradient in gradients(theirs).items() if name not in tables}
     return to_ours(found, rules, ours.state_dict(), {})
 

@@ -9,15 +9,11 @@ if TYPE_CHECKING:
 
 __all__ = ["combine", "convert", "export"]
 
-# Loaded on first use, as they import much of transformers.
-_LATE = {
-    "combine": "vaswani.interop.combination",
-    "convert": "vaswani.interop.conversion",
-    "export": "vaswani.interop.conversion",
-}
+# Imported on first use, as they import much of transformers.
+_LATE = {"combine": "combination", "convert": "conversion", "export": "conversion"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(_LATE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

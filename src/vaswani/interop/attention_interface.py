@@ -1,13 +1,13 @@
 """Sparse attention as an attention implementation of transformers, called `"vaswani_sparse"`.
 
-A model of the library makes one mask for all its layers and hands it to each attention module. Ours has one
-row, what is padding, and tells with its type and length the rest that a kernel has to know:
+A model of the library makes one mask for all its layers. Ours is the padding mask; its dtype and length tell
+the kernel the rest:
 
-    int8 [B, 1, 1, S]           two directions, or attention to another sequence
+    int8 [B, 1, 1, S]           bidirectional attention, or cross-attention
     int32 [B, 1, 1, P + T]      causal; the queries are the last T of P + T tokens
     int32 [B, 1, 1, S + 1]      causal; the last number is P, which a cache of fixed size counts in a tensor
 
-Neither type is one that people give masks in, so that a mask of theirs is noticed and refused.
+Users give masks in other dtypes, which are refused.
 
 B batch · H heads · T queries · S keys · P tokens before the queries · D head width
 """
@@ -30,7 +30,7 @@ from vaswani.model.sparse_pattern import SparsePattern
 IMPLEMENTATION = "vaswani_sparse"
 _TWO_DIRECTIONS, _CAUSAL = torch.int8, torch.int32
 
-# What a model may hand to an attention function and a sparse pattern has no place for.
+# Arguments of attention functions that sparse attention does not support.
 _REFUSED = (
     *("position_bias", "head_mask", "softcap", "s_aux", "sliding_window", "block_sequence_ids"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "cache"),
@@ -48,27 +48,30 @@ def sparse_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> torch.Tensor:
-    """The mask that `attend` reads, as the top of this file describes it.
+    """Return the mask that `attend` reads (see the top of this file).
 
     Args:
         batch_size, q_length, kv_length: B, T and S.
         q_offset: P, in a tensor [] where a cache of fixed size counts it.
-        kv_offset: how many keys the cache has dropped.
-        mask_function: the library's plain causal or bidirectional one.
-        attention_mask: bool [B, any length], False for padding; what it does not reach is padding too.
+        kv_offset: the number of keys that the cache has dropped.
+        mask_function: the library's causal or bidirectional one.
+        attention_mask: bool [B, any length], False for padding; later tokens are padding too.
         device: of the mask.
 
     Raises:
-        UserError: for a mask that is more than plain causal or bidirectional with padding, or of a wrong
-            length.
+        UserError: the mask is more than causal or bidirectional with padding, or has a wrong length.
     """
     _check_mask(mask_function, attention_mask, kv_offset)
     if mask_function is bidirectional_mask_function:
         return _shown(attention_mask, batch_size, kv_length, device).to(_TWO_DIRECTIONS)[:, None, None]
     if isinstance(q_offset, int) and attention_mask is not None:
-        _check_length(attention_mask.shape[1], q_offset + q_length, kv_length)
+        given, tokens = attention_mask.shape[1], q_offset + q_length
+        if given == kv_length != tokens:  # without a cache, the library counts the keys by the mask
+            raise UserError(
+                f"attention_mask is for {given} tokens and there are {tokens}; give one of {tokens}."
+            )
     if isinstance(q_offset, torch.Tensor) and q_length > 1 and not is_torchdynamo_compiling():
-        q_offset = int(q_offset)  # a prompt is worth waiting for: at the start the faster kernel takes it
+        q_offset = int(q_offset)  # worth waiting for: a prompt at the start has a faster kernel
     if isinstance(q_offset, torch.Tensor):
         shown = _shown(attention_mask, batch_size, kv_length, device).to(_CAUSAL)
         past = q_offset.to(device=device, dtype=_CAUSAL).expand(batch_size, 1)
@@ -79,7 +82,7 @@ def sparse_mask(
 def _shown(
     attention_mask: torch.Tensor | None, batch_size: int, length: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Which tokens are not padding, bool [B, length]."""
+    """Return which tokens are not padding: bool [B, length]."""
     if attention_mask is None:
         return torch.ones(batch_size, length, dtype=torch.bool, device=device)
     return nn.functional.pad(attention_mask, (0, length - attention_mask.shape[1]))  # or cut it
@@ -102,12 +105,6 @@ def _check_mask(mask_function: Callable, attention_mask: torch.Tensor | None, kv
         )
 
 
-def _check_length(given: int, tokens: int, kv_length: int) -> None:
-    # Without a cache the library takes the mask's length for that of the keys.
-    if given == kv_length != tokens:
-        raise UserError(f"attention_mask is for {given} tokens and there are {tokens}; give one of {tokens}.")
-
-
 def _unknown_mask(attention_mask: torch.Tensor) -> UserError:
     return UserError(
         f"sparse attention takes a padding mask [batch, length]; got {attention_mask.dtype} "
@@ -125,9 +122,9 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention under `module.pattern`, or dense where that is `None`: attention to another sequence.
+    """Compute attention with `module.pattern`, or dense cross-attention if that is None.
 
-    Where weights are asked for, and in training steps that continue a cache, the reference computes.
+    The reference computes if weights are requested, and in training steps that continue a cache.
 
     Args:
         module: an attention module of the library, with a pattern.
@@ -141,16 +138,21 @@ def attend(
         [B, T, H, D] and the weights [B, H, T, S], or None from a kernel.
 
     Raises:
-        UserError: for what sparse attention cannot honour.
+        UserError: an argument or mask is not supported.
     """
     pattern = _pattern_of(module)
     _check_arguments(module, pattern, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # Autocast leaves what rotary embeddings made in float32.
+    # Under autocast, rotary embeddings return float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     wants_weights = _wants_weights(kwargs)
-    if pattern is None:
-        return _attend_to_other(module, query, key, value, attention_mask, scaling, dropout, wants_weights)
+    if pattern is None:  # cross-attention, with a mask of any kind
+        if attention_mask is not None and attention_mask.dtype == _TWO_DIRECTIONS:
+            attention_mask = attention_mask.bool()
+        inputs = (module, query, key, value, attention_mask)
+        if wants_weights:
+            return eager_attention_forward(*inputs, scaling, dropout)
+        return sdpa_attention_forward(*inputs, dropout=dropout, scaling=scaling, is_causal=False)
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     padding_mask, past_length = _read_mask(attention_mask, pattern, query.shape[2], key.shape[2])
@@ -183,8 +185,8 @@ def _check_arguments(module: nn.Module, pattern: SparsePattern | None, kwargs: d
 
 
 def _wants_weights(kwargs: dict[str, Any]) -> bool:
-    # GPT-2 keeps `output_attentions` to itself, and the configuration may ask too: the library's collector
-    # knows of both. Gradient checkpointing computes anew without it, but with the same arguments.
+    # GPT-2 does not pass `output_attentions` on, and the configuration may request weights: the library's
+    # collector knows both. Gradient checkpointing recomputes without the collector, but with the arguments.
     collected = _active_collector.get() or ()
     return (
         bool(kwargs.get("output_attentions")) or "attentions" in collected or "cross_attentions" in collected
@@ -194,10 +196,10 @@ def _wants_weights(kwargs: dict[str, Any]) -> bool:
 def _read_mask(
     attention_mask: torch.Tensor | None, pattern: SparsePattern, num_queries: int, num_keys: int
 ) -> tuple[torch.Tensor, int | torch.Tensor]:
-    """What is padding [B, at most S], and P.
+    """Return the padding mask [B, at most S] and P.
 
     Raises:
-        UserError: when `sparse_mask` did not make the mask, or made it for the other direction.
+        UserError: the mask is not from `sparse_mask`, or does not fit the pattern.
     """
     if attention_mask is None:
         raise UserError("no mask reached sparse attention; give attention_mask=[batch, length].")
@@ -220,25 +222,5 @@ def _read_mask(
     return shown, shown.shape[1] - num_queries
 
 
-def _attend_to_other(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float,
-    wants_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Dense attention from a decoder to its encoder, which may have a mask of any kind."""
-    if attention_mask is not None and attention_mask.dtype == _TWO_DIRECTIONS:
-        attention_mask = attention_mask.bool()
-    if wants_weights:
-        return eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout)
-    return sdpa_attention_forward(
-        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
-    )
-
-
 AttentionInterface.register(IMPLEMENTATION, attend)
-AttentionMaskInterface.register(IMPLEMENTATION, sparse_mask)  # without it, padding would be lost in silence
+AttentionMaskInterface.register(IMPLEMENTATION, sparse_mask)  # without it, padding would be lost silently

@@ -4,21 +4,14 @@ from typing import Any
 
 from transformers import BertConfig, BigBirdConfig, DistilBertConfig
 
-from vaswani.interop.formats import Format
-from vaswani.interop.weights import Move, Rule, Same, linear, under
+from vaswani.interop.formats import USUAL, Format
+from vaswani.interop.weights import Rule, linear
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
 
-LAYER = "encoder.layers.{}"
 # Fields of all of them.
 OURS: dict[str, Any] = {
-    "norm_order": "post",
-    "final_norm": False,
+    **USUAL,
     "embedding_norm": True,
-    "norm_bias": True,
-    "position_embedding": "learned",
-    "position_from_mask": False,
-    "attention_output_bias": True,
-    "ffn_bias": True,
     "lm_head_bias": True,
     "activation_dropout": 0.0,
     "mlm_transform": True,
@@ -26,11 +19,13 @@ OURS: dict[str, Any] = {
 }
 CLASSES = {
     "Model": "VaswaniEncoderModel",
-    "ForPreTraining": "VaswaniForPreTraining",
-    "ForMaskedLM": "VaswaniForMaskedLM",
-    "ForSequenceClassification": "VaswaniForSequenceClassification",
-    "ForTokenClassification": "VaswaniForTokenClassification",
-    "ForQuestionAnswering": "VaswaniForQuestionAnswering",
+    **{
+        suffix: f"Vaswani{suffix}"
+        for suffix in (
+            *("ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+            "ForQuestionAnswering",
+        )
+    },
 }
 FIELDS = {
     "vocab_size": "vocab_size",
@@ -49,42 +44,50 @@ FIELDS = {
 }
 
 
-def _encoder(pooler: str) -> tuple[Rule, ...]:
-    layer = "encoder.layer.{}"
-    return (
-        Move("embeddings.word_embeddings.weight", "encoder.embed_tokens.weight"),
-        Move("embeddings.position_embeddings.weight", "encoder.embed_positions.weight"),
-        Move("embeddings.token_type_embeddings.weight", "embed_token_types.weight"),
+BERT_LAYER = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_layer_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "final_layer_norm",
+}
+DISTILBERT_LAYER = {
+    "attention.q_lin": "self_attn.q_proj",
+    "attention.k_lin": "self_attn.k_proj",
+    "attention.v_lin": "self_attn.v_proj",
+    "attention.out_lin": "self_attn.out_proj",
+    "sa_layer_norm": "self_attn_layer_norm",
+    "ffn.lin1": "fc1",
+    "ffn.lin2": "fc2",
+    "output_layer_norm": "final_layer_norm",
+}
+
+
+def _encoder(layers: str, names: dict[str, str]) -> tuple[Rule, ...]:
+    """Return the rules for embeddings and for layers with these names, theirs and ours."""
+    rules = [
+        Rule("embeddings.word_embeddings.weight", ("encoder.embed_tokens.weight",)),
+        Rule("embeddings.position_embeddings.weight", ("encoder.embed_positions.weight",)),
+        Rule("embeddings.token_type_embeddings.weight", ("embed_token_types.weight",)),
         *linear("embeddings.LayerNorm", "encoder.embed_norm"),
-        *linear(f"{layer}.attention.self.query", f"{LAYER}.self_attn.q_proj"),
-        *linear(f"{layer}.attention.self.key", f"{LAYER}.self_attn.k_proj"),
-        *linear(f"{layer}.attention.self.value", f"{LAYER}.self_attn.v_proj"),
-        *linear(f"{layer}.attention.output.dense", f"{LAYER}.self_attn.out_proj"),
-        *linear(f"{layer}.attention.output.LayerNorm", f"{LAYER}.self_attn_layer_norm"),
-        *linear(f"{layer}.intermediate.dense", f"{LAYER}.fc1"),
-        *linear(f"{layer}.output.dense", f"{LAYER}.fc2"),
-        *linear(f"{layer}.output.LayerNorm", f"{LAYER}.final_layer_norm"),
-        *linear(pooler, "pooler.dense"),
-    )
+    ]
+    for theirs, ours in names.items():
+        rules += linear(f"{layers}.layer.{{}}.{theirs}", f"encoder.layers.{{}}.{ours}")
+    return tuple(rules)
 
 
-HEADS: tuple[Rule, ...] = (
+HEADS = (
     *linear("cls.predictions.transform.dense", "mlm_transform.dense"),
     *linear("cls.predictions.transform.LayerNorm", "mlm_transform.layer_norm"),
-    Move("cls.predictions.decoder.weight", "lm_head.weight"),
-    Move("cls.predictions.decoder.bias", "lm_head.bias"),
-    Same("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    *linear("cls.predictions.decoder", "lm_head"),
+    Rule("cls.predictions.bias", ("lm_head.bias",)),  # tied to the decoder's
     *linear("cls.seq_relationship", "next_sentence"),
     *linear("qa_outputs", "qa_outputs"),
+    *linear("classifier", "classifier"),
 )
-
-
-def _bert_rules(class_name: str) -> tuple[Rule, ...]:
-    encoder = _encoder("pooler.dense")
-    if class_name == "BertModel":
-        return encoder
-    return (*under("bert.", "model.", encoder), *HEADS, *linear("classifier", "classifier"))
-
 
 BERT = Format(
     name="bert",
@@ -101,7 +104,9 @@ BERT = Format(
         "pooler": None,
         "classifier_activation": None,
     },
-    rules=_bert_rules,
+    base=(*_encoder("encoder", BERT_LAYER), *linear("pooler.dense", "pooler.dense")),
+    prefix="bert.",
+    heads=HEADS,
     # BertForQuestionAnswering has no dropout.
     derived=lambda config, class_name: (
         {"classifier_dropout": 0.0} if class_name == "BertForQuestionAnswering" else {}
@@ -109,24 +114,10 @@ BERT = Format(
 )
 
 
-def _big_bird_rules(class_name: str) -> tuple[Rule, ...]:
-    encoder = _encoder("pooler")
-    if class_name == "BigBirdModel":
-        return encoder
-    if class_name == "BigBirdForTokenClassification":
-        return (*under("bert.", "model.", encoder), *linear("classifier", "classifier"))
-    classifier = (
-        *linear("classifier.dense", "pre_classifier"),
-        *linear("classifier.out_proj", "classifier"),
-    )
-    return (*under("bert.", "model.", encoder), *HEADS, *classifier)
-
-
 def _big_bird_attention(config: Any, class_name: str) -> dict[str, Any]:
     """Return the fields of our sparse pattern with their block numbers (see `SparsePattern`)."""
-    sparse = config.attention_type == "block_sparse"
     return {
-        "encoder_attention": "sparse" if sparse else "full",
+        "encoder_attention": "sparse" if config.attention_type == "block_sparse" else "full",
         "sparse_block_size": config.block_size,
         "sparse_random_blocks": config.num_random_blocks,
         "classifier_activation": config.hidden_act,
@@ -134,9 +125,9 @@ def _big_bird_attention(config: Any, class_name: str) -> dict[str, Any]:
 
 
 def _big_bird_attention_back(config: Any) -> dict[str, Any]:
-    kinds = set(config.layer_attention("encoder"))
+    is_sparse = set(config.layer_attention("encoder")) == {"sparse"}
     return {
-        "attention_type": "block_sparse" if kinds == {"sparse"} else "original_full",
+        "attention_type": "block_sparse" if is_sparse else "original_full",
         "block_size": config.sparse_block_size,
         "num_random_blocks": config.sparse_random_blocks,
     }
@@ -153,38 +144,16 @@ BIG_BIRD = Format(
     fields={**FIELDS, "use_bias": "attention_bias", "rescale_embeddings": "scale_embedding"},
     theirs={"is_decoder": False, "add_cross_attention": False},
     ours={**OURS, "pooler": True},
-    rules=_big_bird_rules,
+    base=(*_encoder("encoder", BERT_LAYER), *linear("pooler", "pooler.dense")),
+    prefix="bert.",
+    heads=(
+        *HEADS,
+        *linear("classifier.dense", "pre_classifier"),
+        *linear("classifier.out_proj", "classifier"),
+    ),
     derived=_big_bird_attention,
     derived_back=_big_bird_attention_back,
 )
-
-
-def _distilbert_rules(class_name: str) -> tuple[Rule, ...]:
-    layer = "transformer.layer.{}"
-    encoder = (
-        Move("embeddings.word_embeddings.weight", "encoder.embed_tokens.weight"),
-        Move("embeddings.position_embeddings.weight", "encoder.embed_positions.weight"),
-        *linear("embeddings.LayerNorm", "encoder.embed_norm"),
-        *linear(f"{layer}.attention.q_lin", f"{LAYER}.self_attn.q_proj"),
-        *linear(f"{layer}.attention.k_lin", f"{LAYER}.self_attn.k_proj"),
-        *linear(f"{layer}.attention.v_lin", f"{LAYER}.self_attn.v_proj"),
-        *linear(f"{layer}.attention.out_lin", f"{LAYER}.self_attn.out_proj"),
-        *linear(f"{layer}.sa_layer_norm", f"{LAYER}.self_attn_layer_norm"),
-        *linear(f"{layer}.ffn.lin1", f"{LAYER}.fc1"),
-        *linear(f"{layer}.ffn.lin2", f"{LAYER}.fc2"),
-        *linear(f"{layer}.output_layer_norm", f"{LAYER}.final_layer_norm"),
-    )
-    if class_name == "DistilBertModel":
-        return encoder
-    return (
-        *under("distilbert.", "model.", encoder),
-        *linear("vocab_transform", "mlm_transform.dense"),
-        *linear("vocab_layer_norm", "mlm_transform.layer_norm"),
-        *linear("vocab_projector", "lm_head"),
-        *linear("pre_classifier", "pre_classifier"),
-        *linear("classifier", "classifier"),
-        *linear("qa_outputs", "qa_outputs"),
-    )
 
 
 def _distilbert_dropout(config: Any, class_name: str) -> dict[str, Any]:
@@ -228,7 +197,16 @@ DISTILBERT = Format(
         "pooler": False,
         "classifier_activation": "relu",
     },
-    rules=_distilbert_rules,
+    base=_encoder("transformer", DISTILBERT_LAYER),
+    prefix="distilbert.",
+    heads=(
+        *linear("vocab_transform", "mlm_transform.dense"),
+        *linear("vocab_layer_norm", "mlm_transform.layer_norm"),
+        *linear("vocab_projector", "lm_head"),
+        *linear("pre_classifier", "pre_classifier"),
+        *linear("classifier", "classifier"),
+        *linear("qa_outputs", "qa_outputs"),
+    ),
     derived=_distilbert_dropout,
     derived_back=_distilbert_dropout_back,
 )

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+import vaswani
 from vaswani.errors import UserError
 from vaswani.interop import torch_transformer
 from vaswani.interop.bert import BERT, BIG_BIRD, DISTILBERT
@@ -21,7 +22,6 @@ from vaswani.interop.formats import Format
 from vaswani.interop.gpt import GPT2, OPENAI_GPT
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.interop.weights import to_ours, to_theirs
-from vaswani.model import modeling_vaswani, modeling_vaswani_decoder, modeling_vaswani_encoder
 from vaswani.model.configuration_vaswani import (
     VaswaniConfig,
     VaswaniDecoderConfig,
@@ -31,14 +31,10 @@ from vaswani.model.configuration_vaswani import (
 from vaswani.model.embeddings import SinusoidalPositions
 
 OUR_CLASSES: dict[str, Any] = {
-    place.rpartition(".")[2]: getattr(module, place.rpartition(".")[2])
-    for module, config_class in (
-        (modeling_vaswani, VaswaniConfig),
-        (modeling_vaswani_encoder, VaswaniEncoderConfig),
-        (modeling_vaswani_decoder, VaswaniDecoderConfig),
-    )
-    for auto_class, place in config_class.auto_classes.items()
-    if auto_class != "AutoConfig"
+    name: getattr(vaswani, name)
+    for config_class in (VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig)
+    for name in (place.rpartition(".")[2] for place in config_class.auto_classes.values())
+    if not name.endswith("Config")
 }
 FORMATS = {each.name: each for each in (MARIAN, FSMT, BERT, DISTILBERT, BIG_BIRD, OPENAI_GPT, GPT2)}
 

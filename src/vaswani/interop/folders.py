@@ -77,14 +77,13 @@ def convert_folder(
     model = load_exactly(folder, config, architecture)
     converted: Any = convert(model) if to is None else export(model, to)
     difference = _difference(model, converted)
-    has_tokenizer = _save(converted, output, folder)
-    return Converted(
-        type(model).__name__,
-        type(converted).__name__,
-        converted.num_parameters(),
-        difference,
-        has_tokenizer,
-    )
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+    tokenizers = load_tokenizers(folder) if has_tokenizer else ()
+    if tokenizers:
+        check_vocabulary(folder, converted, *tokenizers)
+    _save(converted, output, *tokenizers)
+    names = type(model).__name__, type(converted).__name__
+    return Converted(*names, converted.num_parameters(), difference, has_tokenizer)
 
 
 def combine_folders(encoder: str | None, decoder: str | None, output: Path, **values: Any) -> PreTrainedModel:
@@ -103,10 +102,7 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     for given, half, tokenizer in zip(folders, halves, tokenizers, strict=True):
         if given and half:
             check_vocabulary(given, half, tokenizer)
-    with whole_folder(output, "the model") as folder:
-        model.save_pretrained(folder)
-        save_tokenizers(tokenizers[0], tokenizers[0] if source == target else tokenizers[1], folder)
-        write_hashes(folder)
+    _save(model, output, tokenizers[0], tokenizers[0] if source == target else tokenizers[1])
     return model
 
 
@@ -166,15 +162,10 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     return difference
 
 
-def _save(model: PreTrainedModel, output: Path, folder: Path) -> bool:
-    """Save the model with the tokenizers of its old folder; return whether there are any."""
-    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
-    tokenizers = load_tokenizers(folder) if has_tokenizer else None
-    if tokenizers:
-        check_vocabulary(folder, model, *tokenizers)
+def _save(model: PreTrainedModel, output: Path, *tokenizers: Any) -> None:
+    """Save a model with its source and target tokenizers, if there are any."""
     with whole_folder(output, "the model") as unfinished:
         model.save_pretrained(unfinished)
         if tokenizers:
             save_tokenizers(*tokenizers, unfinished)
         write_hashes(unfinished)
-    return has_tokenizer

@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from vaswani.errors import UserError, one_line
-from vaswani.interop.weights import Rule
+from vaswani.interop.weights import Rule, under
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 # Fields of every configuration of transformers, with the same meaning everywhere.
@@ -21,6 +21,19 @@ SHARED_FIELDS = (
     *("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
     *("id2label", "label2id", "problem_type"),
 )
+
+
+# Values of our fields in most other implementations; a format replaces those that differ.
+USUAL: dict[str, Any] = {
+    "norm_order": "post",
+    "final_norm": False,
+    "embedding_norm": False,
+    "norm_bias": True,
+    "position_embedding": "learned",
+    "position_from_mask": False,
+    "attention_output_bias": True,
+    "ffn_bias": True,
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,9 @@ class Format:
         fields: names of their fields with our fields of the same meaning.
         theirs: values that their fields must have, as others have no counterpart.
         ours: values that our fields have for all these models.
-        rules: for the tensors of one of their classes.
+        base: rules for the tensors of their base model.
+        prefix: of the names of the base model's tensors in a model with a head.
+        heads: rules for the tensors of all their heads.
         free: fields of `ours` that may have another value when a model is exported.
         derived: returns other fields of ours from their configuration and class name.
         derived_back: returns other fields of theirs from our configuration.
@@ -46,12 +61,20 @@ class Format:
     our_config_class: type[VaswaniFamilyConfig]
     classes: dict[str, str]
     fields: dict[str, str]
-    rules: Callable[[str], tuple[Rule, ...]]
+    base: tuple[Rule, ...]
+    prefix: str
+    heads: tuple[Rule, ...]
     theirs: dict[str, Any] = field(default_factory=dict)
     ours: dict[str, Any] = field(default_factory=dict)
     free: frozenset[str] = frozenset({"position_from_mask"})  # the same wherever padding is on the right
     derived: Callable[[Any, str], dict[str, Any]] = lambda config, class_name: {}
     derived_back: Callable[[Any], dict[str, Any]] = lambda config: {}
+
+    def rules(self, class_name: str) -> tuple[Rule, ...]:
+        """Return the rules for the tensors of one of their classes."""
+        if self.classes[class_name].endswith("Model"):
+            return self.base
+        return (*under(self.prefix, self.base), *self.heads)
 
     def to_ours(self, config: PreTrainedConfig, class_name: str) -> VaswaniFamilyConfig:
         """Convert a configuration to ours.
@@ -96,11 +119,9 @@ class Format:
 
 def _plain(config: VaswaniFamilyConfig, name: str) -> Any:
     """Return the value of a field; attention that is full in all layers is `"full"`."""
-    if name.endswith("_attention") and set(config.layer_attention(name.removesuffix("_attention"))) == {
-        "full"
-    }:
-        return "full"
-    return getattr(config, name)
+    stack, _, suffix = name.rpartition("_")
+    is_full = suffix == "attention" and set(config.layer_attention(stack)) == {"full"}
+    return "full" if is_full else getattr(config, name)
 
 
 def made(config_class: type[Any], values: Mapping[str, Any]) -> Any:

@@ -5,19 +5,14 @@ from typing import Any
 from transformers import GPT2Config, OpenAIGPTConfig
 
 from vaswani.errors import UserError
-from vaswani.interop.formats import Format
-from vaswani.interop.weights import Move, Rule, linear, under
+from vaswani.interop.formats import USUAL, Format
+from vaswani.interop.weights import Rule, linear
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
 
 LAYER = "decoder.layers.{}"
 OURS: dict[str, Any] = {
-    "embedding_norm": False,
-    "norm_bias": True,
-    "position_embedding": "learned",
-    "position_from_mask": False,
+    **USUAL,
     "attention_bias": True,
-    "attention_output_bias": True,
-    "ffn_bias": True,
     "lm_head_bias": False,
     "activation_dropout": 0.0,
     "scale_embedding": False,
@@ -40,10 +35,10 @@ FIELDS = {
 def _decoder(tokens: str, positions: str) -> tuple[Rule, ...]:
     layer, attention = "h.{}", f"{LAYER}.self_attn"
     return (
-        Move(f"{tokens}.weight", "decoder.embed_tokens.weight"),
-        Move(f"{positions}.weight", "decoder.embed_positions.weight"),
+        Rule(f"{tokens}.weight", ("decoder.embed_tokens.weight",)),
+        Rule(f"{positions}.weight", ("decoder.embed_positions.weight",)),
         *linear(f"{layer}.ln_1", f"{LAYER}.self_attn_layer_norm"),
-        *linear(f"{layer}.attn.c_attn", tuple(f"{attention}.{name}_proj" for name in "qkv"), transposed=True),
+        *linear(f"{layer}.attn.c_attn", *(f"{attention}.{name}_proj" for name in "qkv"), transposed=True),
         *linear(f"{layer}.attn.c_proj", f"{attention}.out_proj", transposed=True),
         *linear(f"{layer}.ln_2", f"{LAYER}.final_layer_norm"),
         *linear(f"{layer}.mlp.c_fc", f"{LAYER}.fc1", transposed=True),
@@ -51,14 +46,7 @@ def _decoder(tokens: str, positions: str) -> tuple[Rule, ...]:
     )
 
 
-def _with_head(decoder: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    return (*under("transformer.", "model.", decoder), Move("lm_head.weight", "lm_head.weight"))
-
-
-def _gpt2_rules(class_name: str) -> tuple[Rule, ...]:
-    decoder = (*_decoder("wte", "wpe"), *linear("ln_f", "decoder.layer_norm"))
-    return decoder if class_name == "GPT2Model" else _with_head(decoder)
-
+HEADS = (Rule("lm_head.weight", ("lm_head.weight",)),)
 
 GPT2 = Format(
     name="gpt2",
@@ -72,18 +60,15 @@ GPT2 = Format(
         "add_cross_attention": False,
     },
     ours={**OURS, "norm_order": "pre", "final_norm": True},
-    rules=_gpt2_rules,
+    base=(*_decoder("wte", "wpe"), *linear("ln_f", "decoder.layer_norm")),
+    prefix="transformer.",
+    heads=HEADS,
     derived=lambda config, class_name: {"decoder_ffn_dim": config.n_inner or 4 * config.n_embd},
     derived_back=lambda config: {"n_inner": config.decoder_ffn_dim},
 )
 
 # Activations by their names in OpenAI GPT.
 GPT_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu", "relu": "relu", "silu": "silu"}
-
-
-def _gpt_rules(class_name: str) -> tuple[Rule, ...]:
-    decoder = _decoder("tokens_embed", "positions_embed")
-    return decoder if class_name == "OpenAIGPTModel" else _with_head(decoder)
 
 
 def _gpt_fields_back(config: Any) -> dict[str, Any]:
@@ -107,8 +92,10 @@ OPENAI_GPT = Format(
     our_config_class=VaswaniDecoderConfig,
     classes={"OpenAIGPTModel": "VaswaniDecoderModel", "OpenAIGPTLMHeadModel": "VaswaniForCausalLM"},
     fields=FIELDS,
-    ours={**OURS, "norm_order": "post", "final_norm": False},
-    rules=_gpt_rules,
+    ours=OURS,
+    base=_decoder("tokens_embed", "positions_embed"),
+    prefix="transformer.",
+    heads=HEADS,
     derived=lambda config, class_name: {
         "activation_function": GPT_ACTIVATIONS[config.afn],
         "decoder_ffn_dim": 4 * config.n_embd,

@@ -1,12 +1,11 @@
 """Sparse attention in models of transformers: BERT, RoBERTa, GPT-2, BART and Llama, with any of their heads.
 
-`sparsify` changes a model in place. What it computes changes with it, so the choice belongs to the
-configuration, and is saved: `BertConfig` becomes `SparseBertConfig`, whose model type transformers alone does
-not know, and `BertForMaskedLM` becomes `SparseBertForMaskedLM`. Where this package is imported, the Auto
-classes open such a checkpoint as it was saved; where it is not, they fail.
+`sparsify` changes a model, and what it computes, in place. The choice is saved with the configuration:
+`BertConfig` becomes `SparseBertConfig`, with a model type that transformers alone does not know, and
+`BertForMaskedLM` becomes `SparseBertForMaskedLM`. The Auto classes load such a checkpoint where this package
+is imported, and fail where it is not.
 
-The sparse classes are made from the library's own when they are first needed, so that importing this file
-imports no model.
+The sparse classes are made from the library's on first use, so that importing this file imports no model.
 """
 
 from copy import deepcopy
@@ -43,48 +42,44 @@ def sparsify(
 ) -> Model:
     """Make the self-attention of a library's model sparse, in place.
 
-    Encoders attend in two directions and decoders causally, as before; attention from a decoder to its
-    encoder stays dense. The weights stay as they are, but the model now computes another function: train it
-    on. A model that is sparse already gets the new pattern.
+    Self-attention stays bidirectional or causal, and cross-attention stays dense. The weights stay, but the
+    model computes another function: continue its training. A model that is sparse gets the new pattern.
 
     Args:
         model: of BERT, RoBERTa, GPT-2, BART or Llama, with any head.
         block_size: in tokens.
-        window: blocks around the query's own, that one counted; odd, unless all of the model is causal.
-        num_global: blocks at the start of the sequence that all see and, but in a causal model, see all.
-        num_random: blocks that each query block sees besides, other ones in each layer and head.
-        seed: which.
+        window: blocks around the query's own, which counts; odd, unless all of the model is causal.
+        num_global: blocks at the start of the sequence that all see and that, unless causal, see all.
+        num_random: other blocks that each query block sees, drawn for each layer and head.
+        seed: of the random blocks.
 
     Returns:
-        The model, now of a sparse class, with a configuration of its own that is saved with it.
+        The model, now of a sparse class, with a copy of its configuration.
 
     Raises:
-        UserError: for a model of another family, or of a class that is not the library's own.
-        ValueError: for numbers that make no pattern, naming them; the model is then as it was.
+        UserError: the model is of another family, or of a class that is not the library's own.
+        ValueError: the numbers make no pattern; the model is unchanged.
     """
     sparse = _sparse_class_of(model)
-    config = _sparse_config(model.config, sparse)
+    config: Any = deepcopy(model.config)  # other models may share the original
+    config.__dict__.pop("_attn_implementation_internal", None)
+    config.__class__ = sparse.config_class
     config.sparse_block_size, config.sparse_window_blocks = block_size, window
     config.sparse_global_blocks, config.sparse_random_blocks = num_global, num_random
     config.sparse_seed = seed
-    patterns = _patterns(model, config)
-    _give_patterns(patterns)
+    _give_patterns(model, config)
     for module in model.modules():
         if isinstance(getattr(module, "config", None), PreTrainedConfig):
             module.config = config
     _register_models(config.dense_class.model_type)
     model.__class__ = sparse
-    # The library enters here at construction which outputs a class can record, by its name.
+    # The library records here, when a model is built, which outputs its class can return.
     _CAN_RECORD_REGISTRY[model] = model._can_record_outputs
     return model
 
 
 def _sparse_class_of(model: PreTrainedModel) -> type[Any]:
-    """The sparse class for a model of a library's class, dense or sparse.
-
-    Raises:
-        UserError: when the class or the configuration is of another family or not the library's own.
-    """
+    """Return the sparse class for a model, dense or sparse; raise a UserError if there is none."""
     dense: type[Any] = type(model)
     if issubclass(dense, SparseModel):
         dense = dense.__bases__[-1]
@@ -112,31 +107,27 @@ def _modeling_module(family: str) -> str:
     return f"transformers.models.{family}.modeling_{family}"
 
 
-def _patterns(model: nn.Module, config: Any) -> dict[nn.Module, SparsePattern | None]:
-    """What a sparse configuration gives each attention module; `None` for attention to another sequence."""
-    patterns: dict[nn.Module, SparsePattern | None] = {}
+def _give_patterns(model: nn.Module, config: Any) -> None:
+    """Set the `pattern` of each attention module: None for cross-attention."""
+    patterns: dict[Any, SparsePattern | None] = {}
     for name, module in model.named_modules():
         if not (hasattr(module, "is_causal") and hasattr(module, "layer_idx")):
             continue
         if _TO_OTHER.intersection(name.split(".")):
             patterns[module] = None
         else:
-            # BART's two stacks may differ, so its modules know; those of BERT and Llama do not.
+            # The stacks of BART may differ, so its modules have a number of heads; those of BERT do not.
             heads = getattr(module, "num_heads", config.num_attention_heads)
             causal = module.is_causal and getattr(config, "is_causal", True)
             patterns[module] = SparsePattern.from_config(config, heads, module.layer_idx, causal)
-    return patterns
-
-
-def _give_patterns(patterns: dict[nn.Module, SparsePattern | None]) -> None:
     hook_in_kernels()  # the library's models do not
     for module, pattern in patterns.items():
-        module.pattern = pattern  # type: ignore[assignment]  # a plain attribute
+        module.pattern = pattern
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class SparseConfig:
-    """What the configuration of a sparse model has besides that of the dense one."""
+    """The fields that a sparse configuration adds to the dense one."""
 
     dense_class: ClassVar[type[PreTrainedConfig]]
 
@@ -147,13 +138,13 @@ class SparseConfig:
     sparse_seed: int = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # Whoever opens a checkpoint makes its configuration first.
+        # A checkpoint's configuration is built before its model is looked up.
         _register_models(self.dense_class.model_type)
         super().__post_init__(**kwargs)  # type: ignore[misc]  # of the dense configuration
 
     @property
     def _attn_implementation_internal(self) -> str:
-        """Where the library keeps `attn_implementation`: no choice here, or the model would be dense."""
+        """The library's `attn_implementation`, which is fixed."""
         return IMPLEMENTATION
 
     @_attn_implementation_internal.setter
@@ -166,7 +157,7 @@ class SparseConfig:
 
     @property
     def output_attentions(self) -> bool | None:
-        """Whether to return attention weights; the library lets only its eager attention do so."""
+        """Whether to return attention weights; the library's property allows only eager attention."""
         return self._output_attentions
 
     @output_attentions.setter
@@ -174,19 +165,19 @@ class SparseConfig:
         self._output_attentions = value
 
     def validate_output_attentions(self) -> None:
-        """Sparse attention has weights to return."""
+        """Accept any value: sparse attention can return weights."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as it is saved.
+        """Return the configuration with the name of its attention.
 
-        The library saves no attention's name, but its dense classes only warn of another model type: by the
-        name they fail on a sparse checkpoint, instead of computing densely from it.
+        The library does not save that name, and its dense classes only warn of another model type. With the
+        name they fail on a sparse checkpoint.
         """
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}  # type: ignore[misc]
 
 
 class SparseModel:
-    """What a sparse model has besides its dense class: patterns in its attention modules."""
+    """Adds patterns to the attention modules of a dense class."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
         if not isinstance(config, SparseConfig):
@@ -195,15 +186,7 @@ class SparseModel:
                 f"{type(config).__name__}. Make a dense model and call vaswani.sparsify(model)."
             )
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        _give_patterns(_patterns(self, config))  # type: ignore[arg-type]
-
-
-def _sparse_config(config: PreTrainedConfig, sparse: type[Any]) -> Any:
-    """A copy of a configuration, of the sparse class; other models may share the original."""
-    copy = deepcopy(config)
-    copy.__dict__.pop("_attn_implementation_internal", None)
-    copy.__class__ = sparse.config_class
-    return copy
+        _give_patterns(self, config)  # type: ignore[arg-type]
 
 
 def _make_config_class(family: str) -> type[Any]:
@@ -218,7 +201,7 @@ def _make_config_class(family: str) -> type[Any]:
 
 
 def sparse_class(dense: type[Any]) -> type[Any]:
-    """The sparse class of a library's model class, always the same one."""
+    """Return the sparse class of a library's model class, always the same one."""
     if dense not in _MODEL_CLASSES:
         members = {
             "config_class": _CONFIG_CLASSES[dense.config_class.model_type],
@@ -231,14 +214,14 @@ def sparse_class(dense: type[Any]) -> type[Any]:
 
 @cache
 def _register_models(family: str) -> None:
-    """Make a family's sparse classes known to each Auto class that knows its dense ones."""
+    """Register a family's sparse classes with each Auto class that has its dense ones."""
     config_class = _CONFIG_CLASSES[family]
     for name in modeling_auto.__all__:
         auto = getattr(modeling_auto, name)
         mapping = getattr(auto, "_model_mapping", None)
         if name.startswith("AutoModel") and mapping is not None and config_class.dense_class in mapping:
             auto.register(config_class, sparse_class(mapping[config_class.dense_class]))
-    # By this table of names the library's Trainer knows whose labels to shift when it smooths them.
+    # The library's Trainer shifts the labels of these classes when it smooths them.
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     causal[config_class.model_type] = f"Sparse{causal[family]}"
 
@@ -250,7 +233,7 @@ for _config_class in _CONFIG_CLASSES.values():
 
 
 def __getattr__(name: str) -> Any:
-    """The sparse classes by name, for pickle and for whoever imports one."""
+    """Return a sparse class by name, for pickle and for imports."""
     for family, config_class in _CONFIG_CLASSES.items():
         if name == config_class.__name__:
             return config_class

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from vaswani.errors import UserError
-from vaswani.interop.weights import Move, Rule, linear, to_ours
+from vaswani.interop.weights import Rule, linear, to_ours
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import VaswaniModel
 
@@ -19,8 +19,8 @@ NO_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
     names = [f"{ours}.{name}_proj" for name in "qkv"]
     return (
-        Move(f"{theirs}.in_proj_weight", tuple(f"{name}.weight" for name in names)),
-        Move(f"{theirs}.in_proj_bias", tuple(f"{name}.bias" for name in names)),
+        Rule(f"{theirs}.in_proj_weight", tuple(f"{name}.weight" for name in names)),
+        Rule(f"{theirs}.in_proj_bias", tuple(f"{name}.bias" for name in names)),
         *linear(f"{theirs}.out_proj", f"{ours}.out_proj"),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
@@ -17,34 +16,30 @@ from vaswani.errors import UserError
 State = dict[str, torch.Tensor]
 NAMED = 4  # tensors that an error names
 TABLE_TOLERANCE = 1e-3  # for rounded sinusoids of other implementations
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
-class Move:
-    """A tensor of theirs that is one of ours, or several of ours concatenated.
+class Rule:
+    """A tensor of theirs that is one of ours, several of ours concatenated, or a table of sinusoids.
 
     Args:
-        theirs: its name.
-        ours: its name, or the names of the parts in order.
+        theirs: its name; a tensor with several names has a rule for each.
+        ours: the names of the parts in order; none for sinusoids, which we compute.
         transposed: theirs is [in, out] where ours is [out, in], as in GPT-2.
         row: theirs is [1, n] where ours is [n]; without ours, theirs is zero.
     """
 
     theirs: str
-    ours: str | tuple[str, ...]
+    ours: tuple[str, ...] = ()
     transposed: bool = False
     row: bool = False
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Our names, one or several."""
-        return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def forward(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Convert theirs to ours."""
         tensor = tensor.t() if self.transposed and tensor.ndim == 2 else tensor
         tensor = tensor.squeeze(0) if self.row else tensor
-        return tensor.chunk(len(self.names))
+        return tensor.chunk(len(self.ours))
 
     def backward(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         """Convert ours to theirs."""
@@ -53,46 +48,20 @@ class Move:
         return tensor.t() if self.transposed and tensor.ndim == 2 else tensor
 
 
-@dataclass(frozen=True)
-class Same:
-    """A tensor of theirs that is a second name of another."""
-
-    theirs: str
-    of: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """A stored table of sinusoids, which we compute."""
-
-    theirs: str
-
-
-Rule = Move | Same | Table
-
-
-def linear(theirs: str, ours: str | tuple[str, ...], transposed: bool = False) -> tuple[Move, Move]:
+def linear(theirs: str, *ours: str, transposed: bool = False) -> tuple[Rule, ...]:
     """Return the rules for weight and bias of a projection or a norm."""
-    names = (ours,) if isinstance(ours, str) else ours
-    weights, biases = (tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias"))
-    return (
-        Move(f"{theirs}.weight", weights, transposed),
-        Move(f"{theirs}.bias", biases, transposed),
+    return tuple(
+        Rule(f"{theirs}.{part}", tuple(f"{name}.{part}" for name in ours), transposed)
+        for part in ("weight", "bias")
     )
 
 
-def under(prefix: str, our_prefix: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Return the rules with prefixes, for a model inside another."""
-    moved: list[Rule] = []
-    for rule in rules:
-        theirs = prefix + rule.theirs
-        if isinstance(rule, Move):
-            moved.append(replace(rule, theirs=theirs, ours=tuple(our_prefix + name for name in rule.names)))
-        elif isinstance(rule, Same):
-            moved.append(Same(theirs, prefix + rule.of))
-        else:
-            moved.append(Table(theirs))
-    return tuple(moved)
+def under(prefix: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Return the rules for a base model inside a model with a head, where ours is called `model`."""
+    return tuple(
+        replace(rule, theirs=prefix + rule.theirs, ours=tuple(f"model.{name}" for name in rule.ours))
+        for rule in rules
+    )
 
 
 def to_ours(
@@ -109,22 +78,22 @@ def to_ours(
     Raises:
         UserError: a tensor on either side has no rule, or a value differs from what a rule expects.
     """
+    by_name = {rule.theirs: rule for rule in rules}
     ours: State = {}
+    sources: dict[str, str] = {}  # their name for each of ours
     unknown = []
-    matching = _Matching(rules)
     for name, tensor in state.items():
-        rule, layer = matching.find(name)
+        rule, layer = _find(name, by_name)
         if rule is None:
             unknown.append(name)
-        elif isinstance(rule, Move):
-            for our_name, part in zip(rule.names, rule.forward(tensor), strict=True):
-                ours[our_name.replace("{}", layer)] = part
-        elif isinstance(rule, Same):
-            of = rule.of.replace("{}", layer)
-            if of not in state or not torch.equal(tensor, state[of]):
-                raise UserError(f"{name} differs from {of}, to which it should be tied")
-        elif not _is_table(tensor, tables[name]):
-            raise UserError(f"{name} does not hold the sinusoids of this type of model")
+        elif not rule.ours:
+            if not _is_table(tensor, tables[name]):
+                raise UserError(f"{name} does not hold the sinusoids of this type of model")
+        else:
+            for our_name, part in zip(_names(rule, layer), rule.forward(tensor), strict=True):
+                if our_name in ours and not torch.equal(ours[our_name], part):
+                    raise UserError(f"{sources[our_name]} differs from {name}, to which it should be tied")
+                ours[our_name], sources[our_name] = part, name
     _check_none("the model has {} that vaswani has no place for", unknown)
     _check_none("the model lacks {} that vaswani needs", [n for n in expected if n not in ours])
     _check_none("the model has {} too many", [n for n in ours if n not in set(expected)])
@@ -144,28 +113,21 @@ def to_theirs(
     Raises:
         UserError: a tensor on either side has no rule.
     """
+    by_name = {rule.theirs: rule for rule in rules}
     theirs: State = {}
     missing, used = [], set()
-    matching = _Matching(rules)
-    later = []
     for name, tensor in expected.items():
-        rule, layer = matching.find(name)
-        if isinstance(rule, Move):
-            names = [our_name.replace("{}", layer) for our_name in rule.names]
-            if all(our_name in state for our_name in names):
-                theirs[name] = rule.backward(state[our_name] for our_name in names)
-                used.update(names)
-            elif rule.row:
-                theirs[name] = torch.zeros_like(tensor)
-            else:
-                missing.append(name)
-        elif isinstance(rule, Same):
-            later.append((name, rule.of.replace("{}", layer)))
-        elif isinstance(rule, Table):
-            theirs[name] = tensor
-        else:
+        rule, layer = _find(name, by_name)
+        names = _names(rule, layer) if rule else []
+        if rule is None or not (rule.row or all(our_name in state for our_name in names)):
             missing.append(name)
-    theirs |= {name: theirs[of] for name, of in later}
+        elif not names:
+            theirs[name] = tensor
+        elif names[0] in state:
+            theirs[name] = rule.backward(state[our_name] for our_name in names)
+            used.update(names)
+        else:
+            theirs[name] = torch.zeros_like(tensor)
     _check_none("the model lacks {} that the other format needs", missing)
     _check_none("the model has {} without a place in the other format", [n for n in state if n not in used])
     return theirs
@@ -176,21 +138,14 @@ def _is_table(tensor: torch.Tensor, table: torch.Tensor) -> bool:
     return torch.allclose(tensor.double(), table.double(), atol=tolerance, rtol=0)
 
 
-class _Matching:
-    """Finds the rule for one of their names, and the number of the layer in it."""
-
-    def __init__(self, rules: Iterable[Rule]):
-        self.rules = [(_pattern(rule.theirs), rule) for rule in rules]
-
-    def find(self, name: str) -> tuple[Rule | None, str]:
-        for pattern, rule in self.rules:
-            if match := pattern.fullmatch(name):
-                return rule, (match.groups() or ("",))[0]
-        return None, ""
+def _find(name: str, rules: Mapping[str, Rule]) -> tuple[Rule | None, str]:
+    """Return the rule for one of their names, and the number of the layer in it."""
+    layer = _LAYER.search(name)
+    return rules.get(_LAYER.sub("{}", name)), layer[0] if layer else ""
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.escape(name).replace(r"\{\}", r"(\d+)"))
+def _names(rule: Rule, layer: str) -> list[str]:
+    return [name.replace("{}", layer) for name in rule.ours]
 
 
 def _check_none(problem: str, names: list[str]) -> None:
