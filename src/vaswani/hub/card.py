@@ -14,10 +14,10 @@ from vaswani.files.atomic_files import write_whole
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.plain_card import (
     CARD_FILE_NAME,
+    MARK,
     architecture_table,
     card_of,
     describe,
-    is_written_by_us,
     markdown_table,
     model_tags,
     usage,
@@ -37,7 +37,7 @@ LISTED_SETTINGS = (
 NOT_STATED = "not stated"
 
 
-# What models of these classes do, as the Hub calls it.
+# The Hub's names of the tasks of models of these classes.
 PIPELINES = {
     "ForMaskedLM": "fill-mask",
     "ForPreTraining": "fill-mask",
@@ -73,7 +73,9 @@ def model_card(run: RunMetadata, repo_id: str) -> ModelCard:
         "Results": _results(run),
         "Data": _data(run),
         "Training": _training(run),
-        "Architecture": _architecture(run),
+        "Architecture": architecture_table(run.config, run.num_parameters)
+        if isinstance(run.config, VaswaniFamilyConfig)
+        else f"That of `{_class_name(run)}` in transformers; see `config.json`.",
         "Limits": "\n".join(f"- {limit}" for limit in _limits(run)),
     }
     parts = [f"# {name}", _summary(run)]
@@ -105,7 +107,7 @@ def handwritten_card(folder: Path) -> str | None:
         raise UserError(f"{path} cannot be read ({error.strerror}); move it away") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error.reason}); convert it, or move it away") from error
-    return None if is_written_by_us(text) else text
+    return None if MARK in text else text
 
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*|code|multilingual")
@@ -135,22 +137,12 @@ def _metadata(run: RunMetadata, name: str) -> ModelCardData:
         library_name="transformers",
         base_model=run.corpus.get("base_model"),
         pipeline_tag=_pipeline(run) if run.evaluation else None,
-        tags=_tags(run),
+        tags=[*model_tags(run.config), *["knowledge-distillation"] * bool(run.distillation)],
         datasets=[hub_dataset] if hub_dataset else None,
         metrics=list(dict.fromkeys(map(_hub_metric, run.evaluation.get("metrics", {})))) or None,
         model_name=name,
         eval_results=list(_eval_results(run)) or None,
     )
-
-
-def _tags(run: RunMetadata) -> list[str]:
-    config = run.config
-    tags = (
-        model_tags(config)
-        if isinstance(config, VaswaniFamilyConfig)
-        else [config.model_type, *(["encoder-decoder"] if config.is_encoder_decoder else [])]
-    )
-    return [*tags, *(["knowledge-distillation"] if run.distillation else [])]
 
 
 def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
@@ -200,13 +192,7 @@ def name_of_data(run: RunMetadata) -> str:
 
 
 def _summary(run: RunMetadata) -> str:
-    config = run.config
-    if isinstance(config, VaswaniFamilyConfig):
-        what = describe(config, run.num_parameters)
-    else:
-        form = "An encoder-decoder" if config.is_encoder_decoder else "A model"
-        what = f"{form} of type {config.model_type} with {run.num_parameters:,} parameters"
-    parts = [f"{what}."]
+    parts = [f"{describe(run.config, run.num_parameters)}."]
     if run.corpus:
         parts.append(f"It was {_training_task(run)}, with the `vaswani` plugin.")
     if run.unfinished:
@@ -215,13 +201,11 @@ def _summary(run: RunMetadata) -> str:
 
 
 def _training_task(run: RunMetadata) -> str:
-    """Training data and task."""
     settings, pipeline, data = run.settings, _pipeline(run), name_of_data(run)
     if pipeline == "fill-mask":
-        pairs = ", and to predict whether one text follows another"
-        return f"trained on {data} to fill in masked words" + (
-            pairs if _class_name(run).endswith("ForPreTraining") else ""
-        )
+        has_pairs = _class_name(run).endswith("ForPreTraining")
+        pairs = ", and to predict whether one text follows another" * has_pairs
+        return f"trained on {data} to fill in masked words{pairs}"
     if pipeline == "text-generation":
         return f"trained on {data} to continue texts"
     if _is_trained_on_pairs(run):
@@ -229,8 +213,11 @@ def _training_task(run: RunMetadata) -> str:
         how = "distilled" if settings.get("teacher") else how
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
         return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
-    how = f"fine-tuned from {Path(str(settings['model'])).name}" if settings.get("model") else "fine-tuned"
-    how = "trained from new weights" if settings.get("from_scratch") else how
+    how = "fine-tuned"
+    if settings.get("from_scratch"):
+        how = "trained from new weights"
+    elif settings.get("model"):
+        how = f"fine-tuned from {Path(str(settings['model'])).name}"
     return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of a text"
 
 
@@ -281,10 +268,11 @@ def _shortened(text: str) -> str:
 
 
 def _data(run: RunMetadata) -> str:
-    corpus, settings = run.corpus, run.settings
+    corpus, settings, hub_dataset = run.corpus, run.settings, _hub_dataset(run)
+    origin = hub_dataset and f"https://huggingface.co/datasets/{hub_dataset}"
     lines = [
         f"- Name: {name_of_data(run)}" + _in_brackets(settings.get("dataset_config")),
-        f"- Source: {settings.get('data_url') or corpus.get('source') or _origin(run)}",
+        f"- Source: {settings.get('data_url') or corpus.get('source') or origin or NOT_STATED}",
         f"- Licence: {settings.get('data_license') or corpus.get('license') or NOT_STATED}",
         f"- Languages: {', '.join(_languages(run)) or NOT_STATED}",
     ]
@@ -306,19 +294,19 @@ def _in_brackets(text: str | None) -> str:
     return f" ({text})" if text else ""
 
 
-def _origin(run: RunMetadata) -> str:
-    name = _hub_dataset(run)
-    return f"https://huggingface.co/datasets/{name}" if name else NOT_STATED
-
-
 def _training(run: RunMetadata) -> str:
-    rows = [(f"`{name}`", _plain(value)) for name, value in _listed_settings(run)]
+    known = {name: run.settings.get(name) for name in LISTED_SETTINGS}
+    rows = [(f"`{name}`", _plain(value)) for name, value in known.items() if _is_set(name, value)]
     if not rows:
         return ""
-    versions = run.evaluation.get("versions", {})
-    made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
     parts = [markdown_table(["Setting", "Value"], rows), *_resumptions(run)]
-    return "\n\n".join([*parts, *([f"Versions: {made_with}."] if made_with else [])])
+    if versions := run.evaluation.get("versions"):
+        parts.append(f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.")
+    return "\n\n".join(parts)
+
+
+def _is_set(name: str, value: Any) -> bool:
+    return value is not None and value != [] and not (name == "max_steps" and value <= 0)
 
 
 def _resumptions(run: RunMetadata) -> Iterator[str]:
@@ -333,23 +321,10 @@ def _resumptions(run: RunMetadata) -> Iterator[str]:
             yield f"Resumed after update {resumption['update']:,}: {', '.join(changes)}."
 
 
-def _listed_settings(run: RunMetadata) -> Iterator[tuple[str, Any]]:
-    for name in LISTED_SETTINGS:
-        value = run.settings.get(name)
-        if value is not None and value != [] and not (name == "max_steps" and value <= 0):
-            yield name, value
-
-
 def _plain(value: Any) -> str:
     """Return a setting without local folders."""
     values = value if isinstance(value, list) else [value]
     return ", ".join(Path(each).name if isinstance(each, str) else str(each) for each in values)
-
-
-def _architecture(run: RunMetadata) -> str:
-    if isinstance(run.config, VaswaniFamilyConfig):
-        return architecture_table(run.config, run.num_parameters)
-    return f"That of `{_class_name(run)}` in transformers; see `config.json`."
 
 
 def _limits(run: RunMetadata) -> Iterator[str]:

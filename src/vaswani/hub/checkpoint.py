@@ -39,10 +39,6 @@ from vaswani.hub.weights import (
 
 logger = logging.getLogger(__name__)
 
-_GENERATION_CONFIG = "generation_config.json"
-_ALL_BUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.spm"]
-
-
 # For errors: what a model lacks that an Auto class does not load, and models that it loads.
 _PURPOSES = {
     "AutoModelForSeq2SeqLM": (
@@ -82,7 +78,14 @@ def load_checkpoint(
     """
     device, dtype = _device(device), _dtype(dtype)
     directory = local_folder(name, revision)
-    config = _load_config(directory, auto_class)
+    config = read_config(directory)
+    if auto_class is not None and not _serves(auto_class, config):
+        problem, expected = _PURPOSES.get(
+            auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
+        )
+        raise UserError(
+            f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
+        )
     check_weights(directory, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
     _check_generation_config(directory, meta_model(config, auto_class))
@@ -128,7 +131,11 @@ def local_folder(name: str | Path, revision: str | None = None) -> Path:
             for a folder.
     """
     folder = Path(name)
-    if not _is_folder(folder):
+    try:
+        is_folder = folder.is_dir() and os.listdir(folder) is not None
+    except PermissionError as error:
+        raise UserError(f"model folder {folder} cannot be read; check its permissions") from error
+    if not is_folder:
         return _download(str(name), revision)
     if revision is not None:
         raise UserError(
@@ -137,28 +144,22 @@ def local_folder(name: str | Path, revision: str | None = None) -> Path:
     return folder
 
 
-def _is_folder(path: Path) -> bool:
-    """Return whether a path is a folder; raise a UserError if it cannot be read."""
-    try:
-        return path.is_dir() and os.listdir(path) is not None
-    except PermissionError as error:
-        raise UserError(f"model folder {path} cannot be read; check its permissions") from error
-
-
 def _download(name: str, revision: str | None) -> Path:
-    """Download a model, or find it in the cache, and return its folder."""
     check_hub_name(name)
     use_patient_client()
     try:
         directory = _fetch(name, revision)
     except HUB_ERRORS as error:
-        cached = _cached(name, revision) if is_connection_lost(error) else None
-        if cached is None:
-            raise UserError(
-                f"model {name!r} is not a local folder and cannot be loaded from the Hub: "
-                f"{describe_hub_failure(error, name, revision)}"
-            ) from error
-        directory = cached
+        failure = UserError(
+            f"model {name!r} is not a local folder and cannot be loaded from the Hub: "
+            f"{describe_hub_failure(error, name, revision)}"
+        )
+        if not is_connection_lost(error):
+            raise failure from error
+        try:
+            directory = _fetch(name, revision, local_files_only=True)
+        except LocalEntryNotFoundError:
+            raise failure from error
     if problem := last_problem():
         logger.warning("%s. Using the cached copy of %s: %s.", problem, name, directory)
     return directory
@@ -166,31 +167,11 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _fetch(name: str, revision: str | None, **options: Any) -> Path:
     """Download what the cache lacks of a model and return its folder there."""
-    wanted = [*_ALL_BUT_WEIGHTS, "model*.safetensors"]
+    wanted = ["*.json", "*.txt", "*.model", "*.spm", "model*.safetensors"]
     directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))
     if not any(directory.glob("*.safetensors")):
         snapshot_download(name, revision=revision, allow_patterns=[PICKLED_WEIGHTS], **options)
     return directory
-
-
-def _cached(name: str, revision: str | None) -> Path | None:
-    """Return the cached folder of a model, or None unless it is complete."""
-    try:
-        return _fetch(name, revision, local_files_only=True)
-    except LocalEntryNotFoundError:
-        return None
-
-
-def _load_config(directory: Path, auto_class: Any) -> PreTrainedConfig:
-    config = read_config(directory)
-    if auto_class is not None and not _serves(auto_class, config):
-        problem, expected = _PURPOSES.get(
-            auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
-        )
-        raise UserError(
-            f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
-        )
-    return config
 
 
 def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
@@ -207,7 +188,7 @@ def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
 
 def _check_generation_config(directory: Path, model: PreTrainedModel) -> None:
     """Raise a UserError if the saved options of `generate` are unreadable or name other special tokens."""
-    path = directory / _GENERATION_CONFIG
+    path = directory / "generation_config.json"
     if not path.exists():
         return
     values = read_object(path)

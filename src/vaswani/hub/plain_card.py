@@ -31,15 +31,10 @@ MARK = "<!-- Written by vaswani from what it knows. Delete this line to keep wha
 PAPER = "[Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)"
 
 
-def is_written_by_us(text: str) -> bool:
-    """Return True for a card that no user has edited, which a newer one may replace."""
-    return MARK in text
-
-
 def hook_in() -> None:
-    """Let our models be pushed with a card that describes them, where the library would add a blank form.
+    """Push our models with a card that describes them, instead of the library's blank form.
 
-    `push_to_hub` and `save_pretrained(push_to_hub=True)` both end in the method that is replaced here.
+    `push_to_hub` and `save_pretrained(push_to_hub=True)` both call the method that is replaced here.
     """
     model_class: Any = VaswaniPreTrainedModel
     model_class._upload_modified_files = _upload_modified_files
@@ -53,9 +48,9 @@ def _upload_modified_files(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Upload the model's files and, unless the repository has a card, a card."""
-    # What is newer than these times is uploaded: only files that a model saves, and no links.
+    """Upload the files that a model saves, no links and, unless the repository has a card, a card."""
     others = [path.name for path in Path(working_dir).iterdir() if not _is_of_a_model(path)]
+    # Files that are newer than these times are uploaded.
     files_timestamps = {**files_timestamps, **dict.fromkeys(others, math.inf)}
     if not HfApi().file_exists(repo_id, CARD_FILE_NAME, token=kwargs.get("token")):
         card = plain_model_card(self.config, self.num_parameters(), repo_id)
@@ -66,17 +61,16 @@ def _upload_modified_files(
 
 
 def _is_of_a_model(path: Path) -> bool:
-    """Whether a file is one of those that `save_pretrained` writes, or a card."""
     is_known = any(fnmatchcase(path.name, pattern) for pattern in SAVED)
     return is_known and path.is_file() and not path.is_symlink()
 
 
 def plain_model_card(config: VaswaniFamilyConfig, num_parameters: int, repo_id: str) -> ModelCard:
-    """The card of a model whose training is unknown.
+    """Return the card of a model whose training is unknown.
 
     Args:
         config: of the model, with the name of its class.
-        num_parameters: their number; shared parameters count once.
+        num_parameters: shared parameters count once.
         repo_id: where the model can be loaded from.
     """
     data = ModelCardData(library_name="transformers", tags=model_tags(config))
@@ -93,33 +87,34 @@ def plain_model_card(config: VaswaniFamilyConfig, num_parameters: int, repo_id: 
 
 
 def card_of(metadata: ModelCardData, parts: Iterable[str]) -> ModelCard:
-    """A card from its metadata for the Hub and its paragraphs for people."""
+    """Return a card with metadata for the Hub and these paragraphs."""
     return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join([*parts, MARK]) + "\n")
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> str:
-    """A table in Markdown; the columns in `numbers` are aligned right."""
+    """Return a table in Markdown; the columns in `numbers` are aligned right."""
     rule = ["---:" if name in numbers else "---" for name in head]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *rows])
 
 
-def model_tags(config: VaswaniFamilyConfig) -> list[str]:
-    """The tags by which the Hub finds the model."""
-    return ["vaswani", "-".join(config.stacks), *(["sparse-attention"] if _is_sparse(config) else [])]
+def model_tags(config: PreTrainedConfig) -> list[str]:
+    """Return the tags by which the Hub finds the model."""
+    if isinstance(config, VaswaniFamilyConfig):
+        return ["vaswani", "-".join(config.stacks), *["sparse-attention"] * _is_sparse(config)]
+    return [config.model_type, *["encoder-decoder"] * config.is_encoder_decoder]
 
 
-def describe(config: VaswaniFamilyConfig, num_parameters: int) -> str:
-    """The model in one sentence, without its full stop."""
-    layers = " and ".join(_layers(getattr(config, f"{stack}_layers"), stack) for stack in config.stacks)
-    sparse = " and sparse attention" if _is_sparse(config) else ""
+def describe(config: PreTrainedConfig, num_parameters: int) -> str:
+    """Describe the model in one sentence, without its full stop."""
+    if not isinstance(config, VaswaniFamilyConfig):
+        form = "An encoder-decoder" if config.is_encoder_decoder else "A model"
+        return f"{form} of type {config.model_type} with {num_parameters:,} parameters"
+    counts = [(getattr(config, f"{stack}_layers"), stack) for stack in config.stacks]
+    layers = " and ".join(f"{count} {stack} layer{'s' * (count > 1)}" for count, stack in counts)
     return (
         f"A Transformer {'-'.join(config.stacks)} ({PAPER}) with {layers} of width {config.d_model}, "
-        f"{num_parameters:,} parameters{sparse}"
+        f"{num_parameters:,} parameters{' and sparse attention' * _is_sparse(config)}"
     )
-
-
-def _layers(count: int, stack: str) -> str:
-    return f"{count} {stack} layer{'s' if count > 1 else ''}"
 
 
 def _is_sparse(config: VaswaniFamilyConfig) -> bool:
@@ -127,7 +122,7 @@ def _is_sparse(config: VaswaniFamilyConfig) -> bool:
 
 
 def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
-    """A Markdown table of the model's sizes and options."""
+    """Return a Markdown table of the model's sizes and options."""
     positions = {
         "sinusoidal": f"sinusoidal ({config.sinusoidal_layout}), of any length",
         "learned": f"learned, {config.max_position_embeddings:,} at most",
@@ -157,7 +152,7 @@ def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
 
 
 def _of_each(config: VaswaniFamilyConfig, size: str) -> str:
-    """A size for each stack, such as `6 encoder, 6 decoder`."""
+    """Return a size of each stack, such as `6 encoder, 6 decoder`."""
     return ", ".join(f"{getattr(config, f'{stack}_{size}'):,} {stack}" for stack in config.stacks)
 
 
@@ -186,7 +181,7 @@ def _attention(config: VaswaniFamilyConfig, stack: str) -> str:
     )
 
 
-# The line of a snippet that shows the output of a model that generates nothing.
+# The last line of a snippet for a model that does not generate.
 _SHOWN = {
     "AutoModel": "print(model(**inputs).last_hidden_state.shape)",
     "AutoModelForPreTraining": "print(model(**inputs).prediction_logits)",
@@ -195,17 +190,17 @@ _SHOWN = {
 
 
 def _auto_class(config: PreTrainedConfig) -> str:
-    """The Auto class that opens a checkpoint with this configuration."""
-    names = config.architectures or []
-    served = getattr(config, "auto_classes", {}).items()
-    found = [auto for auto, place in served if place.rpartition(".")[2] in names]
-    return found[0] if found else "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModel"
+    """Return the Auto class that loads a checkpoint with this configuration."""
+    for auto_class, place in getattr(config, "auto_classes", {}).items():
+        if place.rpartition(".")[2] in (config.architectures or ()):
+            return auto_class
+    return "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModel"
 
 
 def usage(
     config: PreTrainedConfig, repo_id: str, example: str = "Guten Tag!", target_tokenizer: str | None = None
 ) -> str:
-    """How to load the model, with the plugin and without it; for the library's own models there is one way.
+    """Tell how to load the model, with the plugin and, if it is ours, without.
 
     Args:
         config: of the model, with the name of its class.
@@ -231,8 +226,8 @@ def usage(
             run,
         ]
         if target_tokenizer is not None:
-            load = f'{decoder} = AutoTokenizer.from_pretrained({place}, subfolder="{target_tokenizer}")'
-            lines.insert(2, load)
+            options = f'{place}, subfolder="{target_tokenizer}"'
+            lines.insert(2, f"{decoder} = AutoTokenizer.from_pretrained({options})")
         return "\n".join(["```python", *lines, "```"])
 
     if not isinstance(config, VaswaniFamilyConfig):

@@ -21,7 +21,7 @@ from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
-from vaswani.hub.plain_card import CARD_FILE_NAME, is_written_by_us
+from vaswani.hub.plain_card import CARD_FILE_NAME, MARK
 from vaswani.hub.run_metadata import DISTILLATION_PLOT, DISTILLATION_REPORT, RunMetadata
 from vaswani.hub.weights import check_finite_files
 from vaswani.model import configuration_vaswani
@@ -182,7 +182,7 @@ def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: R
         return here.encode()
     with suppress(RemoteEntryNotFoundError):
         there = api.hf_hub_download(repo_id, CARD_FILE_NAME, revision=revision)
-        if not is_written_by_us(Path(there).read_text(encoding="utf-8", errors="replace")):
+        if MARK not in Path(there).read_text(encoding="utf-8", errors="replace"):
             logger.warning("The card of %s was edited and is kept; delete it there for a new one.", repo_id)
             return None
     return str(model_card(facts, repo_id)).encode()

@@ -10,21 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 import yaml
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
@@ -35,8 +23,10 @@ from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
 # In the order in which they are tried for a configuration without `architectures`.
 _AUTO_CLASSES: tuple[Any, ...] = (
-    *(AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining),
-    *(AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering),
+    *(transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM),
+    *(transformers.AutoModelForMaskedLM, transformers.AutoModelForPreTraining),
+    *(transformers.AutoModelForSequenceClassification, transformers.AutoModelForTokenClassification),
+    transformers.AutoModelForQuestionAnswering,
 )
 _COUNTS_LAYERS = re.compile(r"(^|_)(n_layers?|layers)$")
 DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
@@ -123,11 +113,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # an unknown model type, a field that fails its validation
         model_type, reason = values.get("model_type"), one_line(error.__cause__ or error)
-        if (
-            "trust_remote_code" in reason
-            or not isinstance(model_type, str)
-            or model_type not in CONFIG_MAPPING
-        ):
+        is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+        if "trust_remote_code" in reason or not is_known:
             reason = (
                 f"model_type={model_type!r} is unknown to transformers, and checkpoints' own code is not run"
             )

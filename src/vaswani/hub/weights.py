@@ -132,19 +132,15 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     except Exception as error:  # for example sizes beyond 64 bits
         raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
     needed = model.num_parameters()
-    if needed - min(_count_unsaved(model), _MOST_UNSAVED) > 2 * held:
+    ignored = model._keys_to_ignore_on_save or ()  # the same in every such model
+    unsaved = sum(weight.numel() for name, weight in model.named_parameters() if name in ignored)
+    if needed - min(unsaved, _MOST_UNSAVED) > 2 * held:
         raise UserError(
             f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
             f"it hold {held:,}; they do not belong together: use another checkpoint"
         )
     if not getattr(config, "quantization_config", None):  # quantized integers are not cast
         _check_dtypes(directory, stored, model)
-
-
-def _count_unsaved(model: PreTrainedModel) -> int:
-    """Return the number of parameters that are not saved, as every such model has the same."""
-    names = model._keys_to_ignore_on_save or ()
-    return sum(weight.numel() for name, weight in model.named_parameters() if name in names)
 
 
 def _check_dtypes(directory: Path, stored: dict[str, StoredTensor], model: PreTrainedModel) -> None:

@@ -7,6 +7,7 @@ gradients.
 from __future__ import annotations
 
 from copy import deepcopy
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-import vaswani
 from vaswani.errors import UserError
 from vaswani.interop import torch_transformer
 from vaswani.interop.bert import BERT, BIG_BIRD, DISTILBERT
@@ -31,9 +31,9 @@ from vaswani.model.configuration_vaswani import (
 from vaswani.model.embeddings import SinusoidalPositions
 
 OUR_CLASSES: dict[str, Any] = {
-    name: getattr(vaswani, name)
+    name: getattr(import_module(f"vaswani.model.{module}"), name)
     for config_class in (VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig)
-    for name in (place.rpartition(".")[2] for place in config_class.auto_classes.values())
+    for module, _, name in (place.partition(".") for place in config_class.auto_classes.values())
     if not name.endswith("Config")
 }
 FORMATS = {each.name: each for each in (MARIAN, FSMT, BERT, DISTILBERT, BIG_BIRD, OPENAI_GPT, GPT2)}
