@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from typing import TypeVar
+
+import torch
+
+from vaswani.errors import RunError
 
 BUFFERED_TEXTS = 4096  # read ahead and sorted by length
 FIRST_TEXTS = 512  # in the first buffer, for early results; 256 would cost 5 % of the speed
@@ -47,3 +52,13 @@ def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) 
         batch.append(key)
     if batch:
         yield batch
+
+
+@contextmanager
+def within_memory(what: str, count: int, longest: int) -> Iterator[None]:
+    """Raise a RunError if a batch of `count` texts does not fit into the device's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        size = f"{count} {what} of up to {longest} tokens"
+        raise RunError(f"out of memory with {size}; lower max_tokens_per_batch") from error

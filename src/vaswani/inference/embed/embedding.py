@@ -13,9 +13,10 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive, one_line
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.decoding import position_limit
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import (
@@ -40,6 +41,7 @@ from vaswani.inference.embed.word_vectors import (
 from vaswani.inference.pretrained import FromPretrained
 
 Text = str | Sequence[str]
+Value = TypeVar("Value")
 Unit = Literal["text", "token", "word"]
 Tokens = dict[str, list[Any]]  # of one text: input_ids, and other columns of its tokenizer
 
@@ -48,8 +50,6 @@ COMBINATIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
     "concat": lambda layers: torch.cat(tuple(layers), dim=-1),
     "mean": lambda layers: torch.stack(tuple(layers)).mean(dim=0),
 }
-
-
 DEFAULT_LENGTH = 4096  # tokens; attention takes seconds for such a text, and quadratic time
 
 
@@ -114,7 +114,8 @@ class Embedder(FromPretrained):
             check_positive(max_length=max_length)
         self.pooling = _choice("pooling", pooling, POOLINGS)
         self.subtoken_pooling = _choice("subtoken_pooling", subtoken_pooling, SUBTOKEN_POOLINGS)
-        self.model = _body(model).eval()
+        body: Any = model.base_model
+        self.model = (body.get_encoder() if model.config.is_encoder_decoder else body).eval()
         self.tokenizer = tokenizer
         self._texts = TextCodec(tokenizer)
         config = getattr(self.model, "config", model.config)  # FSMT's encoder has no config
@@ -133,7 +134,8 @@ class Embedder(FromPretrained):
         self.dtype = torch.promote_types(model.dtype, torch.float32)
         self.dimension = config.hidden_size * (len(self.layers) if combine == "concat" else 1)
         self._arguments = inspect.signature(self.model.forward).parameters
-        self._blank: dict[int, bool] = {}
+        # Some tokenizers add white space before the first word.
+        self._is_blank = cache(lambda token: not str(tokenizer.decode([token])).strip())
 
     def embed(self, texts: Iterable[Text]) -> torch.Tensor:
         """Return a vector of each text: float [S, d]. A text may be a list of words, joined by spaces.
@@ -213,7 +215,7 @@ class Embedder(FromPretrained):
         tokens = self._encode([sentence.text for sentence in read], number, with_offsets=unit == "word")
         results: dict[int, Any] = {}
         lengths = {row: len(of_row["input_ids"]) for row, of_row in enumerate(tokens)}
-        empty = [row for row in lengths if not lengths[row]]  # models reject texts without tokens
+        empty = [row for row in lengths if not lengths[row]]
         full = {row: length for row, length in lengths.items() if length}
         for batch in filter(None, [*batches(full, self.max_tokens_per_batch), empty]):
             vectors = self._embed_batch([read[row] for row in batch], [tokens[row] for row in batch], unit)
@@ -262,51 +264,38 @@ class Embedder(FromPretrained):
             raise RunError(f"the model's states leave the range of {dtype}; try dtype float32")
         return together.split([len(of_text) for of_text in vectors])
 
-    def _states(self, tokens: list[Tokens], longest: int) -> torch.Tensor:
-        """Return the states of a batch, padded on the right: [S, T, d]; texts without tokens have none."""
-        if not longest:
-            return torch.zeros(len(tokens), 0, self.dimension, dtype=self.dtype)
-        try:
-            return self._forward(tokens)
-        except torch.OutOfMemoryError as error:
-            size = f"{len(tokens)} texts of up to {longest} tokens"
-            raise RunError(f"out of memory with {size}; lower max_tokens_per_batch") from error
-
     @torch.no_grad()
-    def _forward(self, tokens: list[Tokens]) -> torch.Tensor:
-        """Return the combined layers of a batch: [S, T, d]."""
-        outputs = self.model(**self._inputs(tokens), output_hidden_states=self.layers != [self._last])
-        states = [*(outputs.hidden_states or ())[:-1], outputs.last_hidden_state]
-        return self.combine([states[layer - self._last - 1].to(self.dtype) for layer in self.layers])
+    def _states(self, tokens: list[Tokens], longest: int) -> torch.Tensor:
+        """Return the combined layers of a batch, padded on the right: [S, T, d]."""
+        if not longest:  # models reject texts without tokens
+            return torch.zeros(len(tokens), 0, self.dimension, dtype=self.dtype)
+        with within_memory("texts", len(tokens), longest):
+            outputs = self.model(**self._inputs(tokens), output_hidden_states=self.layers != [self._last])
+            states = [*(outputs.hidden_states or ())[:-1], outputs.last_hidden_state]
+            return self.combine([states[layer - self._last - 1].to(self.dtype) for layer in self.layers])
 
     def _inputs(self, tokens: list[Tokens]) -> dict[str, Any]:
         """Return the tokenizer's columns that the model accepts, padded on the right to int64 [S, T]."""
         names = [name for name in tokens[0] if name in self._arguments]
         columns = {name: [torch.tensor(of_text[name]) for of_text in tokens] for name in names}
         columns["attention_mask"] = [torch.ones_like(of_text) for of_text in columns["input_ids"]]
-        fillers = {"input_ids": self.tokenizer.pad_token_id or 0}
+        pad = self.tokenizer.pad_token_id or 0
         device = next(self.model.parameters()).device
         inputs: dict[str, Any] = {
-            name: pad_sequence(column, True, fillers.get(name, 0)).to(device)
+            name: pad_sequence(column, True, pad if name == "input_ids" else 0).to(device)
             for name, column in columns.items()
         }
         return {**inputs, "use_cache": False} if "use_cache" in self._arguments else inputs
 
     def _word_vectors(self, sentence: Sentence, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
         """Return the vectors of the words of a text, [W, d], from its states [T, d]."""
-        pooling = SUBTOKEN_POOLINGS[self.subtoken_pooling]
+        pooling = self.subtoken_pooling
         nothing = states.new_zeros(1, states.shape[1])  # the state of a word without tokens
         spans = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
         offsets = [(0, 0) if self._is_blank(token) else span for token, span in spans]
         words = tokens_of_words(sentence, offsets)
         vectors = [pooling(states[of_word] if of_word else nothing) for of_word in words]
         return torch.stack(vectors) if vectors else pooling(nothing)[None][:0]
-
-    def _is_blank(self, token: int) -> bool:
-        """Return whether a token is only white space, as some tokenizers add before the first word."""
-        if token not in self._blank:
-            self._blank[token] = not str(self.tokenizer.decode([token])).strip()
-        return self._blank[token]
 
     def _labelled(self, unit: Unit, sentence: Sentence, tokens: Tokens, vectors: torch.Tensor) -> Any:
         if unit == "token":
@@ -346,13 +335,7 @@ def _pooled(states: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.
         return states.new_zeros(len(states), states.shape[2])
     mask = (torch.arange(states.shape[1]) < lengths[:, None]).to(states.device)
     features = {"token_embeddings": states, "attention_mask": mask.long()}
-    return Pooling(states.shape[2], POOLINGS[pooling])(features)["sentence_embedding"]
-
-
-def _body(model: PreTrainedModel) -> Any:
-    """Return the model without its head, or the encoder of an encoder-decoder."""
-    body: Any = model.base_model
-    return body.get_encoder() if model.config.is_encoder_decoder else body
+    return Pooling(states.shape[2], pooling)(features)["sentence_embedding"]
 
 
 def _longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
@@ -367,19 +350,17 @@ def _longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, as
     return min(positions, asked or tokenizer.model_max_length)
 
 
-def _choice(name: str, value: str, choices: Mapping[str, Any]) -> str:
+def _choice(name: str, value: str, choices: Mapping[str, Value]) -> Value:
     if value not in choices:
         expected = ", ".join(map(repr, choices))
         raise UserError(f"{name}={value!r} is unknown; expected one of {expected}")
-    return value
+    return choices[value]
 
 
 def _layer_numbers(layers: str | Sequence[int], last: int) -> list[int]:
     """Return layer numbers from 0, the embeddings, to the last."""
     if isinstance(layers, str):
-        return {"last": [last], "all": list(range(last + 1))}[
-            _choice("layers", layers, {"last": 0, "all": 0})
-        ]
+        return _choice("layers", layers, {"last": [last], "all": list(range(last + 1))})
     if not layers:
         raise UserError("layers=[] selects no layer; give 'last', 'all' or layer numbers")
     for layer in layers:
@@ -394,7 +375,7 @@ def _combination(
     combine: str | ScalarMix, num_layers: int, device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
     if not isinstance(combine, ScalarMix):
-        return COMBINATIONS[_choice("combine", combine, COMBINATIONS)]
+        return _choice("combine", combine, COMBINATIONS)
     mixed = len(combine.layer_weights)
     if mixed != num_layers:
         raise UserError(
