@@ -78,10 +78,10 @@ def convert_folder(
     converted: Any = convert(model) if to is None else export(model, to)
     difference = _difference(model, converted)
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
-    tokenizers = load_tokenizers(folder) if has_tokenizer else ()
+    tokenizers = load_tokenizers(folder) if has_tokenizer else None
     if tokenizers:
         check_vocabulary(folder, converted, *tokenizers)
-    _save(converted, output, *tokenizers)
+    _save(converted, output, tokenizers)
     names = type(model).__name__, type(converted).__name__
     return Converted(*names, converted.num_parameters(), difference, has_tokenizer)
 
@@ -102,7 +102,7 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     for given, half, tokenizer in zip(folders, halves, tokenizers, strict=True):
         if given and half:
             check_vocabulary(given, half, tokenizer)
-    _save(model, output, tokenizers[0], tokenizers[0] if source == target else tokenizers[1])
+    _save(model, output, (tokenizers[0], tokenizers[0] if source == target else tokenizers[1]))
     return model
 
 
@@ -162,7 +162,7 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     return difference
 
 
-def _save(model: PreTrainedModel, output: Path, *tokenizers: Any) -> None:
+def _save(model: PreTrainedModel, output: Path, tokenizers: tuple[Any, Any] | None) -> None:
     """Save a model with its source and target tokenizers, if there are any."""
     with whole_folder(output, "the model") as unfinished:
         model.save_pretrained(unfinished)
