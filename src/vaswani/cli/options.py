@@ -1,5 +1,7 @@
 """Options that several commands take, and how numeric options declare their bounds."""
 
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -134,3 +136,38 @@ DType = Annotated[
     typer.Option("--dtype", help="Type of the weights: float32, bfloat16 or float16. Default: as saved."),
 ]
 OutputFolder = typer.Argument(metavar="OUT", help="Folder to create; it must be empty or not exist.")
+
+
+def _translator_options(
+    num_beams: NumBeams = 4,
+    length_penalty: LengthPenalty = 0.6,
+    max_source_length: MaxSourceLength = None,
+    too_long: TooLong = None,
+    max_length: MaxLength = 1024,
+    max_tokens_per_batch: MaxTokensPerBatch = 8192,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
+) -> None:
+    """Declare the options of `Translator.from_pretrained`."""
+
+
+def takes_translator_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `Translator.from_pretrained` to a command, which receives them as `**options`."""
+    own = inspect.signature(command)
+    shared = inspect.signature(_translator_options).parameters.values()
+    parameters = [
+        parameter for parameter in own.parameters.values() if parameter.kind != parameter.VAR_KEYWORD
+    ]
+    command.__signature__ = own.replace(parameters=[*parameters, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ |= _translator_options.__annotations__
+    return command
+
+
+def with_auto_length(options: dict[str, Any]) -> dict[str, Any]:
+    """Return translator options in which a `max_source_length` that was not given is "auto"."""
+    return {**options, "max_source_length": options["max_source_length"] or "auto"}

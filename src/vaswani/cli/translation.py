@@ -3,32 +3,21 @@
 import os
 import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vaswani.bounds import MOST_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import (
-    AllowMismatch,
     DatasetConfig,
-    Device,
-    DType,
-    LengthPenalty,
-    MaxLength,
-    MaxSourceLength,
-    MaxTokensPerBatch,
     ModelName,
-    NumBeams,
-    Revision,
     SourceField,
-    SourceLanguage,
-    SourcePrefix,
     Split,
     TargetField,
-    TargetLanguage,
-    TooLong,
     number,
+    takes_translator_options,
+    with_auto_length,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.cli.splits import load_split
@@ -36,6 +25,7 @@ from vaswani.files.json_files import finite_json
 
 
 @app.command()
+@takes_translator_options
 def translate(
     model: ModelName,
     input_name: Annotated[
@@ -55,23 +45,11 @@ def translate(
         ),
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")] = False,
-    num_beams: NumBeams = 4,
-    length_penalty: LengthPenalty = 0.6,
-    max_source_length: MaxSourceLength = None,
-    too_long: TooLong = None,
-    max_length: MaxLength = 1024,
-    max_tokens_per_batch: MaxTokensPerBatch = 8192,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    source_prefix: SourcePrefix = None,
     buffer_size: Annotated[
         int | None,
         number("--buffer_size", help="Lines to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
     ] = None,
-    revision: Revision = None,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **options: Any,
 ) -> None:
     """Translate text line by line: standard input to standard output, or files."""
     from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input, count_lines, open_lines
@@ -84,22 +62,7 @@ def translate(
 
         begin_work()
         with LineWriter(output_name) as writer:
-            translator = Translator.from_pretrained(
-                model,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                allow_mismatch=allow_mismatch,
-                num_beams=num_beams,
-                length_penalty=length_penalty,
-                max_source_length="auto" if max_source_length is None else max_source_length,
-                too_long=too_long,
-                max_length=max_length,
-                max_tokens_per_batch=max_tokens_per_batch,
-                source_language=source_language,
-                target_language=target_language,
-                source_prefix=source_prefix,
-            )
+            translator = Translator.from_pretrained(model, **with_auto_length(options))
             shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
             typed = lines.isatty()
             with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal, typed=typed) as bar:
@@ -116,6 +79,7 @@ def translate(
 
 
 @app.command()
+@takes_translator_options
 def evaluate(
     model: ModelName,
     data: Annotated[
@@ -140,19 +104,7 @@ def evaluate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
     ] = False,
-    num_beams: NumBeams = 4,
-    length_penalty: LengthPenalty = 0.6,
-    max_source_length: MaxSourceLength = None,
-    too_long: TooLong = None,
-    max_length: MaxLength = 1024,
-    max_tokens_per_batch: MaxTokensPerBatch = 8192,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    source_prefix: SourcePrefix = None,
-    revision: Revision = None,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **options: Any,
 ) -> None:
     """Translate or summarize a corpus, and score the outputs."""
     from vaswani.evaluation.text_metrics import check_task, score_texts
@@ -169,33 +121,15 @@ def evaluate(
     fields = {"dataset_config": dataset_config, "source_field": source_field, "target_field": target_field}
     with LineWriter(output_name or os.devnull) as writer:
         split, rows = load_split(files, split, **fields)
-        translator = Translator.from_pretrained(
-            model,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            allow_mismatch=allow_mismatch,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            max_source_length="auto" if max_source_length is None else max_source_length,
-            too_long=too_long,
-            max_length=max_length,
-            max_tokens_per_batch=max_tokens_per_batch,
-            source_language=source_language,
-            target_language=target_language,
-            source_prefix=source_prefix,
-        )
+        translator = Translator.from_pretrained(model, **with_auto_length(options))
         with progress_bar(len(rows), " rows") as bar:
             evaluation = evaluate_translator(translator, rows, partial(score_texts, task=task), bar.update)
         for translation in evaluation.translations:
             writer.write(as_text(translation))
     say(str(evaluation))
     if as_json:
-        search = {
-            "num_beams": num_beams,
-            "length_penalty": length_penalty,
-            "max_source_length": translator.max_source_length,
-            "max_length": max_length,
-        }
+        names = ("num_beams", "length_penalty", "max_source_length", "max_length")
+        search = {name: options[name] for name in names}
+        search["max_source_length"] = translator.max_source_length
         record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
         say(finite_json(record))

@@ -502,13 +502,11 @@ END_BYTES = 1 << 20  # at the start and the end of a streamed file
 
 def file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]:
     """Return what the rows of files depend on."""
-    describe = _size_and_ends if spec.streaming else _whole_content
-    files = [{"path": str(path), **describe(path)} for path in paths]
+    files = [
+        {"path": str(path), **(_size_and_ends(path) if spec.streaming else {"sha256": sha256_of(path)})}
+        for path in paths
+    ]
     return {"files": files, **spec.identity}
-
-
-def _whole_content(path: Path) -> dict[str, Any]:
-    return {"sha256": sha256_of(path)}
 
 
 def _size_and_ends(path: Path) -> dict[str, Any]:
