@@ -34,8 +34,8 @@ NAMES = config_names()
 @pytest.mark.parametrize("name", [name for name in NAMES if command(name) in CONFIG_CLASSES])
 def test_every_configuration_resolves(name):
     config_class = CONFIG_CLASSES[command(name)]
-    given = ["--dataset", "texts"] if command(name) in ("pretrain", "finetune") else []
-    config = load_config(name, given, config_class)
+    corpus = ["--dataset", "texts"] if command(name) in ("pretrain", "finetune") else []
+    config = load_config(name, corpus, config_class)
     assert config.output_dir == Path("runs") / name.rpartition("/")[2]
     if isinstance(config, RunConfig) and isinstance(config.model, ModelArguments):
         model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)

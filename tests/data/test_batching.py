@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 from transformers.models.bart.modeling_bart import shift_tokens_right
 
+from library_tokenizers import library_tokenizers
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data import batching
 from vaswani.data.batching import (
@@ -31,8 +32,11 @@ from vaswani.data.batching import (
     tokenize_corpus,
 )
 from vaswani.data.sources.corpus import CorpusSpec, RowReport, load_corpus
-from vaswani.data.tokenization import train_tokenizer
+from vaswani.data.text_codec import for_languages
+from vaswani.data.tokenization import load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
+
+__all__ = ["library_tokenizers"]
 
 PAIRS = [
     ("a man and a woman walk", "ein Mann und eine Frau gehen"),
@@ -65,6 +69,21 @@ def corpus(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in PAIRS))
     return lambda streaming=False: load_corpus(CorpusSpec(train_file=[str(path)], streaming=streaming))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"source_prefix": "the "}, {"source_language": "deu_Latn"}, {"target_language": "eng_Latn"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_the_cache_knows_languages_and_prefix(options, corpus, library_tokenizers):
+    rows, tokenizers = corpus().split("train"), load_tokenizers(library_tokenizers["nllb"])
+    before = tokenize_corpus(rows, *tokenizers)
+    after = tokenize_corpus(rows, *for_languages(*tokenizers, **options))
+    changed = "labels" if "target_language" in options else "input_ids"
+    for name in ("input_ids", "labels"):
+        assert (before[name][:] != after[name][:]) == (name == changed)
+    assert tokenize_corpus(rows, *tokenizers)[changed][:] == before[changed][:]
 
 
 def tokenized_rows(count=400, seed=0):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForPreTraining
+from transformers.utils import logging
 
 from toy_labels import save_toy_encoder
 from toy_translation import save_toy_checkpoint, toy_tokenizer
@@ -18,7 +19,7 @@ from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_metadata import read_run_metadata
-from vaswani.hub.weights import WEIGHTS, WEIGHTS_INDEX, check_finite, check_finite_files
+from vaswani.hub.weights import WEIGHTS, WEIGHTS_INDEX, check_finite, check_finite_files, without_remarks
 from vaswani.training.runs.models import load_with_head, open_pretrained
 
 Tensors = dict[str, torch.Tensor]
@@ -167,3 +168,14 @@ def test_heads_that_embedding_does_not_use_may_be_there(tmp_path: Path) -> None:
         tmp_path, lambda weights: weights.update({"bert.encoder.layer.9.output.dense.bias": torch.zeros(3)})
     )
     assert "bert.encoder.layer.9" in message_of(load_checkpoint, tmp_path, auto_class=None)
+
+
+def test_loading_in_several_threads_leaves_the_verbosity() -> None:
+    before = logging.get_verbosity()
+    first, second = without_remarks(), without_remarks()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)  # threads leave in the order in which they end
+    assert logging.get_verbosity() == logging.ERROR
+    second.__exit__(None, None, None)
+    assert logging.get_verbosity() == before

@@ -109,6 +109,26 @@ def test_new_weights_are_drawn_by_no_one(pairs: Path, tmp_path: Path) -> None:
     assert all(torch.equal(built[name], original[name]) for name in original)
 
 
+def test_the_defaults_are_those_of_fine_tuning_and_of_translation(pairs: Path, tmp_path: Path) -> None:
+    options = options_for(save_translator("marian", tmp_path / "model"), pairs)
+    del options["learning_rate"]
+    args = load_config(None, as_flags(options)).training
+    assert (args.learning_rate, args.lr_scheduler_type, args.warmup_steps) == (5e-5, "linear", 0.1)
+    assert (args.adam_beta2, args.adam_epsilon) == (0.999, 1e-8)
+    assert (args.label_smoothing_factor, args.generation_num_beams, args.predict_with_generate) == (
+        0.1,
+        4,
+        True,
+    )
+
+
+def test_a_kernel_that_a_converted_model_does_not_have_is_refused(pairs: Path, tmp_path: Path) -> None:
+    model = save_translator("marian", tmp_path / "model")
+    config = config_for(model, pairs, convert=True, attn_implementation="fastest")
+    with pytest.raises(UserError, match="attn_implementation=fastest"):
+        ContinuedRun(config).check()
+
+
 @pytest.mark.parametrize("part", ["encoder", "embeddings"])
 def test_frozen_weights_stay(part: str, pairs: Path, tmp_path: Path) -> None:
     model = save_translator("marian", tmp_path / "model")

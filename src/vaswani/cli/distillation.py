@@ -1,7 +1,7 @@
 """`vaswani student` and `vaswani compare`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,20 +9,13 @@ from vaswani.cli.app import app
 from vaswani.cli.options import (
     AllowMismatch,
     DatasetConfig,
-    Device,
-    DType,
-    LengthPenalty,
-    MaxLength,
-    MaxSourceLength,
-    MaxTokensPerBatch,
-    NumBeams,
     OutputFolder,
     SourceField,
     Split,
     TargetField,
-    TooLong,
     check_models,
     model_option,
+    takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, progress_bar, say, warn
 from vaswani.cli.splits import load_split
@@ -74,6 +67,7 @@ def student(
 
 
 @app.command()
+@takes_translator_options("revision")  # which would be that of all models
 def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub name of the teacher.", callback=check_models)],
     students: Annotated[
@@ -108,15 +102,7 @@ def compare(
             help="Folder for report.md, report.json and quality_speed.png. Default: the first student's.",
         ),
     ] = None,
-    num_beams: NumBeams = 4,
-    length_penalty: LengthPenalty = 0.6,
-    max_source_length: MaxSourceLength = None,
-    too_long: TooLong = None,
-    max_length: MaxLength = 1024,
-    max_tokens_per_batch: MaxTokensPerBatch = 8192,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **options: Any,
 ) -> None:
     """Compare students with their teacher: size, quality, retention and decoding speed."""
     from vaswani.distillation.comparison import compare as compare_models
@@ -126,18 +112,7 @@ def compare(
 
     check_task(task_of_metric(metric))
     begin_work()
-    candidates = load_candidates(
-        [teacher, *students, *([baseline] if baseline else [])],
-        device=device,
-        dtype=dtype,
-        allow_mismatch=allow_mismatch,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        max_source_length="auto" if max_source_length is None else max_source_length,
-        too_long=too_long,
-        max_length=max_length,
-        max_tokens_per_batch=max_tokens_per_batch,
-    )
+    candidates = load_candidates([teacher, *students, *([baseline] if baseline else [])], **options)
     if output is None and not Path(students[0]).is_dir():
         raise UserError(
             f"{students[0]} is not a local folder that the report can go into; give --output FOLDER"

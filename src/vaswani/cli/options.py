@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -156,18 +157,30 @@ def _translator_options(
     """Declare the options of `Translator.from_pretrained`."""
 
 
-def takes_translator_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `Translator.from_pretrained` to a command, which receives them as `**options`."""
-    own = inspect.signature(command)
-    shared = inspect.signature(_translator_options).parameters.values()
-    parameters = [
-        parameter for parameter in own.parameters.values() if parameter.kind != parameter.VAR_KEYWORD
-    ]
-    command.__signature__ = own.replace(parameters=[*parameters, *shared])  # type: ignore[attr-defined]
-    command.__annotations__ |= _translator_options.__annotations__
-    return command
+def takes_translator_options(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of `Translator.from_pretrained` to a command, which receives them as `**options`.
 
+    A `max_source_length` that is not given is "auto", as in `Translator`.
 
-def with_auto_length(options: dict[str, Any]) -> dict[str, Any]:
-    """Return translator options in which a `max_source_length` that was not given is "auto"."""
-    return {**options, "max_source_length": options["max_source_length"] or "auto"}
+    Args:
+        left_out: names of options that the command does not take.
+    """
+    declared = inspect.signature(_translator_options).parameters
+    shared = [parameter for name, parameter in declared.items() if name not in left_out]
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_options(*args: Any, **kwargs: Any) -> None:
+            kwargs["max_source_length"] = kwargs["max_source_length"] or "auto"
+            command(*args, **kwargs)
+
+        signature = inspect.signature(command)
+        own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+        with_options.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        with_options.__annotations__ = {
+            **command.__annotations__,
+            **{each.name: each.annotation for each in shared},
+        }
+        return with_options
+
+    return add

@@ -17,7 +17,6 @@ from vaswani.cli.options import (
     TargetField,
     number,
     takes_translator_options,
-    with_auto_length,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.cli.splits import load_split
@@ -25,7 +24,7 @@ from vaswani.files.json_files import finite_json
 
 
 @app.command()
-@takes_translator_options
+@takes_translator_options()
 def translate(
     model: ModelName,
     input_name: Annotated[
@@ -62,7 +61,7 @@ def translate(
 
         begin_work()
         with LineWriter(output_name) as writer:
-            translator = Translator.from_pretrained(model, **with_auto_length(options))
+            translator = Translator.from_pretrained(model, **options)
             shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
             typed = lines.isatty()
             with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal, typed=typed) as bar:
@@ -79,7 +78,7 @@ def translate(
 
 
 @app.command()
-@takes_translator_options
+@takes_translator_options()
 def evaluate(
     model: ModelName,
     data: Annotated[
@@ -121,7 +120,7 @@ def evaluate(
     fields = {"dataset_config": dataset_config, "source_field": source_field, "target_field": target_field}
     with LineWriter(output_name or os.devnull) as writer:
         split, rows = load_split(files, split, **fields)
-        translator = Translator.from_pretrained(model, **with_auto_length(options))
+        translator = Translator.from_pretrained(model, **options)
         with progress_bar(len(rows), " rows") as bar:
             evaluation = evaluate_translator(translator, rows, partial(score_texts, task=task), bar.update)
         for translation in evaluation.translations:

@@ -503,6 +503,7 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         report: RowReport | None = None,
         on_pass: Callable[[int], None] | None = None,
     ) -> None:
+        self.examples = examples
         self.on_pass = on_pass
         self.num_replicas = num_replicas
         self.rank = rank

@@ -223,20 +223,22 @@ def for_languages(
     chosen = {"src_lang": source_language, "tgt_lang": target_language, SOURCE_PREFIX: source_prefix}
     if all(value is None for value in chosen.values()):
         return source, target
-    is_one = source is target
-    source = copy.deepcopy(source)
-    target = source if is_one else copy.deepcopy(target)
-    for option, value in (("source_language", source_language), ("target_language", target_language)):
-        if value is not None:
-            _check_language(source if option == "source_language" else target, option, value)
-    for tokenizer in {id(one): one for one in (source, target)}.values():
-        for name, value in chosen.items():
-            if value is None:
-                continue
-            tokenizer.init_kwargs[name] = value  # these are saved
-            if name != SOURCE_PREFIX:
-                setattr(tokenizer, name, value)
-    return source, target
+    if source_language is not None:
+        _check_language(source, "source_language", source_language)
+    if target_language is not None:
+        _check_language(target, "target_language", target_language)
+    given = {name: value for name, value in chosen.items() if value is not None}
+    changed = {tokenizer: _changed(tokenizer, given) for tokenizer in dict.fromkeys((source, target))}
+    return changed[source], changed[target]
+
+
+def _changed(tokenizer: PreTrainedTokenizerBase, settings: dict[str, str]) -> PreTrainedTokenizerBase:
+    """Return a copy of a tokenizer with settings, which are saved with it."""
+    other = copy.deepcopy(tokenizer)
+    other.init_kwargs.update(settings)
+    for name, value in settings.items():
+        setattr(other, name, value)
+    return other
 
 
 def _check_language(tokenizer: Any, option: str, language: str) -> None:

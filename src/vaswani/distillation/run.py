@@ -24,7 +24,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
 from vaswani.data.sources.corpus import Corpus, RowReport
-from vaswani.data.text_codec import TextCodec, has_one_vocabulary
+from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
@@ -55,7 +55,7 @@ from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.runs.base import Tokenizers, owned_output
 from vaswani.training.runs.models import new_model
-from vaswani.training.runs.translation import TrainingRun, model_config
+from vaswani.training.runs.translation import TrainingRun, begin_as_tokenizer, model_config
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
 
@@ -139,9 +139,7 @@ class DistillationRun(TrainingRun):
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The student before training; it starts targets as its tokenizer does."""
         student = self._build_student(tokenizers)
-        start = TextCodec(tokenizers[1], "target").start_options().get("decoder_start_token_id")
-        if start is not None:
-            student.config.decoder_start_token_id = start
+        begin_as_tokenizer(student, tokenizers[1])
         return student
 
     def _build_student(self, tokenizers: Tokenizers) -> PreTrainedModel:

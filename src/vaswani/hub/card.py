@@ -209,16 +209,16 @@ def _training_task(run: RunMetadata) -> str:
     if pipeline == "text-generation":
         return f"trained on {data} to continue texts"
     if _is_trained_on_pairs(run):
-        how = f"fine-tuned from {Path(str(settings['model'])).name}" if settings.get("model") else "trained"
-        how = "distilled" if settings.get("teacher") else how
+        how = "distilled" if settings.get("teacher") else _began(settings) or "trained"
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
         return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
-    how = "fine-tuned"
-    if settings.get("from_scratch"):
-        how = "trained from new weights"
-    elif settings.get("model"):
-        how = f"fine-tuned from {Path(str(settings['model'])).name}"
+    how = "trained from new weights" if settings.get("from_scratch") else _began(settings) or "fine-tuned"
     return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of a text"
+
+
+def _began(settings: dict[str, Any]) -> str | None:
+    model = settings.get("model")
+    return None if model is None else f"fine-tuned from {Path(str(model)).name}"
 
 
 def _usage(run: RunMetadata, repo_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -269,12 +270,34 @@ def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
             yield name, tensor
 
 
+class _Silence:
+    """How many `without_remarks` are in force, and the verbosity before the first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.depth = 0
+        self.verbosity = 0
+
+
+_silence = _Silence()
+
+
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Silence the library's table of missing and unexpected weights."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    """Silence the library's table of missing and unexpected weights.
+
+    The verbosity is one for the whole process, and several threads may load models: the first to come lowers
+    it, and the last to leave restores it.
+    """
+    with _silence.lock:
+        if _silence.depth == 0:
+            _silence.verbosity = logging.get_verbosity()
+            logging.set_verbosity_error()
+        _silence.depth += 1
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        with _silence.lock:
+            _silence.depth -= 1
+            if _silence.depth == 0:
+                logging.set_verbosity(_silence.verbosity)

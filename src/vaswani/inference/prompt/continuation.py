@@ -31,8 +31,8 @@ from transformers import (
 )
 
 from vaswani.data.text_codec import TextCodec
-from vaswani.errors import RunError, UserError, check_positive
-from vaswani.inference.batches import batches
+from vaswani.errors import UserError, check_positive
+from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import position_limit
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 
@@ -139,7 +139,8 @@ class LanguageModel:
         found = [0.0] * len(continuations)
         for batch in batches({inputs: len(inputs) for inputs in places}, self.max_tokens_per_batch):
             scored = [place for inputs in batch for place in places[inputs]]
-            scores = self._within_memory(self._score, batch, [continuations[place] for place in scored])
+            with within_memory("texts", len(batch), len(batch[0])):
+                scores = self._score(batch, [continuations[place] for place in scored])
             for place, score in zip(scored, scores, strict=True):
                 found[place] = score
             if progress:
@@ -170,7 +171,8 @@ class LanguageModel:
         shifts_positions = "position_ids" not in self._forward_arguments  # left padding would shift them
         tokens = {prompt: len(prompt) + max_new_tokens for prompt in times}
         for batch in batches(tokens, self.max_tokens_per_batch, equal=shifts_positions):
-            texts = self._within_memory(self._generate, batch, max_new_tokens, stop)
+            with within_memory("texts", len(batch), len(batch[0])):
+                texts = self._generate(batch, max_new_tokens, stop)
             written.update(zip(batch, texts, strict=True))
             if progress:
                 progress(sum(times[prompt] for prompt in batch))
@@ -179,13 +181,6 @@ class LanguageModel:
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         encoded = self._texts.token_ids(texts, add_special_tokens=False)
         return [(*self._leading, *token_ids) for token_ids in encoded]
-
-    def _within_memory(self, work: Callable[..., Any], batch: list[TokenIds], *arguments: Any) -> Any:
-        try:
-            return work(batch, *arguments)
-        except torch.OutOfMemoryError as error:
-            size = f"{len(batch)} texts of up to {len(batch[0])} tokens"
-            raise RunError(f"out of memory with {size}; lower max_tokens_per_batch") from error
 
     @torch.inference_mode()
     def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:

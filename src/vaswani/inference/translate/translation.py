@@ -31,8 +31,8 @@ from transformers import (
 
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
-from vaswani.errors import RunError, UserError, check_positive
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers
+from vaswani.errors import UserError, check_positive
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
@@ -260,11 +260,8 @@ class Translator(FromPretrained):
     def _translate_batch(
         self, token_ids: list[list[int]], n_best: int, with_scores: bool
     ) -> list[tuple[Hypothesis, ...]]:
-        try:
+        with within_memory("sentences", len(token_ids), len(token_ids[0])):
             return self._search(token_ids, n_best, with_scores)
-        except torch.OutOfMemoryError as error:
-            size = f"{len(token_ids)} sentences of up to {len(token_ids[0])} tokens"
-            raise RunError(f"out of memory with {size}; lower max_tokens_per_batch") from error
 
     @torch.inference_mode()
     def _search(

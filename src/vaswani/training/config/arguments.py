@@ -26,7 +26,9 @@ from vaswani.training.config.options import (
     BaseConfig,
     Section,
     check_values,
+    kept_by_the_model,
     option,
+    redefault,
 )
 from vaswani.training.config.schedule import paper_peak_learning_rate
 from vaswani.training.launch.processes import (
@@ -340,6 +342,26 @@ class BaseTrainingArguments(transformers.TrainingArguments):
 
 
 @dataclass
+class FinetuningDefaults:
+    """The usual defaults of fine-tuning (Devlin et al., 2019, appendix A.3).
+
+    Training arguments inherit it beside their own base. It has no base itself: a dataclass takes over all
+    fields of each base, and those of a common one would hide what the other has changed.
+    """
+
+    learning_rate: float = option(5e-5, "Peak learning rate.", above=0)
+    lr_scheduler_type: SchedulerType | str = field(
+        default=SchedulerType.LINEAR,
+        metadata={
+            "help": "Schedule: linear (to zero at the end), inverse_sqrt or another name in transformers."
+        },
+    )
+    warmup_steps: float = option(0.1, "Warm-up updates; below 1, a fraction of all updates.", at_least=0)
+    adam_beta2: float = option(0.999, "Adam's beta2.", at_least=0, below=1)
+    adam_epsilon: float = option(1e-8, "Adam's epsilon.", above=0, at_most=1)
+
+
+@dataclass
 class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     """Training arguments of an encoder-decoder: label smoothing, and evaluation by decoding.
 
@@ -400,34 +422,16 @@ class TrainedModelArguments(Section):
     freeze: list[Literal["encoder", "embeddings"]] = option(
         [], "Parts whose weights do not change: encoder, embeddings, or both."
     )
-    attn_implementation: str | None = option(
-        None, "Attention kernel (eager, sdpa, ...). It changes the speed, not the results."
-    )
+    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
 
 @dataclass
-class ContinuedTrainingArguments(TrainingArguments):
-    """Training arguments with the usual defaults of fine-tuning.
+class ContinuedTrainingArguments(FinetuningDefaults, TrainingArguments):  # type: ignore[misc]  # a rate is needed
+    """As `TrainingArguments`, with the usual defaults of fine-tuning.
 
     Raises:
         UserError: for a combination that cannot work, before any work is done.
     """
-
-    learning_rate: float = option(5e-5, "Peak learning rate.", above=0)
-    lr_scheduler_type: SchedulerType | str = field(
-        default=SchedulerType.LINEAR,
-        metadata={
-            "help": "Schedule: linear (to zero at the end), inverse_sqrt or another name in transformers."
-        },
-    )
-    warmup_steps: float = option(0.1, "Warm-up updates; below 1, a fraction of all updates.", at_least=0)
-    adam_beta2: float = option(0.999, "Adam's beta2.", at_least=0, below=1)
-    adam_epsilon: float = option(1e-8, "Adam's epsilon.", above=0, at_most=1)
-
-
-_OF_A_NEW_MODEL = {field.name for section in (ModelArguments, DataArguments) for field in fields(section)} - {
-    field.name for section in (TrainedModelArguments, LanguageArguments) for field in fields(section)
-}
 
 
 @dataclass
@@ -441,7 +445,5 @@ class ContinuedRunConfig(RunConfig):
     purpose: ClassVar[str] = "Continue training an encoder-decoder on pairs of texts (fine-tuning)."
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
-        **dict.fromkeys(
-            _OF_A_NEW_MODEL, "the model that training continues with keeps its own; leave it out"
-        ),
+        **kept_by_the_model((ModelArguments, DataArguments), (TrainedModelArguments, LanguageArguments)),
     }

@@ -1,15 +1,18 @@
 """The arguments of a fine-tuning: the pre-trained model, the labelled rows and the training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
-
-from transformers.trainer_utils import SchedulerType
 
 from vaswani.data.labels.labelled import LabelledSpec
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import BaseTrainingArguments, CardArguments
-from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
+from vaswani.training.config.arguments import (
+    BaseTrainingArguments,
+    CardArguments,
+    FamilyArguments,
+    FinetuningDefaults,
+)
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
 from vaswani.training.trainer.labels import TASKS
 
 
@@ -32,9 +35,7 @@ class PretrainedModelArguments(Section):
         "Classify a text by the state of its first token (cls) or by the mean of all states (mean); default: "
         "as the model does.",
     )
-    attn_implementation: str | None = option(
-        None, "Attention kernel (eager, sdpa, ...). It changes the speed, not the results."
-    )
+    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,23 +91,13 @@ class LabelledDataArguments(Section):
 
 
 @dataclass
-class FinetuningTrainingArguments(BaseTrainingArguments):
-    """Training arguments with the usual defaults of fine-tuning (Devlin et al., 2019, appendix A.3).
+class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+    """Training arguments of a fine-tuning on labels.
 
     Raises:
         UserError: for a combination that cannot work, before any work is done.
     """
 
-    learning_rate: float = option(5e-5, "Peak learning rate.", above=0)
-    lr_scheduler_type: SchedulerType | str = field(
-        default=SchedulerType.LINEAR,
-        metadata={
-            "help": "Schedule: linear (to zero at the end), inverse_sqrt or another name in transformers."
-        },
-    )
-    warmup_steps: float = option(0.1, "Warm-up updates; below 1, a fraction of all updates.", at_least=0)
-    adam_beta2: float = option(0.999, "Adam's beta2.", at_least=0, below=1)
-    adam_epsilon: float = option(1e-8, "Adam's epsilon.", above=0, at_most=1)
     label_smoothing_factor: float = option(
         0.0, "Label smoothing epsilon, for classification and tagging.", at_least=0, below=1
     )

@@ -40,6 +40,24 @@ def option(default: Any, text: str, *, may_be_blank: bool = False, **bounds: Any
     return field(default=default, metadata=metadata)
 
 
+def redefault(section: type[Any], name: str, default: Any) -> Any:
+    """Return a field of a section, with its help and bounds, and another default."""
+    return field(default=default, metadata=section.__dataclass_fields__[name].metadata)
+
+
+def kept_by_the_model(new: Sequence[type[Any]], given: Sequence[type[Any]]) -> dict[str, str]:
+    """Return the fields that have no effect where training continues with a model, and why.
+
+    Args:
+        new: sections for new weights.
+        given: sections that take their places where a model is given.
+    """
+    names, left = ({each.name for section in group for each in fields(section)} for group in (new, given))
+    return dict.fromkeys(
+        sorted(names - left), "the model that training continues with keeps its own; leave it out"
+    )
+
+
 # Of the fields that transformers defines and this project leaves as they are.
 INHERITED_BOUNDS = {
     "adam_beta1": Bounds(at_least=0, below=1),

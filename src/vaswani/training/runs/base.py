@@ -115,7 +115,8 @@ class BaseRun(ABC):
         if trainer.is_world_process_zero():
             _announce(counts, trainer)
         if training.should_save:
-            self._record(corpus, counts, tokenizers)
+            provenance = {"rows": counts, **corpus.fingerprint, **self.origin(splits, tokenizers)}
+            self._record(provenance, tokenizers)
         return splits, tokenizers, trainer
 
     def _train(self, trainer: BaseTrainer) -> None:
@@ -203,8 +204,8 @@ class BaseRun(ABC):
         """What a run uses of the rows that were kept, in words."""
         return f", of which {len(rows):,} are used" if len(rows) < kept else ""
 
-    def origin(self) -> dict[str, Any]:
-        """What a run begins with, for `corpus.json`: the model on the Hub, if it is one."""
+    def origin(self, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
+        """What `corpus.json` tells beside the corpus: the model on the Hub that a run begins with."""
         model = getattr(self.config.model, "model", None)
         return {} if model is None or Path(model).is_dir() else {"base_model": model}
 
@@ -213,15 +214,14 @@ class BaseRun(ABC):
         self.config.output_dir.mkdir(parents=True, exist_ok=True)
         self.config.save(self.config.output_dir / SETTINGS_FILE, self.history)
 
-    def _record(self, corpus: Corpus, counts: dict[str, str], tokenizers: Tokenizers) -> None:
+    def _record(self, provenance: dict[str, Any], tokenizers: Tokenizers) -> None:
         """Write down what the run is made of, before it begins."""
         folder = self.config.output_dir
         self.record_settings()
         (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of an earlier end of this run
         save_tokenizers(*tokenizers, folder)
-        known = {"rows": counts, **corpus.fingerprint, **self.origin()}
-        provenance = json.dumps(known, indent=2, ensure_ascii=False)
-        (folder / CORPUS_FILE).write_text(provenance, encoding="utf-8")
+        told = json.dumps(provenance, indent=2, ensure_ascii=False)
+        (folder / CORPUS_FILE).write_text(told, encoding="utf-8")
 
 
 @contextmanager

@@ -126,12 +126,12 @@ class Pretrained:
     tokenizer: PreTrainedTokenizerBase
     longest: int | None
 
-    def check_length(self, max_length: int) -> None:
+    def check_length(self, length: int, name: str = "max_length") -> None:
         """Raise `UserError` for sequences that are longer than the model's positions."""
-        if self.longest is not None and max_length > self.longest:
+        if self.longest is not None and length > self.longest:
             raise UserError(
-                f"max_length={max_length}, but {self.folder} has positions for {self.longest} tokens; set "
-                f"max_length to {self.longest} or less"
+                f"{name}={length}, but {self.folder} has positions for {self.longest} tokens; set "
+                f"{name} to {self.longest} or less"
             )
 
 

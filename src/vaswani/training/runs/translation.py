@@ -12,12 +12,18 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus, unknown_share
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.sources.corpus import Corpus
-from vaswani.data.text_codec import TextCodec, for_languages, has_one_vocabulary
+from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_scores
@@ -32,16 +38,16 @@ from vaswani.evaluation.text_metrics import (
 )
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.inference.decoding import position_limit
-from vaswani.interop.conversion import convert
+from vaswani.interop.conversion import FORMATS, convert
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
 from vaswani.training.config.arguments import ContinuedRunConfig, ModelArguments, RunConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import (
     Pretrained,
     config_from,
-    kernel_options,
     new_model,
     open_pretrained,
     seed_everything,
@@ -64,9 +70,6 @@ class TrainingRun(BaseRun):
 
     config: RunConfig
     trainer_class: ClassVar[type[Trainer]] = Trainer
-    unknown: dict[str, float] | None = (
-        None  # share of unknown tokens of each side, where there is such a token
-    )
 
     # ----------------------------------------------------------------------------------- before the corpus
 
@@ -113,9 +116,7 @@ class TrainingRun(BaseRun):
         """Raise `UserError` where the longest rows of training fit no batch or have too few positions."""
         data, budget = self.config.data, self.config.training.max_tokens_per_batch
         for name in ("max_source_length", "max_target_length"):
-            length = getattr(data, name)
-            if self.positions is not None and length > self.positions:
-                raise UserError(self.too_few_positions.format(name=name, length=length))
+            self.check_positions(name, getattr(data, name))
         if data.streaming and data.max_source_length + data.max_target_length > budget:
             raise UserError(
                 f"max_tokens_per_batch={budget} is too small for a row of max_source_length="
@@ -123,13 +124,13 @@ class TrainingRun(BaseRun):
                 "or lower these"
             )
 
-    @property
-    def too_few_positions(self) -> str:
-        """The error for a length that is more than `positions`."""
-        return (
-            f"{{name}}={{length}} is longer than max_position_embeddings={self.positions}; lower the one or "
-            "raise the other"
-        )
+    def check_positions(self, name: str, length: int) -> None:
+        """Raise `UserError` for a length that the model has no positions for."""
+        if self.positions is not None and length > self.positions:
+            raise UserError(
+                f"{name}={length} is longer than max_position_embeddings={self.positions}; lower the one or "
+                "raise the other"
+            )
 
     # ---------------------------------------------------------------------------- tokenizers, rows and model
 
@@ -175,16 +176,14 @@ class TrainingRun(BaseRun):
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """The rows of each split as token ids; warns of targets that these do not hold whole."""
         splits = {name: self._tokenized(corpus, tokenizers, name) for name in corpus.splits}
-        codecs = TextCodec(tokenizers[0], "source"), TextCodec(tokenizers[1], "target")
         if PartialState().is_main_process:
-            _warn_of_lost_targets(corpus.split("train"), codecs[1])
-            if isinstance(splits["train"], Dataset):
-                self.unknown = _tell_unknown(splits["train"], *codecs)
+            _warn_of_lost_targets(corpus.split("train"), TextCodec(tokenizers[1], "target"))
         return splits
 
-    def origin(self) -> dict[str, Any]:
-        """Also the share of unknown tokens on each side."""
-        return {**super().origin(), **({"unknown_tokens": self.unknown} if self.unknown else {})}
+    def origin(self, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
+        """Also the share of unknown tokens of each side, which is printed."""
+        unknown = _tell_unknown(splits["train"], tokenizers)
+        return {**super().origin(splits, tokenizers), **({"unknown_tokens": unknown} if unknown else {})}
 
     def _tokenized(self, corpus: Corpus, tokenizers: Tokenizers, split: str) -> Dataset | IterableDataset:
         """The rows of a split as token ids.
@@ -264,37 +263,9 @@ class ContinuedRun(TrainingRun):
         """What the run begins with."""
         return open_pretrained(str(self.config.model.model), AutoModelForSeq2SeqLM)
 
-    def check_model(self) -> None:
-        """Raise `UserError` unless the model suits the settings, and knows the languages."""
-        arguments = self.config.model
-        shape = self.pretrained.config
-        if not arguments.convert:
-            check_attention_kernel(AutoModelForSeq2SeqLM, shape, arguments.attn_implementation)
-        elif shape.model_type not in (MARIAN.name, FSMT.name):
-            raise UserError(
-                f"convert=true converts Marian and FSMT models, and {self.pretrained.folder} holds one of "
-                f"type {shape.model_type!r}; leave it out: the model is trained as it is"
-            )
-        self._tokenizers()
-
-    @property
-    def positions(self) -> int | None:
-        """The longest source or target that the model has positions for; None for any."""
-        return self.pretrained.longest
-
-    @property
-    def too_few_positions(self) -> str:
-        """The error for a length that is more than `positions`."""
-        return (
-            f"{{name}}={{length}}, but {self.pretrained.folder} has positions for {self.positions} tokens; "
-            f"set {{name}} to {self.positions} or less"
-        )
-
-    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
         """The model's tokenizers, set to the languages of the run."""
-        return self._tokenizers()
-
-    def _tokenizers(self) -> Tokenizers:
         data = self.config.data
         return for_languages(
             *load_tokenizers(self.pretrained.folder),
@@ -303,20 +274,60 @@ class ContinuedRun(TrainingRun):
             source_prefix=data.source_prefix,
         )
 
+    def check_model(self) -> None:
+        """Raise `UserError` unless the model suits the settings, and knows the languages."""
+        arguments = self.config.model
+        check_attention_kernel(AutoModelForSeq2SeqLM, self._shape(), arguments.attn_implementation)
+        _ = self.tokenizers
+
+    def _shape(self) -> PreTrainedConfig:
+        """The configuration of the model that is trained, after its conversion."""
+        shape, folder = self.pretrained.config, self.pretrained.folder
+        if not self.config.model.convert:
+            return shape
+        if shape.model_type not in (MARIAN.name, FSMT.name):
+            raise UserError(
+                f"convert=true converts Marian and FSMT models, and {folder} holds one of type "
+                f"{shape.model_type!r}; leave it out: the model is trained as it is"
+            )
+        theirs = FORMATS[shape.model_type]
+        whole = VaswaniForConditionalGeneration.__name__
+        class_name = next(name for name, ours in theirs.classes.items() if ours == whole)
+        return theirs.to_ours(shape, class_name)
+
+    @property
+    def positions(self) -> int | None:
+        """The longest source or target that the model has positions for; None for any."""
+        return self.pretrained.longest
+
+    def check_positions(self, name: str, length: int) -> None:
+        """Raise `UserError` for a length that the model has no positions for."""
+        self.pretrained.check_length(length, name)
+
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
+        """The model's."""
+        return self.tokenizers
+
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The model with its trained weights, in float32; converted and partly frozen if it is asked for."""
+        arguments = self.config.model
         seed_everything(self.config)
         model: Any = load_checkpoint(self.pretrained.folder, self.config.training.device, torch.float32)[0]
-        if self.config.model.convert:
+        if arguments.convert:
             model = convert(model)
-        if kernel := kernel_options(self.config).get("attn_implementation"):
-            model.set_attn_implementation(kernel)
-        start = TextCodec(tokenizers[1], "target").start_options().get("decoder_start_token_id")
-        if start is not None:
-            model.config.decoder_start_token_id = start
-        _check_special_tokens(model, self.pretrained)
-        freeze(model, self.config.model.freeze)
+        if arguments.attn_implementation is not None:
+            model.set_attn_implementation(arguments.attn_implementation)
+        _fill_in_special_tokens(model, self.pretrained)
+        begin_as_tokenizer(model, tokenizers[1])
+        freeze(model, arguments.freeze)
         return model
+
+
+def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a model begin targets in training as it does in translation: mBART's with their language."""
+    start = TextCodec(target_tokenizer, "target").start_options().get("decoder_start_token_id")
+    if start is not None:
+        model.config.decoder_start_token_id = start
 
 
 def freeze(model: PreTrainedModel, parts: Sequence[str]) -> None:
@@ -340,8 +351,12 @@ def freeze(model: PreTrainedModel, parts: Sequence[str]) -> None:
         PartialState().print(f"frozen: {', '.join(parts)}; {count:,} parameters are trained", flush=True)
 
 
-def _check_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> None:
-    """Raise `UserError` where the configuration does not say how targets begin and batches are padded."""
+def _fill_in_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> None:
+    """Take the first token of targets and the padding from elsewhere where the configuration lacks them.
+
+    Raises:
+        UserError: no file of the model tells how targets begin.
+    """
     config: Any = model.config
     generation: Any = model.generation_config
     if config.decoder_start_token_id is None:
@@ -413,18 +428,20 @@ def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -
         )
 
 
-def _tell_unknown(rows: Dataset, sources: TextCodec, targets: TextCodec) -> dict[str, float]:
-    """Print and return the share of unknown tokens of each side that has an unknown token."""
+def _tell_unknown(rows: Dataset | IterableDataset, tokenizers: Tokenizers) -> dict[str, float]:
+    """Print and return the share of unknown tokens of each side that has such a token; none of a stream."""
+    if isinstance(rows, IterableDataset):
+        return {}
+    sides: tuple[tuple[Side, str], ...] = (("source", "input_ids"), ("target", "labels"))
     shares = {
-        "source": unknown_share(rows, "input_ids", sources),
-        "target": unknown_share(rows, "labels", targets),
+        side: unknown_share(rows, column, TextCodec(tokenizer, side))
+        for (side, column), tokenizer in zip(sides, tokenizers, strict=True)
     }
     known = {side: share for side, share in shares.items() if share is not None}
     if known:
-        print(
-            "unknown tokens:", ", ".join(f"{side} {share:.2%}" for side, share in known.items()), flush=True
-        )
-    return known
+        told = ", ".join(f"{side} {share:.2%}" for side, share in known.items())
+        print(f"unknown tokens: {told}", flush=True)
+    return {str(side): share for side, share in known.items()}
 
 
 def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:
