@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from run_records import assert_same_weights, logged
+from transformers.utils import logging
 
 from tiny_runs import TINY_RUN, as_flags
 from vaswani import TrainingArguments
@@ -470,12 +471,14 @@ def resumed(dates, tmp_path_factory) -> tuple[Path, Any]:
     options = {**TINY_RUN, **dates, "output_dir": folder, "max_steps": 4, "save_steps": 1}
     train(load_config(None, as_flags(options)))
     trainers = []
+    verbosity = logging.get_verbosity()  # of the process, which `log_level` sets
     with pytest.MonkeyPatch.context() as patch:
         evaluate = TrainingRun.evaluate
         patch.setattr(
             TrainingRun, "evaluate", lambda run, *given: trainers.append(given[0]) or evaluate(run, *given)
         )
         train(load_config(None, as_flags({**options, **CHANGES, "resume_from_checkpoint": True})))
+    logging.set_verbosity(verbosity)
     return folder, trainers[0]
 
 
