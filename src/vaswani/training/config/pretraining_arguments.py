@@ -7,6 +7,7 @@ arXiv:1810.04805) and GPT-2 small (Radford et al., 2019).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from vaswani.data.sources.corpus import TextCorpusSpec
@@ -22,24 +23,23 @@ from vaswani.training.config.options import (
 )
 
 SHORTEST_SEQUENCE = 8  # tokens
+_default = partial(redefault, FamilyArguments)
 
 
 @dataclass
 class EncoderArguments(FamilyArguments):
     """The fields of `VaswaniEncoderConfig` that are not derived from the data."""
 
-    d_model: int = redefault(FamilyArguments, "d_model", 768)
-    attention_dropout: float = redefault(FamilyArguments, "attention_dropout", 0.1)
-    activation_function: str = redefault(FamilyArguments, "activation_function", "gelu")
-    embedding_norm: bool = redefault(FamilyArguments, "embedding_norm", True)
-    layer_norm_eps: float = redefault(FamilyArguments, "layer_norm_eps", 1e-12)
-    position_embedding: Literal["sinusoidal", "learned", "none"] = redefault(
-        FamilyArguments, "position_embedding", "learned"
-    )
-    max_position_embeddings: int = redefault(FamilyArguments, "max_position_embeddings", 512)
-    lm_head_bias: bool = redefault(FamilyArguments, "lm_head_bias", True)
-    scale_embedding: bool = redefault(FamilyArguments, "scale_embedding", False)
-    initializer_range: float | None = redefault(FamilyArguments, "initializer_range", 0.02)
+    d_model: int = _default("d_model", 768)
+    attention_dropout: float = _default("attention_dropout", 0.1)
+    activation_function: str = _default("activation_function", "gelu")
+    embedding_norm: bool = _default("embedding_norm", True)
+    layer_norm_eps: float = _default("layer_norm_eps", 1e-12)
+    position_embedding: Literal["sinusoidal", "learned", "none"] = _default("position_embedding", "learned")
+    max_position_embeddings: int = _default("max_position_embeddings", 512)
+    lm_head_bias: bool = _default("lm_head_bias", True)
+    scale_embedding: bool = _default("scale_embedding", False)
+    initializer_range: float | None = _default("initializer_range", 0.02)
     encoder_layers: int = option(12, "Number of layers.")
     encoder_attention_heads: int = option(12, "Attention heads per layer; must divide d_model.")
     encoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
@@ -54,15 +54,13 @@ class EncoderArguments(FamilyArguments):
 class DecoderArguments(FamilyArguments):
     """The fields of `VaswaniDecoderConfig` that are not derived from the data."""
 
-    d_model: int = redefault(FamilyArguments, "d_model", 768)
-    attention_dropout: float = redefault(FamilyArguments, "attention_dropout", 0.1)
-    activation_function: str = redefault(FamilyArguments, "activation_function", "gelu_new")
-    norm_order: Literal["post", "pre"] = redefault(FamilyArguments, "norm_order", "pre")
-    position_embedding: Literal["sinusoidal", "learned", "none"] = redefault(
-        FamilyArguments, "position_embedding", "learned"
-    )
-    scale_embedding: bool = redefault(FamilyArguments, "scale_embedding", False)
-    initializer_range: float | None = redefault(FamilyArguments, "initializer_range", 0.02)
+    d_model: int = _default("d_model", 768)
+    attention_dropout: float = _default("attention_dropout", 0.1)
+    activation_function: str = _default("activation_function", "gelu_new")
+    norm_order: Literal["post", "pre"] = _default("norm_order", "pre")
+    position_embedding: Literal["sinusoidal", "learned", "none"] = _default("position_embedding", "learned")
+    scale_embedding: bool = _default("scale_embedding", False)
+    initializer_range: float | None = _default("initializer_range", 0.02)
     decoder_layers: int = option(12, "Number of layers.")
     decoder_attention_heads: int = option(12, "Attention heads per layer; must divide d_model.")
     decoder_ffn_dim: int = option(3072, "Inner width of the feed-forward layers.")
@@ -80,7 +78,7 @@ class ContinuedModelArguments(Section):
         "Continue training a language model: its folder, or its name on the Hub. It keeps its shape and its "
         "tokenizer; leave out their fields.",
     )
-    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+    attn_implementation: str | None = _default("attn_implementation", None)
 
 
 @dataclass
