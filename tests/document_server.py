@@ -58,7 +58,7 @@ SMALL: dict[str, dict[str, object]] = {
     "prompt": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "plot": {"length": 512},
-    **{name: {} for name in ("card", "combine", "configs", "convert", "env", "push", "report")},
+    **{name: {} for name in ("card", "combine", "configs", "convert", "env", "merge", "push", "report")},
 }
 MODEL = {**TINY_MODEL, "vocab_size": 300}  # those of them that a configuration sets
 PROCESSES = ("num_processes", "fsdp_size", "tensor_parallel_size")  # one, where a document has several

@@ -44,7 +44,8 @@ def config_of(kind: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig
         tokens |= {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": False}
     classes = {"marian": MarianConfig, "mbart": MBartConfig, "mbart50": MBartConfig}
     config_class = classes.get(kind.split()[0], M2M100Config)
-    return config_class(**TINY_MODEL, vocab_size=source, **tokens, forced_eos_token_id=None)
+    whole = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # a dropped layer would leave nothing
+    return config_class(**TINY_MODEL, **whole, vocab_size=source, **tokens, forced_eos_token_id=None)
 
 
 def save_translator(kind: str, folder: Path) -> Path:

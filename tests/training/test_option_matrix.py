@@ -164,6 +164,7 @@ ACCEPTED = {
     **{(name, "0"): "a seed like others" for name in ("seed", "data_seed", "sparse_seed")},
     ("generation_length_penalty", "0"): "ranks by the sum of log-probabilities",
     ("generation_length_penalty", "-1"): "prefers short hypotheses",
+    ("lora_dropout", "0"): "turns it off",
     ("max_steps", "-1"): "num_train_epochs decides",
     ("local_rank", "0"): "old launchers pass it",
     ("local_rank", "-1"): "the library's default",

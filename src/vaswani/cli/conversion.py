@@ -1,4 +1,4 @@
-"""`vaswani convert` and `vaswani combine`."""
+"""`vaswani convert`, `vaswani combine` and `vaswani merge`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -72,4 +72,22 @@ def combine(
     begin_work()
     set_seed(seed)
     model = combine_folders(encoder, decoder, output)
+    say(f"saved {output}: {model.num_parameters():,} parameters")
+
+
+@app.command()
+def merge(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Folder or Hub name of an adapter.", callback=check_models)
+    ],
+    output: Annotated[Path, OutputFolder],
+) -> None:
+    """Merge an adapter (LoRA) into its model, and save the whole model.
+
+    `vaswani train --model MODEL --lora_rank 8` trains an adapter.
+    """
+    from vaswani.interop.folders import merge_folder
+
+    begin_work()
+    model = merge_folder(source, output)
     say(f"saved {output}: {model.num_parameters():,} parameters")

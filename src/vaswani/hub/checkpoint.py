@@ -24,15 +24,18 @@ from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.hub_client import last_problem, use_patient_client
 from vaswani.files.json_files import read_object
+from vaswani.hub.adapters import adapted_model, with_adapter
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
 from vaswani.hub.names import check_hub_name
 from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
+    ADAPTER_WEIGHTS,
     OTHER_CHECKPOINT,
     PICKLED_WEIGHTS,
     check_places,
     check_weights,
+    holds_adapter,
     is_of_base_model,
     load_weights,
 )
@@ -60,7 +63,7 @@ def load_checkpoint(
     auto_class: Any = AutoModelForSeq2SeqLM,
     allow_mismatch: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Return a model in evaluation mode with its source and target tokenizers.
+    """Return a model in evaluation mode with its source and target tokenizers; an adapter is merged into it.
 
     Args:
         name: a folder, or a name on the Hub.
@@ -86,16 +89,20 @@ def load_checkpoint(
         raise UserError(
             f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
         )
-    check_weights(directory, config)
+    adapts = holds_adapter(directory)
+    weights = local_folder(adapted_model(directory)) if adapts else directory
+    check_weights(weights, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
     _check_generation_config(directory, meta_model(config, auto_class))
-    model, report = load_weights(directory, auto_class or auto_class_of(config), config, dtype=dtype)
+    model, report = load_weights(weights, auto_class or auto_class_of(config), config, dtype=dtype)
     unplaced = report["unexpected_keys"]
     if auto_class is None:  # weights of a head are not needed
         unplaced = [name for name in unplaced if is_of_base_model(name, model)]
     remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, ignores them"
-    check_places(directory, report["missing_keys"], ())
-    check_places(directory, (), () if allow_mismatch else unplaced, remedy)
+    check_places(weights, report["missing_keys"], ())
+    check_places(weights, (), () if allow_mismatch else unplaced, remedy)
+    if adapts:
+        model = with_adapter(model, directory)
     check_vocabulary(directory, model, source_tokenizer, target_tokenizer, allow_mismatch=allow_mismatch)
     return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
 
@@ -167,7 +174,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _fetch(name: str, revision: str | None, **options: Any) -> Path:
     """Download what the cache lacks of a model and return its folder there."""
-    wanted = ["*.json", "*.txt", "*.model", "*.spm", "model*.safetensors"]
+    wanted = ["*.json", "*.txt", "*.model", "*.spm", "model*.safetensors", ADAPTER_WEIGHTS]
     directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))
     if not any(directory.glob("*.safetensors")):
         snapshot_download(name, revision=revision, allow_patterns=[PICKLED_WEIGHTS], **options)

@@ -15,7 +15,10 @@ from vaswani.files.atomic_files import sha256_of, write_whole
 from vaswani.files.json_files import read_object, unreadable
 
 HASHES = "model_hashes.json"
-_OF_MODEL = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+_OF_MODEL = (
+    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("adapter_config.json", "adapter_model.safetensors"),
+)
 _OF_TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("*vocab*", "merges.txt", "*.spm", "*.model"),

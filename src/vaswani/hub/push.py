@@ -18,12 +18,13 @@ from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import RunError, UserError, listing
 from vaswani.files.hub_client import use_patient_client
 from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
+from vaswani.hub.adapters import adapted_model, check_published_base
 from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.plain_card import CARD_FILE_NAME, MARK
 from vaswani.hub.run_metadata import DISTILLATION_PLOT, DISTILLATION_REPORT, RunMetadata
-from vaswani.hub.weights import check_finite_files
+from vaswani.hub.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_finite_files, holds_adapter
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
@@ -36,7 +37,8 @@ TOKENIZERS = (
     *("target_vocab.json", "vocab-src.json", "vocab-tgt.json", "spm.model", "tokenizer.model"),
     "chat_template.jinja",
 )
-PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *TOKENIZERS)
+ADAPTERS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZERS)
 # Files that the pushed configuration and card are made from.
 _READ = ("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, DISTILLATION_REPORT)
 
@@ -82,6 +84,9 @@ def _refuse_link(path: Path) -> None:
 def check_folder(folder: Path) -> None:
     """Raise a UserError unless the model in a folder can be loaded and has safetensors weights."""
     load_checkpoint(folder, device="cpu", auto_class=None)
+    if holds_adapter(folder):
+        check_published_base(adapted_model(folder))
+        return
     if not any(folder.glob("model*.safetensors")):
         raise UserError(
             f"{folder} has pickled weights, which are not pushed; load the model and save it again"

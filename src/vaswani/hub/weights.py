@@ -23,6 +23,7 @@ from vaswani.hub.run_metadata import meta_model
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as PEFT names them
 PICKLED_WEIGHTS = "pytorch_model*.bin"  # many older checkpoints on the Hub have no others
 OTHER_CHECKPOINT = "they are incomplete, or belong to another model: use another checkpoint"
 _MOST_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions
@@ -55,7 +56,16 @@ def weight_files(directory: Path) -> list[Path]:
         return _shards(directory)
     if pickled := sorted(directory.glob(PICKLED_WEIGHTS)):
         return pickled
+    if holds_adapter(directory):
+        raise UserError(
+            f"{directory} holds an adapter, and a whole model is needed: vaswani merge {directory} OUTPUT"
+        )
     raise UserError(f"{directory} has no weights ({WEIGHTS}); it may be half-written: use another checkpoint")
+
+
+def holds_adapter(directory: Path) -> bool:
+    """Return whether a folder holds an adapter instead of the weights of a whole model."""
+    return (directory / ADAPTER_CONFIG).is_file() and not (directory / WEIGHTS).exists()
 
 
 def _shards(directory: Path) -> list[Path]:
@@ -214,7 +224,8 @@ def _is_finite(weight: torch.Tensor) -> bool:
 def check_finite_files(directory: Path) -> None:
     """Raise a UserError if a safetensors file in a folder holds NaN or infinity, or cannot be read."""
     check_hashes(directory)
-    for file in weight_files(directory):
+    files = [directory / ADAPTER_WEIGHTS] if holds_adapter(directory) else weight_files(directory)
+    for file in files:
         names = stored_tensors(file)
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:

@@ -13,11 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
-from vaswani.hub.checkpoint import local_folder
+from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import write_hashes
 from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
-from vaswani.hub.weights import check_places, check_weights, load_weights
+from vaswani.hub.weights import check_places, check_weights, holds_adapter, load_weights
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
@@ -103,6 +103,26 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
         if given and half:
             check_vocabulary(given, half, tokenizer)
     _save(model, output, (tokenizers[0], tokenizers[0] if source == target else tokenizers[1]))
+    return model
+
+
+def merge_folder(source: str, output: Path) -> PreTrainedModel:
+    """Merge an adapter into its model and save the whole model, with the tokenizers.
+
+    Args:
+        source: the adapter's folder, or its name on the Hub.
+        output: a folder that is empty or does not exist yet.
+
+    Raises:
+        UserError: the source holds no adapter, or one that does not fit its model.
+        RunError: the disk is full or not writable; nothing is left.
+    """
+    check_output_folder(output, "the model")
+    folder = local_folder(source)
+    if not holds_adapter(folder):
+        raise UserError(f"{source} holds no adapter (adapter_config.json and adapter_model.safetensors)")
+    model, *tokenizers = load_checkpoint(folder, device="cpu", auto_class=None)
+    _save(model, output, (tokenizers[0], tokenizers[1]))
     return model
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +37,9 @@ from vaswani.evaluation.text_metrics import (
     TextMetrics,
     check_task,
 )
+from vaswani.hub.adapters import add_adapter, check_peft, check_published_base, check_targets
 from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.weights import holds_adapter
 from vaswani.inference.decoding import position_limit
 from vaswani.interop.conversion import FORMATS, convert
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
@@ -278,7 +281,36 @@ class ContinuedRun(TrainingRun):
         """Raise `UserError` unless the model suits the settings, and knows the languages."""
         arguments = self.config.model
         check_attention_kernel(AutoModelForSeq2SeqLM, self._shape(), arguments.attn_implementation)
+        self._check_adapter()
         _ = self.tokenizers
+
+    def _check_adapter(self) -> None:
+        """Raise `UserError` for settings of an adapter that cannot work, or have no effect without one."""
+        arguments, training = self.config.model, self.config.training
+        if arguments.lora_rank is None:
+            for name in ("lora_alpha", "lora_dropout", "lora_targets"):
+                if value := getattr(arguments, name):
+                    raise UserError(f"{name}={value} has no effect without lora_rank; give lora_rank=8")
+            return
+        check_peft()
+        if arguments.freeze:
+            raise UserError("lora_rank freezes all weights but the adapter's; leave out freeze")
+        if arguments.convert:
+            raise UserError(
+                f"convert=true with lora_rank would adapt a model that is not saved; first convert it: "
+                f"vaswani convert {arguments.model} OUTPUT"
+            )
+        if holds_adapter(self.pretrained.folder):
+            raise UserError(
+                f"{arguments.model} is an adapter itself; first merge it: "
+                f"vaswani merge {arguments.model} OUTPUT"
+            )
+        if training.fsdp_size * training.tensor_parallel_size > 1:
+            raise UserError("lora_rank cannot be combined with fsdp_size or tensor_parallel_size")
+        if training.push_to_hub:
+            check_published_base(str(arguments.model))
+        with torch.device("meta"):
+            check_targets(AutoModelForSeq2SeqLM.from_config(self._shape()), arguments.lora_targets)
 
     def _shape(self) -> PreTrainedConfig:
         """The configuration of the model that is trained, after its conversion."""
@@ -320,7 +352,25 @@ class ContinuedRun(TrainingRun):
         _fill_in_special_tokens(model, self.pretrained)
         begin_as_tokenizer(model, tokenizers[1])
         freeze(model, arguments.freeze)
-        return model
+        return self._adapted(model)
+
+    def _adapted(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model with the adapter that is trained in its place, if one is asked for."""
+        arguments = self.config.model
+        if arguments.lora_rank is None:
+            return model
+        name = str(arguments.model)
+        adapted = add_adapter(
+            model,
+            str(Path(name).absolute()) if Path(name).is_dir() else name,
+            arguments.lora_rank,
+            arguments.lora_alpha or 2 * arguments.lora_rank,
+            arguments.lora_dropout,
+            arguments.lora_targets,
+        )
+        count = sum(weights.numel() for weights in adapted.parameters() if weights.requires_grad)
+        PartialState().print(f"adapter: {count:,} parameters are trained", flush=True)
+        return adapted
 
 
 def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase) -> None:

@@ -33,6 +33,7 @@ from transformers.trainer_utils import (
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.errors import UserError
 from vaswani.files.run_files import HISTORY
+from vaswani.hub.adapters import describe_adapted
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.schedule import inverse_sqrt_schedule
@@ -237,6 +238,7 @@ class BaseTrainer(Trainer):
             self.args.hub_token = token
         if self.args.should_save:
             self.save_tokenizers(folder)
+            describe_adapted(self.model, folder)
             write_hashes(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save")

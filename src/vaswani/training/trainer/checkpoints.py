@@ -25,7 +25,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, sync
 from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.hub.weights import ADAPTER_WEIGHTS
 
+_WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, ADAPTER_WEIGHTS)
 logger = logging.get_logger(__name__)
 
 MANIFEST = "manifest.json"
@@ -103,7 +105,7 @@ def _missing_state(checkpoint: Path) -> str | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME))
+    return any((folder / name).is_file() for name in _WEIGHTS)
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _check_nothing_is_lost(output_dir: Path) -> None:
 def _check_free(output_dir: Path) -> None:
     """Raise `UserError` if a folder holds a run."""
     found = [path.name for path in checkpoints(output_dir)[:1]]
-    found += [name for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) if (output_dir / name).is_file()]
+    found += [name for name in _WEIGHTS if (output_dir / name).is_file()]
     if found:
         raise UserError(
             f"output_dir={output_dir} already holds a run ({found[0]}); continue it with "

@@ -13,6 +13,7 @@ from accelerate.utils import send_to_device
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from vaswani.data.tokenization import save_tokenizers
+from vaswani.hub.adapters import base_model
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.model.losses import token_loss_function
 from vaswani.training.config.arguments import TrainingArguments
@@ -36,9 +37,8 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     def __init__(self, *, target_processing_class: PreTrainedTokenizerBase | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.target_processing_class = target_processing_class or self.processing_class
-        self._model_smooths = (
-            self.compute_loss_func is None and "label_smoothing" in signature(self.model.forward).parameters
-        )
+        takes = signature(base_model(self.model).forward).parameters
+        self._model_smooths = self.compute_loss_func is None and "label_smoothing" in takes
         self.label_smoother = None
         if self.compute_loss_func is None and not self._model_smooths:
             self.compute_loss_func = self._smoothed_loss
