@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     BartConfig,
     FSMTConfig,
+    LEDConfig,
     M2M100Config,
     MarianConfig,
     MBartConfig,
@@ -24,7 +25,7 @@ from vaswani.data.tokenization import load_tokenizers, train_tokenizer
 
 # Those that take any tokenizer: its special tokens are these.
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-OF_ANY_TOKENIZER = ("bart", "pegasus", "t5")
+OF_ANY_TOKENIZER = ("bart", "pegasus", "t5", "led")
 
 
 def config_of(kind: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
@@ -70,6 +71,9 @@ def _config_of_any(kind: str, vocab_size: int) -> PreTrainedConfig:
         return T5Config(
             d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0, **sizes
         )
+    if kind == "led":
+        positions = {"max_encoder_position_embeddings": 256, "max_decoder_position_embeddings": 64}
+        return LEDConfig(**TINY_MODEL, **sizes, **positions, attention_window=4, decoder_start_token_id=2)
     config_class = {"bart": BartConfig, "pegasus": PegasusConfig}[kind]
     return config_class(
         **TINY_MODEL, **sizes, decoder_start_token_id=2, forced_eos_token_id=2, max_position_embeddings=64

@@ -171,3 +171,13 @@ def test_a_model_that_is_no_encoder_decoder_is_refused(pairs: Path, tmp_path: Pa
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match=r"type 'bert'.*expected an encoder-decoder such as"):
         ContinuedRun(config_for(tmp_path / "model", pairs)).check()
+
+
+def test_each_side_has_its_own_positions(pairs: Path, tmp_path: Path) -> None:
+    model = save_translator("led", tmp_path / "model")
+    ContinuedRun(config_for(model, pairs, max_source_length=200)).check()
+    with pytest.raises(UserError, match=r"max_target_length=65, but .* has positions for 64 tokens"):
+        ContinuedRun(config_for(model, pairs, max_target_length=65)).check()
+    translator = Translator.from_pretrained(model, num_beams=1, max_length=200, device="cpu")
+    assert translator.max_length == 64
+    assert translator.positions == 256

@@ -50,7 +50,7 @@ from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import read_run_metadata, read_settings
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.decoding import Side, position_limit
 from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.runs.base import Tokenizers, owned_output
@@ -315,14 +315,16 @@ class BaselineRun(TrainingRun):
 
 def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:
     """Raise `UserError` for a row with more tokens than a model has learned positions."""
-    longest = max(lengths.max() for lengths in token_lengths(rows))
-    for name, model in models.items():
-        limit = position_limit(model)
-        if limit is not None and longest > limit:
-            raise UserError(
-                f"the {name} has positions for {limit} tokens, and a row of train has {longest}; set "
-                f"max_source_length and max_target_length to {limit} or less"
-            )
+    sides: tuple[Side, ...] = ("source", "target")
+    for side, lengths in zip(sides, token_lengths(rows), strict=True):
+        longest = lengths.max()
+        for name, model in models.items():
+            limit = position_limit(model, side)
+            if limit is not None and longest > limit:
+                raise UserError(
+                    f"the {name} has positions for {limit} {side} tokens, and a row of train has {longest}; "
+                    f"set max_{side}_length to {limit} or less"
+                )
 
 
 def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> None:

@@ -14,7 +14,7 @@ most 50 tokens more than the source has. Both rules are made for transformers' `
     )
 """
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
@@ -24,11 +24,22 @@ from vaswani.bounds import LARGEST_ALPHA
 EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to input length + 50"
 
 
-def position_limit(model: PreTrainedModel) -> int | None:
-    """The longest sequence that the model has positions for, or None if there is no limit."""
+Side = Literal["source", "target"]
+# LED has fields for each side; other models have one for both.
+_POSITIONS = {"source": "max_encoder_position_embeddings", "target": "max_decoder_position_embeddings"}
+
+
+def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
+    """The longest sequence that the model has positions for, or None if there is no limit.
+
+    Args:
+        model: of any kind.
+        side: of an encoder-decoder; its sources or its targets.
+    """
     if getattr(model.config, "position_embedding", "learned") != "learned":
         return None
-    return getattr(model.config, "max_position_embeddings", None)
+    of_both = getattr(model.config, "max_position_embeddings", None)
+    return getattr(model.config, _POSITIONS[side], of_both)
 
 
 class GNMTLengthPenalty(float):

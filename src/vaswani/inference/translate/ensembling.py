@@ -20,7 +20,7 @@ from transformers import EncoderDecoderCache, GenerationMixin, PreTrainedConfig,
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vaswani.errors import UserError
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.decoding import Side, position_limit
 
 
 @dataclass
@@ -69,10 +69,10 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         _check_agreement(models)
         first = models[0]
         self.widths: list[int] = [model.config.hidden_size for model in models]
-        limits = [limit for limit in map(position_limit, models) if limit is not None]
         fields: dict[str, Any] = {
             "hidden_size": sum(self.widths),
-            "max_position_embeddings": min(limits, default=None),
+            "max_encoder_position_embeddings": _shortest(models, "source"),
+            "max_decoder_position_embeddings": _shortest(models, "target"),
             "pad_token_id": first.config.pad_token_id,
             "bos_token_id": getattr(first.config, "bos_token_id", None),  # T5 has none
             "eos_token_id": first.config.eos_token_id,
@@ -156,6 +156,12 @@ def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:
         "eos_token_id": model.config.eos_token_id,
         "decoder_start_token_id": model.config.decoder_start_token_id,
     }
+
+
+def _shortest(models: Sequence[PreTrainedModel], side: Side) -> int | None:
+    """The length for which all models have positions; None for any."""
+    limits = (position_limit(model, side) for model in models)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _check_agreement(models: Sequence[PreTrainedModel]) -> None:

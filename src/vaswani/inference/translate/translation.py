@@ -149,7 +149,7 @@ class Translator(FromPretrained):
         except ValueError as error:
             raise UserError(str(error)) from error
         _check_special_tokens(model)
-        self.positions = position_limit(model)
+        self.positions = position_limit(model, "source")
         if too_long not in (None, "cut", "skip"):
             raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
         self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
@@ -157,7 +157,7 @@ class Translator(FromPretrained):
             max_source_length = _default_source_length(model, source_tokenizer)
         self._sources.frame().check_room(max_source_length=max_source_length)
         self.max_source_length = max_source_length
-        self.max_length = max_length if self.positions is None else min(max_length, self.positions)
+        self.max_length = min(max_length, position_limit(model, "target") or max_length)
         self.max_tokens_per_batch = max_tokens_per_batch
 
     def __call__(self, sentences: Iterable[str]) -> list[str]:

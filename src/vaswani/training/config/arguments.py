@@ -413,8 +413,8 @@ class TrainedModelArguments(Section):
     model: str | None = option(
         None,
         "Continue with a trained encoder-decoder: its folder, or its name on the Hub (vaswani, Marian, FSMT, "
-        "BART, mBART, M2M100, NLLB, Pegasus, T5 ...). It keeps its shape and its tokenizers; leave out their "
-        "fields.",
+        "BART, mBART, M2M100, NLLB, Pegasus, LED, T5 ...). It keeps its shape and its tokenizers; leave out "
+        "their fields.",
     )
     convert: bool = option(
         False, "Convert a Marian or FSMT model to a vaswani model before training; its results stay the same."

@@ -118,20 +118,24 @@ class Pretrained:
         folder: of the model.
         config: of the model, with a head of another task or none.
         tokenizer: pads on the right.
-        longest: tokens that the model has positions for, special tokens counted; None for any number.
+        longest: tokens that the model has positions for, special tokens counted; None for any number. Of an
+            encoder-decoder, in its sources.
+        longest_target: likewise, in its targets.
     """
 
     folder: Path
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
     longest: int | None
+    longest_target: int | None
 
     def check_length(self, length: int, name: str = "max_length") -> None:
         """Raise `UserError` for sequences that are longer than the model's positions."""
-        if self.longest is not None and length > self.longest:
+        most = self.longest_target if name == "max_target_length" else self.longest
+        if most is not None and length > most:
             raise UserError(
-                f"{name}={length}, but {self.folder} has positions for {self.longest} tokens; set "
-                f"{name} to {self.longest} or less"
+                f"{name}={length}, but {self.folder} has positions for {most} tokens; set {name} to {most} "
+                "or less"
             )
 
 
@@ -157,14 +161,20 @@ def open_pretrained(name: str, auto_class: Any) -> Pretrained:
     if tokenizer.pad_token_id is None:
         raise UserError(f"the tokenizer in {folder} has no padding token, which batches need; give it one")
     tokenizer.padding_side = "right"
-    return Pretrained(folder, config, tokenizer, _longest(config, auto_class, tokenizer))
+    return Pretrained(folder, config, tokenizer, *_longest(config, auto_class, tokenizer))
 
 
-def _longest(config: PreTrainedConfig, auto_class: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The model may have fewer positions than its configuration tells: RoBERTa's begin behind its padding."""
+def _longest(
+    config: PreTrainedConfig, auto_class: Any, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int | None, int | None]:
+    """The tokens of a source and of a target that a model has positions for.
+
+    They may be fewer than its configuration tells: RoBERTa's begin behind its padding.
+    """
     with torch.device("meta"):
-        of_model = position_limit(auto_class.from_config(config, trust_remote_code=False))
-    return None if of_model is None else min(of_model, tokenizer.model_max_length)
+        model = auto_class.from_config(config, trust_remote_code=False)
+    source, target = position_limit(model, "source"), position_limit(model, "target")
+    return None if source is None else min(source, tokenizer.model_max_length), target
 
 
 def load_with_head(

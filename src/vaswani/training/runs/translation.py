@@ -99,9 +99,14 @@ class TrainingRun(BaseRun):
 
     @property
     def positions(self) -> int | None:
-        """The longest source or target that the model has positions for; None for any."""
+        """The longest source that the model has positions for; None for any."""
         model = self.config.model
         return model.max_position_embeddings if model.position_embedding == "learned" else None
+
+    @property
+    def target_positions(self) -> int | None:
+        """The longest target, likewise."""
+        return self.positions
 
     @property
     def expects_one_vocabulary(self) -> bool:
@@ -200,7 +205,7 @@ class TrainingRun(BaseRun):
         limits: tuple[int | None, int | None] = (data.max_source_length, data.max_target_length)
         truncated = ["source", "target"] if data.truncate else []
         if split != "train":
-            limits = (self.positions, self.positions)
+            limits = (self.positions, self.target_positions)
             if data.truncate:
                 limits, truncated = (data.max_source_length, limits[1]), ["source"]
             rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
@@ -329,8 +334,13 @@ class ContinuedRun(TrainingRun):
 
     @property
     def positions(self) -> int | None:
-        """The longest source or target that the model has positions for; None for any."""
+        """The longest source that the model has positions for; None for any."""
         return self.pretrained.longest
+
+    @property
+    def target_positions(self) -> int | None:
+        """The longest target, likewise."""
+        return self.pretrained.longest_target
 
     def check_positions(self, name: str, length: int) -> None:
         """Raise `UserError` for a length that the model has no positions for."""
