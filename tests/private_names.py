@@ -13,17 +13,6 @@ USED = {
         "GPT-2 does not pass `output_attentions` on to its attention function; the collector tells "
         "`vaswani_sparse` whether weights are wanted."
     ),
-    "huggingface_hub.utils._http:_GLOBAL_CLIENT_FACTORY": (
-        "The client with time-outs wraps the factory that was set before; there is only a public setter."
-    ),
-    "transformers.training_args:TrainingArguments._VALID_DICT_FIELDS": (
-        "Which options a command line may give as JSON."
-    ),
-    "sacrebleu.metrics.base:Metric._compute_score_from_stats": (
-        "Confidence intervals of any metric resample its statistics; sacrebleu's own bootstrap returns no "
-        "samples."
-    ),
-    "sacrebleu.metrics.base:Metric._extract_corpus_statistics": ("The same."),
     "transformers.configuration_utils:PreTrainedConfig._attn_implementation": (
         "The name of the attention implementation; documented for modeling files, and the library looks "
         "for this literal in them."
@@ -39,33 +28,13 @@ USED = {
     "datasets.arrow_dataset:Dataset._fingerprint": (
         "The identity of a data set in the names of caches; settable only by this name."
     ),
-    "transformers.generation.configuration_utils:GenerationConfig._from_model_config": (
-        "Whether a generation configuration was made from the model's; set to False where a training "
-        "gives values of its own."
-    ),
-    "transformers.trainer_seq2seq:Seq2SeqTrainer._gen_kwargs": (
-        "Options of `generate` that an evaluation was given."
-    ),
     "transformers.modeling_utils:PreTrainedModel._get_resized_embeddings": (
         "Resizing the vocabulary of one of two stacks; the public method resizes one pair of embeddings."
     ),
     "transformers.modeling_utils:PreTrainedModel._get_resized_lm_head": ("The same, for the output layer."),
-    "torch:_inductor": ("Rejects an unknown `torch_compile_mode` before a run begins."),
-    "transformers.modeling_utils:PreTrainedModel._is_hf_initialized": (
-        "The mark of a loaded weight, which `_init_weights` must not change."
-    ),
-    "transformers.modeling_utils:PreTrainedModel._keys_to_ignore_on_save": (
-        "Which weights a checkpoint need not have."
-    ),
     "torch:_softmax_backward_data": ("The fused gradient of a softmax, for short attention."),
     "torch.ops:mkldnn._linear_pointwise": ("oneDNN's product; the kernel checks that it exists."),
     "torch.ops:mkldnn._reorder_linear_weight": ("oneDNN's packed weights; the kernel checks that it exists."),
-    "transformers.models.auto.auto_factory:_BaseAutoModelClass._model_mapping": (
-        "Which models an Auto class knows; there is no public reader."
-    ),
-    "transformers.tokenization_utils_base:PreTrainedTokenizerBase._switch_to_target_mode": (
-        "Tokenizers with two vocabularies; the public way encodes targets only together with sources."
-    ),
 }
 
 # Overridden by a class of ours.
@@ -85,9 +54,6 @@ OVERRIDDEN = {
     "transformers.utils.hub:PushToHubMixin._upload_modified_files": (
         "A model that is pushed without a training gets a card that describes it; the two public methods "
         "that push both end here."
-    ),
-    "transformers.generation.utils:GenerationMixin._supports_default_dynamic_cache": (
-        "An ensemble has a cache for each of its models."
     ),
 }
 

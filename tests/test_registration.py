@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import vaswani
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM, VaswaniModel, registration
+from vaswani.auto_classes import MAPPINGS, models_of
 from vaswani.interop.sparsify import FAMILIES
 from vaswani.registration import CONFIGURATIONS, ClassStandIn
 
@@ -83,6 +84,12 @@ def test_every_auto_class_has_the_class_itself(name):
         if auto_class != "AutoConfig":
             expected = getattr(vaswani, place.rpartition(".")[2])
             assert getattr(transformers, auto_class)._model_mapping[config_class] is expected
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_the_mapping_of_an_auto_class_is_its_own(name):
+    auto_class = getattr(transformers, name)
+    assert models_of(auto_class) is auto_class._model_mapping
 
 
 def test_names_of_the_package():

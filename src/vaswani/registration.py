@@ -13,8 +13,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from vaswani.auto_classes import MODELING_AUTO, models_of
+
 CONFIGURATION_AUTO = "transformers.models.auto.configuration_auto"
-MODELING_AUTO = "transformers.models.auto.modeling_auto"
 CONFIGURATION = "vaswani.model.configuration_vaswani"
 SPARSIFY = "vaswani.interop.sparsify"
 MODELING = tuple(f"vaswani.model.modeling_vaswani{kind}" for kind in ("", "_encoder", "_decoder"))
@@ -58,7 +59,7 @@ def _register_models(config_class: Any) -> None:
         if auto_class != "AutoConfig":
             module, _, name = place.rpartition(".")
             auto = getattr(_imported[MODELING_AUTO], auto_class)
-            if _is_free(auto._model_mapping, config_class):
+            if _is_free(models_of(auto), config_class):
                 auto.register(
                     config_class, _class(f"vaswani.model.{module}", name, config_class=config_class)
                 )

@@ -5,9 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from huggingface_hub import constants, set_client_factory
+from huggingface_hub import close_session, constants, get_session, set_client_factory
 from huggingface_hub.utils import _http
 
 from loopback_hub import Commit, LoopbackHub, Repository
@@ -152,9 +153,22 @@ def test_every_wait_is_bounded(
 
 
 def test_a_client_that_a_program_has_set_stays(here: LoopbackHub) -> None:
-    def own() -> None:
-        raise AssertionError("not called")
-
-    set_client_factory(own)  # type: ignore[arg-type]
+    kind: Any = type(get_session())
+    set_client_factory(kind)
+    own = get_session()
     use_patient_client()
-    assert _http._GLOBAL_CLIENT_FACTORY is own
+    assert get_session() is own
+
+
+def test_a_client_with_time_outs_is_made_once_and_again_after_it_is_closed(here: LoopbackHub) -> None:
+    librarys = get_session()
+    use_patient_client()
+    patient = get_session()
+    assert patient is not librarys
+    for name in ("event_hooks", "follow_redirects", "timeout"):
+        assert getattr(patient, name) == getattr(librarys, name)
+    use_patient_client()
+    assert get_session() is patient
+    close_session()
+    assert "send" in vars(get_session())  # replaced, as in the first
+    assert "send" not in vars(librarys)

@@ -295,6 +295,21 @@ def test_new_weights_are_as_large_as_asked() -> None:
     assert glorot.model.encoder.embed_tokens.weight[1:].std().item() == pytest.approx(16**-0.5, rel=0.2)
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_new_embeddings_are_zero_for_padding_and_loaded_ones_stay(is_loaded: bool) -> None:
+    model = encoder()
+    embeddings = model.get_input_embeddings()
+    padding = embeddings.padding_idx
+    with torch.no_grad():
+        embeddings.weight[:] = 7.0
+    embeddings.weight._is_hf_initialized = is_loaded  # the library's mark
+    with torch.no_grad():
+        model._init_weights(embeddings)
+    assert (embeddings.weight[padding] == (7.0 if is_loaded else 0.0)).all()
+    others = embeddings.weight[torch.arange(50) != padding]
+    assert (others == 7.0).all() if is_loaded else others.std().item() == pytest.approx(0.3, rel=0.2)
+
+
 def test_dropout_before_the_classifier() -> None:
     model = encoder(VaswaniForSequenceClassification, classifier_dropout=0.5).train()
     ids = tokens()

@@ -9,7 +9,12 @@ from transformers import PreTrainedConfig
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import DataArguments, ModelArguments, TrainingArguments
+from vaswani.training.config.arguments import (
+    DataArguments,
+    ModelArguments,
+    TrainingArguments,
+    names_of_dictionaries,
+)
 from vaswani.training.config.pretraining_arguments import DecoderArguments, EncoderArguments
 from vaswani.training.config.schedule import paper_peak_learning_rate
 
@@ -83,6 +88,13 @@ def test_a_given_learning_rate_is_the_peak():
 def test_what_cannot_work_is_refused(options, message):
     with pytest.raises(UserError, match=message):
         TrainingArguments(**options)
+
+
+def test_the_library_reads_the_same_options_as_json():
+    assert set(names_of_dictionaries(TrainingArguments)) == set(TrainingArguments._VALID_DICT_FIELDS)
+    for name in names_of_dictionaries(TrainingArguments):
+        with pytest.raises(UserError, match=f"{name}='1': expected JSON such as"):
+            TrainingArguments(**{name: "1"})
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "trackio"])

@@ -249,7 +249,7 @@ class CountingMetrics:
         return {"rows": len(prediction.predictions)}
 
 
-def generate_options(trainer: Trainer, monkeypatch) -> dict:
+def generate_options(trainer: Trainer, monkeypatch, **given) -> dict:
     """What evaluation hands to `generate`."""
     calls: list[dict] = []
     generate = trainer.model.generate
@@ -257,8 +257,12 @@ def generate_options(trainer: Trainer, monkeypatch) -> dict:
         trainer.model, "generate", lambda **options: calls.append(options) or generate(**options)
     )
     trainer.compute_metrics = CountingMetrics()
-    trainer.evaluate()
-    return calls[0]
+    trainer.evaluate(**given)
+    trainer.predict(trainer.eval_dataset, **given)
+    evaluated, predicted = calls[0], calls[-1]
+    assert evaluated.keys() == predicted.keys()
+    assert all(evaluated[name] == predicted[name] for name in given)
+    return evaluated
 
 
 def test_evaluation_decodes_as_the_paper_does(tmp_path, monkeypatch):
@@ -280,6 +284,16 @@ def test_evaluation_decodes_as_the_paper_does(tmp_path, monkeypatch):
 def test_generation_options_reach_the_search(tmp_path, monkeypatch, argument, value, option):
     trainer = make_trainer(tmp_path, **{argument: value})
     assert float(generate_options(trainer, monkeypatch)[option]) == value
+
+
+@pytest.mark.parametrize(("option", "value"), [("num_beams", 2), ("max_length", 7), ("max_new_tokens", 3)])
+def test_an_evaluation_takes_options_of_generate_before_the_arguments(tmp_path, monkeypatch, option, value):
+    trainer = make_trainer(tmp_path, generation_num_beams=3, generation_max_length=12)
+    options = generate_options(trainer, monkeypatch, **{option: value})
+    defaults = {"num_beams": 3} | ({} if option == "max_new_tokens" else {"max_length": 12})
+    expected = {**defaults, option: value}
+    assert {name: options.get(name) for name in expected} == expected
+    assert ("max_length" in options) == (option != "max_new_tokens")
 
 
 @pytest.mark.slow
@@ -315,6 +329,7 @@ def test_saved_models_cache_when_decoding_and_know_the_papers_search(tmp_path):
     assert VaswaniConfig.from_pretrained(tmp_path).use_cache is True
     generation = GenerationConfig.from_pretrained(tmp_path)
     assert (generation.num_beams, generation.length_penalty, generation.use_cache) == (4, 0.6, True)
+    assert "_from_model_config" not in json.loads((tmp_path / "generation_config.json").read_text())
 
 
 def test_greedy_evaluation_has_no_length_penalty(tmp_path, monkeypatch):

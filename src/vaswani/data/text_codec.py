@@ -190,7 +190,8 @@ def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokeni
 
 def marks_languages(tokenizer: Any) -> bool:
     """Return whether the tokenizer adds a language to each text, as those of NLLB, M2M100 and mBART do."""
-    return hasattr(tokenizer, "_switch_to_target_mode") and hasattr(tokenizer, "tgt_lang")
+    names = ("src_lang", "tgt_lang", "set_tgt_lang_special_tokens")
+    return all(hasattr(tokenizer, name) for name in names)
 
 
 def source_prefix(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -8,20 +8,19 @@ S rows · K statistics of a row, whose sums determine a score · R resamples
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
 from vaswani.evaluation.text_metrics import rouge_f1
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)  # a 95 % confidence interval
-
-_SACREBLEU: dict[str, Any] = {"bleu": BLEU(), "chrf": CHRF()}  # with the options of `METRICS`
+BETA_SQUARED = CHRF.BETA**2  # the weight of chrF2's recall
 
 
 @dataclass(frozen=True)
@@ -52,22 +51,63 @@ def row_statistics(predictions: Sequence[str], references: Sequence[str], task: 
     if task == "summarization":
         f1 = rouge_f1(predictions, references)
         return {variant: np.stack([rows, np.ones_like(rows)], axis=1) for variant, rows in f1.items()}
-    # sacreBLEU's public functions score only texts, which would take minutes for each interval.
-    ngrams = {
-        name: metric._extract_corpus_statistics(predictions, [references])
-        for name, metric in _SACREBLEU.items()
+    pairs = list(zip(predictions, references, strict=True))
+    statistics = {
+        "bleu": _bleu_statistics(pairs),
+        "chrf": [_chrf_statistics(*pair) for pair in pairs],
+        "exact_match": [[prediction == reference, 1] for prediction, reference in pairs],
     }
-    pairs = zip(predictions, references, strict=True)
-    statistics = {**ngrams, "exact_match": [[prediction == reference, 1] for prediction, reference in pairs]}
     return {name: np.array(rows, dtype=np.int64) for name, rows in statistics.items()}
+
+
+def _bleu_statistics(pairs: list[tuple[str, str]]) -> list[list[int]]:
+    """Tokens of a prediction and of its reference, right n-grams and all n-grams of each order."""
+    bleu = BLEU()  # with the options of `METRICS`
+    scores = (bleu.corpus_score([prediction], [[reference]]) for prediction, reference in pairs)
+    return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
+
+
+def _chrf_statistics(prediction: str, reference: str) -> list[int]:
+    """Character n-grams of a prediction, of its reference and of both, for each order."""
+    statistics = []
+    for found, wanted in zip(
+        *(extract_all_char_ngrams(text, CHRF.CHAR_ORDER) for text in (prediction, reference)), strict=True
+    ):
+        # sacreBLEU does not count predicted n-grams of an order that the reference has none of.
+        statistics += [found.total() if wanted else 0, wanted.total(), (found & wanted).total()]
+    return statistics
 
 
 def score_of_sum(metric: str, total: np.ndarray) -> float:
     """Return the score, 0 to 100, of rows whose statistics sum to `total` [K]."""
-    if metric not in _SACREBLEU:  # a mean over the rows
-        points, rows = total.tolist()
-        return 100.0 * points / rows
-    return _SACREBLEU[metric]._compute_score_from_stats(total.tolist()).score
+    return _SCORES.get(metric, _mean)(total.tolist())
+
+
+def _bleu(total: list[int]) -> float:
+    system_length, reference_length, *ngrams = total
+    order = len(ngrams) // 2
+    return BLEU.compute_bleu(
+        *(ngrams[:order], ngrams[order:], system_length, reference_length), smooth_method="exp"
+    ).score
+
+
+def _chrf(total: list[int]) -> float:
+    """chrF2: the F-score of precision and recall, each a mean over the orders that both sides have."""
+    orders = [total[place : place + 3] for place in range(0, len(total), 3)]
+    orders = [counts for counts in orders if counts[0] and counts[1]]
+    precision = sum(both / found for found, _, both in orders) / max(len(orders), 1)
+    recall = sum(both / wanted for _, wanted, both in orders) / max(len(orders), 1)
+    if not precision + recall:
+        return 0.0
+    return 100 * ((1 + BETA_SQUARED) * precision * recall / (BETA_SQUARED * precision + recall))
+
+
+def _mean(total: list[float]) -> float:
+    points, rows = total
+    return 100.0 * points / rows
+
+
+_SCORES: dict[str, Callable[[list[int]], float]] = {"bleu": _bleu, "chrf": _chrf}
 
 
 def bootstrap_scores(metric: str, statistics_of_rows: np.ndarray, seed: int) -> np.ndarray:

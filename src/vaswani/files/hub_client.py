@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
-from huggingface_hub import constants, set_client_factory
+from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.errors import HTTPError
-from huggingface_hub.utils import _http
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,7 @@ SECONDS_OF_SILENCE = 5.0  # before a message says what the client waits for
 UPLOAD_PATIENCE = 6  # the Hub answers uploads more slowly
 
 _problems: list[str] = []  # of the requests since the last answer
+_clients: WeakSet[Any] = WeakSet()  # those with time-outs
 
 
 def use_patient_client() -> None:
@@ -30,8 +32,9 @@ def use_patient_client() -> None:
     an error that the library does not retry.
     """
     _problems.clear()
-    if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
-        set_client_factory(_patient_client)
+    client = get_session()
+    if _is_librarys(client):
+        set_client_factory(partial(_patient_client, like=client))
 
 
 def last_problem() -> str | None:
@@ -39,8 +42,18 @@ def last_problem() -> str | None:
     return _problems[-1] if _problems else None
 
 
-def _patient_client() -> Any:
-    client: Any = _http.default_client_factory()
+def _is_librarys(client: Any) -> bool:
+    """Whether a client is the library's own: its hook marks the requests, and it waits forever."""
+    hooks = {str(hook.__module__).partition(".")[0] for hook in client.event_hooks["request"]}
+    return client not in _clients and "huggingface_hub" in hooks and client.timeout.read is None
+
+
+def _patient_client(like: Any) -> Any:
+    """Return a new client with time-outs; `like` is the library's."""
+    client: Any = type(like)(
+        event_hooks=like.event_hooks, follow_redirects=like.follow_redirects, timeout=like.timeout
+    )
+    _clients.add(client)
     send = client.send
 
     def send_patiently(request: Any, **options: Any) -> Any:

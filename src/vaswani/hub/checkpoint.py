@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
+from vaswani.auto_classes import models_of
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.hub_client import last_problem, use_patient_client
@@ -190,7 +191,7 @@ def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
         fills_gaps = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
         if fills_gaps or config.is_encoder_decoder:
             return False
-    return type(config) in auto_class._model_mapping
+    return type(config) in models_of(auto_class)
 
 
 def _check_generation_config(directory: Path, model: PreTrainedModel) -> None:

@@ -14,6 +14,7 @@ import transformers
 import yaml
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from vaswani.auto_classes import models_of
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
@@ -150,7 +151,7 @@ def auto_class_of(config: PreTrainedConfig) -> Any:
     """Return the Auto class for the class that a configuration names (see `meta_model`)."""
     names = config.architectures or ()
     for auto_class in _AUTO_CLASSES:
-        known = auto_class._model_mapping.get(type(config), None)
+        known = models_of(auto_class).get(type(config), None)
         classes = known if isinstance(known, tuple) else (known,)
         if known is not None and (not names or {each.__name__ for each in classes} & set(names)):
             return auto_class

@@ -21,6 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
+from vaswani.auto_classes import MAPPINGS, models_of
 from vaswani.errors import UserError
 from vaswani.interop.attention_interface import IMPLEMENTATION
 from vaswani.kernels.registry import hook_in_kernels
@@ -216,10 +217,9 @@ def sparse_class(dense: type[Any]) -> type[Any]:
 def _register_models(family: str) -> None:
     """Register a family's sparse classes with each Auto class that has its dense ones."""
     config_class = _CONFIG_CLASSES[family]
-    for name in modeling_auto.__all__:
+    for name in MAPPINGS:
         auto = getattr(modeling_auto, name)
-        mapping = getattr(auto, "_model_mapping", None)
-        if name.startswith("AutoModel") and mapping is not None and config_class.dense_class in mapping:
+        if config_class.dense_class in (mapping := models_of(auto)):
             auto.register(config_class, sparse_class(mapping[config_class.dense_class]))
     # The library's Trainer shifts the labels of these classes when it smooths them.
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -167,9 +167,10 @@ class VaswaniPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.d_model**-0.5 if std is None else std)
-            # The slice below does not carry the mark of a loaded weight, so ask the whole weight.
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
+            if (padding := module.padding_idx) is not None:
+                weight = module.weight.detach().clone()
+                weight[padding] = 0
+                init.copy_(module.weight, weight)  # not if it was loaded, which a row would not tell
         else:
             super()._init_weights(module)
 

@@ -71,6 +71,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         self.widths: list[int] = [model.config.hidden_size for model in models]
         fields: dict[str, Any] = {
             "hidden_size": sum(self.widths),
+            "num_hidden_layers": 0,  # of the cache that `generate` makes
             "max_encoder_position_embeddings": _shortest(models, "source"),
             "max_decoder_position_embeddings": _shortest(models, "target"),
             "pad_token_id": first.config.pad_token_id,
@@ -90,7 +91,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: EnsembleCache | None = None,
+        past_key_values: Any = None,
         use_cache: bool | None = False,
         return_dict: bool = True,
     ) -> Seq2SeqLMOutput:
@@ -102,13 +103,15 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             decoder_input_ids: int64 [B, T].
             decoder_attention_mask: int64 [B, T], 0 for padding of the target.
             encoder_outputs: of `get_encoder()`: [B, S, W].
-            past_key_values: of an earlier call, for the previous tokens.
+            past_key_values: the `EnsembleCache` of an earlier call, for the previous tokens.
             use_cache: whether to return `past_key_values`.
             return_dict: ignored; `generate` sets it.
         """
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
-        caches = [None] * len(self.members) if past_key_values is None else past_key_values.caches
+        # In the first step `generate` gives a cache that fits no member; each member makes its own.
+        is_ours = isinstance(past_key_values, EnsembleCache)
+        caches = past_key_values.caches if is_ours else [None] * len(self.members)
         states = encoder_outputs[0].split(self.widths, dim=-1)
         outputs = [
             member(
@@ -139,11 +142,6 @@ class Ensemble(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         """Return those of the first member, with a row for each target token."""
         return self.members[0].get_output_embeddings()
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        """Return False, so that each member makes its own cache in the first step."""
-        return False
 
 
 def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import transformers
 from transformers import Seq2SeqTrainingArguments
@@ -40,6 +40,15 @@ from vaswani.training.launch.processes import (
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
 REPORTING_PACKAGES = ("tensorboard", "trackio")
+
+
+def names_of_dictionaries(arguments: type) -> list[str]:
+    """Return the fields that hold a dictionary and may be given as text."""
+    return [
+        name
+        for name, hint in get_type_hints(arguments).items()
+        if str in (kinds := get_args(hint)) and any((get_origin(kind) or kind) is dict for kind in kinds)
+    ]
 
 
 def _name(choice: Enum | str) -> str:
@@ -312,7 +321,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
 
     def _check_dictionaries(self) -> None:
         """Raise `UserError` for a text that is neither JSON nor the path of a JSON file."""
-        for name in self._VALID_DICT_FIELDS:
+        for name in names_of_dictionaries(type(self)):
             value = getattr(self, name)
             if not isinstance(value, str) or (name in JSON_FILES and Path(value).is_file()):
                 continue

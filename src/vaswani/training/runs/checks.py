@@ -101,12 +101,12 @@ def _check_compile_mode(args: BaseTrainingArguments) -> None:
     """Raise `UserError` for a mode that PyTorch's own compiler does not have."""
     if args.torch_compile_mode is None or args.torch_compile_backend != "inductor":
         return
-    from torch._inductor import list_mode_options  # slow to import
-
-    if args.torch_compile_mode not in (known := list_mode_options()):
+    try:
+        torch.compile(torch.nn.Identity(), mode=args.torch_compile_mode)  # compiles nothing before a call
+    except RuntimeError as error:
         raise UserError(
-            f"torch_compile_mode={args.torch_compile_mode} is unknown; choose one of {', '.join(known)}"
-        )
+            f"torch_compile_mode={args.torch_compile_mode} cannot work: {one_line(error)}"
+        ) from error
 
 
 def _check_hub(args: BaseTrainingArguments) -> None:

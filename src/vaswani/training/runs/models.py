@@ -20,6 +20,7 @@ from transformers import (
     set_seed,
 )
 
+from vaswani.auto_classes import models_of
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import local_folder
@@ -151,7 +152,7 @@ def open_pretrained(name: str, auto_class: Any) -> Pretrained:
     """
     folder = local_folder(name)
     config = read_config(folder)
-    if type(config) not in auto_class._model_mapping:
+    if type(config) not in models_of(auto_class):
         kinds = {AutoModelForCausalLM: DECODERS, AutoModelForSeq2SeqLM: ENCODER_DECODERS}
         raise UserError(
             f"{folder} holds a model of type {config.model_type!r}, which {auto_class.__name__} does not "

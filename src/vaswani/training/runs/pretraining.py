@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vaswani.auto_classes import models_of
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.masking import MaskingCollator
@@ -272,7 +273,7 @@ class MaskedLMRun(PretrainingRun):
 def _tells_next_sentences(config: PreTrainedConfig) -> bool:
     """Whether the model has a head for next sentences, and can be told the segments apart."""
     types = getattr(config, "token_type_vocab_size", getattr(config, "type_vocab_size", None)) or 0
-    model_class: Any = AutoModelForPreTraining._model_mapping[type(config)]
+    model_class: Any = models_of(AutoModelForPreTraining)[type(config)]
     return types > 1 and "next_sentence_label" in signature(model_class.forward).parameters
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers.generation.configuration_utils import METADATA_FIELDS
+from transformers.trainer_utils import PredictionOutput
 
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.hub.adapters import base_model
@@ -42,12 +44,15 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         self.label_smoother = None
         if self.compute_loss_func is None and not self._model_smooths:
             self.compute_loss_func = self._smoothed_loss
+        self._generation_options: dict[str, Any] = {}  # of the current evaluation
         # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
-        generation = self.model.generation_config
+        # The metadata would say that its values are those of the model's configuration.
+        found = self.model.generation_config.to_dict().items()
+        generation = GenerationConfig(**{name: value for name, value in found if name not in METADATA_FIELDS})
         generation.num_beams = self.args.generation_num_beams
         penalty = GNMTLengthPenalty(self.args.generation_length_penalty)
         generation.length_penalty = float(penalty) if self._searches else None
-        generation._from_model_config = False
+        self.model.generation_config = generation
 
     # ---------------------------------------------------------------------------------------------- training
 
@@ -76,6 +81,36 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
 
     # -------------------------------------------------------------------------------------------- evaluation
 
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """As in transformers, which takes options of `generate` too."""
+        self._generation_options = self._complete(gen_kwargs)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """As in transformers, which takes options of `generate` too."""
+        self._generation_options = self._complete(gen_kwargs)
+        return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+
+    def _complete(self, gen_kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Options of `generate`, with the arguments' number of beams and length where none is given."""
+        options = {name: value for name, value in gen_kwargs.items() if value is not None}
+        defaults = {"num_beams": self.args.generation_num_beams}
+        if not options.keys() & {"max_length", "max_new_tokens"}:
+            defaults["max_length"] = self.args.generation_max_length
+        return {name: value for name, value in defaults.items() if value is not None} | options
+
     def prediction_step(  # type: ignore[override]  # the loss is a tensor, whatever the library's hints say
         self,
         model: torch.nn.Module,
@@ -94,7 +129,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
             loss = self.compute_loss(model, inputs).detach() if "labels" in inputs else None
             if prediction_loss_only or not self.args.predict_with_generate:
                 return loss, None, None
-            options: dict[str, Any] = {**self._gen_kwargs, **gen_kwargs}
+            options: dict[str, Any] = {**self._generation_options, **gen_kwargs}
             if self._searches:
                 options.setdefault("length_penalty", GNMTLengthPenalty(self.args.generation_length_penalty))
             if not {"max_length", "max_new_tokens"} & options.keys():
