@@ -67,11 +67,12 @@ def test_shards_left_out_by_an_interruption_are_the_missing_ones(tmp_path: Path)
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 7])
 def test_processes_share_the_shards_whenever_each_of_them_begins(tmp_path: Path, num_processes: int) -> None:
-    cache = open_cache(tmp_path, rows_per_shard=1)
-    cache.write(4, b"of an earlier run")
+    open_cache(tmp_path, rows_per_shard=1).write(4, b"of an earlier run")
     written = []
     for process in range(num_processes):  # each looks after those before it have written all of theirs
-        for shard in cache.missing_shards(process, num_processes):
+        share = {"process_index": process, "num_processes": num_processes}
+        cache = open_cache(tmp_path, rows_per_shard=1, **share)
+        for shard in cache.missing_shards():
             cache.write(shard, b"")
             written.append(shard)
     assert sorted(written) == [0, 1, 2, 3, 5, 6, 7, 8, 9]

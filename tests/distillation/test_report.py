@@ -15,7 +15,7 @@ from PIL import Image
 
 from unprivileged import file_modes_hold
 from vaswani.distillation.comparison import Comparison, ModelResult
-from vaswani.distillation.report import as_dict, as_markdown, prepare_folder, write_report
+from vaswani.distillation.report import as_dict, as_markdown, write_report
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.insight.quality_plot import PlottedModel, draw_quality_against_speed, quality_against_speed_png
@@ -215,14 +215,15 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, monkeypatch:
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "report").write_text("")
-    with pytest.raises(UserError, match=r"cannot write the report into .*report: File exists; give another"):
-        prepare_folder(tmp_path / "report")
+    with pytest.raises(UserError, match=r"output=.*report is a file; choose a directory"):
+        write_report(COMPARISON, tmp_path / "report")
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with file_modes_hold(), pytest.raises(UserError, match="Permission denied; give another folder"):
-        prepare_folder(tmp_path)
+    message = r"output=.* cannot be written to \(Permission denied\); choose another"
+    with file_modes_hold(), pytest.raises(UserError, match=message):
+        write_report(COMPARISON, tmp_path)
     tmp_path.chmod(0o700)
 
 

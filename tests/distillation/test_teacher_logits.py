@@ -44,10 +44,13 @@ def open_cache(folder: Path, **options: Any) -> OutputCache:
 
 
 def store(
-    folder: Path, teacher_logits: Callable[[Batch], torch.Tensor] | None = None, **options: Any
+    folder: Path,
+    teacher_logits: Callable[[Batch], torch.Tensor] | None = None,
+    cache: OutputCache | None = None,
+    **options: Any,
 ) -> None:
     settings = {name: options.pop(name, value) for name, value in OPTIONS.items()}
-    cache = open_cache(folder, **settings)
+    cache = cache or open_cache(folder, **settings)
     store_logits(cache, teacher_logits or teacher(), corpus(), COLLATOR, **settings, **options)
 
 
@@ -201,7 +204,9 @@ def test_an_interrupted_run_that_is_resumed_leaves_the_same_bytes(tmp_path: Path
 def test_processes_together_leave_the_same_bytes_as_one(tmp_path: Path) -> None:
     store(tmp_path / "one")
     for process in range(2):
-        store(tmp_path / "two", process_index=process, num_processes=2)
+        identity, share = dict(OPTIONS), {"process_index": process, "num_processes": 2}
+        cache = OutputCache(tmp_path / "two", "logits", identity, len(corpus()), rows_per_shard=5, **share)
+        store(tmp_path / "two", cache=cache)
         assert bool(open_cache(tmp_path / "two").missing_shards()) == (process == 0)
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
 

@@ -107,8 +107,9 @@ def compare(
     """Compare students with their teacher: size, quality, retention and decoding speed."""
     from vaswani.distillation.comparison import compare as compare_models
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
-    from vaswani.distillation.report import as_markdown, prepare_folder, write_report
+    from vaswani.distillation.report import as_markdown, write_report
     from vaswani.evaluation.text_metrics import check_task, task_of_metric
+    from vaswani.training.trainer.checkpoints import check_writable
 
     check_task(task_of_metric(metric))
     begin_work()
@@ -118,7 +119,7 @@ def compare(
             f"{students[0]} is not a local folder that the report can go into; give --output FOLDER"
         )
     folder = output or Path(students[0])
-    prepare_folder(folder)
+    check_writable(folder, "output")
     split, rows = load_split(
         [data], split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
     )

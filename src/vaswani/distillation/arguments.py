@@ -1,4 +1,4 @@
-"""The arguments of a distillation, beside those of a training: one more section of the same YAML."""
+"""The arguments of a distillation: those of a training, and one more section."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,13 +13,13 @@ from vaswani.training.config.options import Section, option
 
 @dataclass
 class DistillationObjectives(Section):
-    """The objectives of a student: the weights of a sum of losses, each in nats per token.
+    """The loss of a student: a weighted sum of losses, each in nats per token.
 
-    DistilBERT's (arXiv:1910.01108, section 3) are soft_target_weight=5, label_weight=2, cosine_weight=1 at
+    DistilBERT (arXiv:1910.01108, section 3) has soft_target_weight=5, label_weight=2, cosine_weight=1 at
     temperature=2.
 
     Raises:
-        UserError: a weight below 0, none above 0, an impossible temperature, divergence or number of heads.
+        UserError: a weight is negative or none is positive, or another field has an impossible value.
     """
 
     label_weight: float = option(
@@ -76,7 +76,7 @@ class DistillationObjectives(Section):
         return self.cosine_weight > 0 or self.relation_weight > 0
 
 
-RANDOM, FROM_TEACHER = "random", "teacher"  # how a student may start, if not from a folder
+RANDOM, FROM_TEACHER = "random", "teacher"  # values of `student` that name no folder
 WEIGHTS = ("label_weight", "soft_target_weight", "cosine_weight", "relation_weight")
 
 
@@ -85,7 +85,7 @@ class DistillationArguments(DistillationObjectives):
     """The teacher, what the student learns from it, and how the student starts.
 
     Raises:
-        UserError: for a combination that cannot work, before any work is done.
+        UserError: the fields contradict each other.
     """
 
     teacher: list[str] = option(

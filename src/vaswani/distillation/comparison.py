@@ -1,7 +1,7 @@
-"""Measuring students against their teacher: size, quality with confidence, retention and decoding speed.
+"""Compare students with their teacher: size, quality with confidence intervals, retention, decoding speed.
 
-The same bootstrap resamples of the rows serve every model (see `evaluation/confidence.py`), so the intervals
-of retentions and differences are paired.
+All models are scored on the same bootstrap resamples of the rows (see `evaluation/confidence.py`), so the
+intervals of retentions and gains are paired.
 
 R resamples
 """
@@ -27,119 +27,84 @@ from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_met
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
 
-SPEED_ROWS = 500  # most rows that speed is measured on
-ROUNDS = 5  # that are timed, after one of warm-up
+SPEED_ROWS = 500  # most rows of a timed round
+ROUNDS = 5  # timed, after one of warm-up
 
 Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to be measured.
+    """A model to measure, with the search options of its translator."""
 
-    Args:
-        name: how the report calls it.
-        translator: the model with its options of the search.
-        folder: where its weights lie, for their size; None if they were not saved.
-    """
-
-    name: str
+    name: str  # in the report
     translator: Translator
-    folder: Path | None = None
+    folder: Path | None = None  # of its weight files, for their size; None if they were not saved
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """What was measured of one model.
-
-    Args:
-        name: of the candidate.
-        role: "teacher", "student" or "baseline".
-        parameters: their number; those that layers share count once.
-        parameter_ratio: to the teacher's.
-        weight_bytes: size of the weight files; None if they were not saved.
-        dtype: of the weights.
-        max_length: most tokens of a translation: positions may limit it more than the option does.
-        untranslated_rows: those too long for the model, which count as empty.
-        cut_off_rows: those of which it read only `max_source_length` tokens.
-        scores: of each metric of the task, 0 to 100.
-        retention: the comparison's metric as a fraction of the teacher's, with the paired interval; None if
-            the teacher scores 0. Resamples in which the teacher scores 0 are left out.
-        gain: of a student over the baseline, in points of the metric, with the paired interval.
-        seconds: of each timed round.
-        sentences_per_second: from the median of `seconds`.
-        speedup: ratio of the teacher's median to the model's.
-    """
+    """The measurements of one model."""
 
     name: str
-    role: str
-    parameters: int
-    parameter_ratio: float
-    weight_bytes: int | None
-    dtype: str
-    max_length: int
-    untranslated_rows: int
-    cut_off_rows: int
-    scores: dict[str, Estimate]
+    role: str  # "teacher", "student" or "baseline"
+    parameters: int  # shared ones count once
+    parameter_ratio: float  # to the teacher's
+    weight_bytes: int | None  # size of the weight files; None if they were not saved
+    dtype: str  # of the weights
+    max_length: int  # most tokens of a translation: of the option, or fewer if the model has fewer positions
+    untranslated_rows: int  # too long for the model; they count as empty translations
+    cut_off_rows: int  # of which the model read only `max_source_length` tokens
+    scores: dict[str, Estimate]  # of each metric of the task, 0 to 100
+    # The score as a fraction of the teacher's, with the paired interval, without the resamples in which the
+    # teacher scores 0; None if it scores 0 on all rows.
     retention: Estimate | None
-    gain: Estimate | None
-    seconds: list[float]
-    sentences_per_second: float
-    speedup: float
+    gain: Estimate | None  # of a student over the baseline, in points, with the paired interval
+    seconds: list[float]  # of each timed round
+    sentences_per_second: float  # from the median of `seconds`
+    speedup: float  # the teacher's median time divided by the model's
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` measured.
+    """The result of `compare`."""
 
-    Args:
-        metric: the name of the one that retention and gains are of.
-        data: what the rows are.
-        rows: their number.
-        models: the teacher, the students and, if there is one, the baseline.
-        signatures: of the metrics that have one.
-        search: options that all models were decoded with.
-        bootstrap: number of resamples, the percentiles that intervals end at, seed.
-        speed: rows that were decoded in each timed round, and number of rounds.
-        machine: device, CPU threads and version of torch.
-    """
-
-    metric: str
-    data: str
+    metric: str  # of retention and gains
+    data: str  # name of the data
     rows: int
-    models: list[ModelResult]
-    signatures: dict[str, str]
-    search: dict[str, Any]
-    bootstrap: dict[str, Any]
-    speed: dict[str, int]
-    machine: dict[str, Any]
+    models: list[ModelResult]  # the teacher, the students and, if there is one, the baseline
+    signatures: dict[str, str]  # of the metrics that have one
+    search: dict[str, Any]  # search options of all models
+    bootstrap: dict[str, Any]  # number of resamples, percentiles of the intervals, seed
+    speed: dict[str, int]  # rows of each timed round, number of rounds
+    machine: dict[str, Any]  # device, CPU threads, version of torch
 
     @property
     def teacher(self) -> ModelResult:
-        """The first of the models."""
+        """The model that the others are compared with."""
         return self.models[0]
 
     @property
     def students(self) -> list[ModelResult]:
-        """One or more, as they were given."""
+        """One or more, in the given order."""
         return [model for model in self.models if model.role == "student"]
 
     @property
     def baseline(self) -> ModelResult | None:
-        """The student that was trained without distillation."""
+        """The student that was trained without distillation, if there is one."""
         return self.models[-1] if self.models[-1].role == "baseline" else None
 
 
 def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
-    """Load models, to be called by the names of their folders if these differ and else by their paths.
+    """Load models, named by their folders' names or, if two of these are equal, by their paths.
 
     Args:
         names: folders, or names on the Hub.
-        options: those of `Translator.from_pretrained`. Of their own limits on the source, all models take the
-            shortest.
+        options: of `Translator.from_pretrained`. Unless `max_source_length` is given, the shortest limit of
+            the models holds for all.
 
     Raises:
-        UserError: a folder given twice, or one that cannot be loaded.
+        UserError: a folder is given twice, or cannot be loaded.
     """
     folders = [Path(os.path.realpath(name)) for name in names]
     for number, folder in enumerate(folders):
@@ -169,20 +134,21 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Decode the rows with every model and measure them all.
+    """Decode the rows with every model; score and time them all.
 
     Args:
-        teacher: what the others are measured against.
+        teacher: the model that the others are compared with.
         students: one or more.
         rows: mappings with the texts `source` and `target`.
-        data: what the rows are, for the report.
+        data: name of the data, for the report.
         baseline: the same student, trained without distillation.
-        metric: a name of `METRICS`, that retention and gains are of; the others of its task are measured too.
+        metric: a name in `METRICS`, of retention and gains; the other metrics of its task are computed too.
         seed: of the resamples.
-        progress: is told of so many more sentences decoded, of `sentences_to_decode`.
+        progress: called with the number of sentences decoded since its last call; `sentences_to_decode` in
+            all.
 
     Raises:
-        UserError: no student, no rows, an unknown metric, or models to be decoded in different ways.
+        UserError: no student, no rows, an unknown metric, or models with different search options.
     """
     candidates = [teacher, *students, *([baseline] if baseline else [])]
     roles = ["teacher", *["student"] * len(students), *["baseline"] * (baseline is not None)]
@@ -191,7 +157,8 @@ def compare(
     rows, task = list(rows), task_of_metric(metric)
     score = partial(score_texts, task=task)
     evaluations = [evaluate(translator, rows, score, progress) for translator in translators]
-    sources = [rows[number]["source"] for number in evenly_spread(len(rows), SPEED_ROWS)]  # may be sorted
+    # Evenly spread, for the rows may be sorted by length.
+    sources = [rows[number]["source"] for number in evenly_spread(len(rows), SPEED_ROWS)]
     seconds = decoding_seconds(translators, sources, progress)
 
     references = [row["target"] for row in rows]
@@ -212,7 +179,7 @@ def compare(
 
 
 def sentences_to_decode(models: int, rows: int) -> int:
-    """How many sentences `compare` decodes in all, for a progress bar."""
+    """The number of sentences that `compare` decodes, for a progress bar."""
     return models * (rows + (1 + ROUNDS) * min(rows, SPEED_ROWS))
 
 
@@ -230,7 +197,7 @@ def _check(students: Sequence[Candidate], translators: Sequence[Translator], met
 
 
 def _search(translator: Translator) -> dict[str, Any]:
-    """The options that must be the same for a fair comparison."""
+    """The options that must be equal for a fair comparison."""
     return {
         "num_beams": translator.num_beams,
         "length_penalty": float(translator.length_penalty),
@@ -254,9 +221,9 @@ def _texts(evaluation: Evaluation) -> list[str]:
 def decoding_seconds(
     translators: Sequence[Translator], sources: Sequence[str], progress: Progress | None = None
 ) -> list[list[float]]:
-    """Seconds that each translator takes for all sources, `ROUNDS` times; they take turns.
+    """The seconds that each translator takes for all sources in each of `ROUNDS` rounds.
 
-    What else happens on the machine so meets them all alike. A round of warm-up comes first.
+    After a round of warm-up the translators take turns, so that other load on the machine slows all alike.
     """
     seconds: list[list[float]] = [[] for _ in translators]
     for _ in range(1 + ROUNDS):
@@ -330,6 +297,6 @@ def _gain(model: _Measured, baseline: _Measured, metric: str) -> Estimate:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Size of the weight files in a folder: of the safetensors or, where there are none, of the pickled."""
+    """Size of the weight files in a folder: of its safetensors or, without these, its pickled weights."""
     files = list(folder.glob("model*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
     return sum(file.stat().st_size for file in files)

@@ -1,9 +1,9 @@
-"""A teacher's outputs on disk: computed once, in shards, and tied by hash to what they were computed from.
+"""A teacher's outputs on disk: computed once, in shards, and never mixed with those of another teacher.
 
-A cache is a folder with a `manifest.json`, which says what the outputs depend on, and one file for every
-`rows_per_shard` rows of the data. A shard appears when it is complete, and does not depend on the others: a
-run that is killed loses only the shards that it was at, and when resumed it leaves the same bytes as one that
-was not. The first line of a shard is JSON with the SHA-256 of the rest, which tells damage of any kind.
+A cache is a folder with a `manifest.json`, which names all that the outputs depend on, and one file for every
+`rows_per_shard` rows of the data. A shard appears when it is complete, and depends on no other shard. So a
+killed run loses only the shards in progress, and leaves the same bytes when it is resumed. A line of JSON at
+the start of a shard holds the SHA-256 of the rest, which detects any damage.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 HEADER_SIZE = 80  # bytes
+# Entries of a configuration that do not change a model's outputs; of the dtype, that of the weights counts.
 NOISE = {
     *("_name_or_path", "_from_model_config", "architectures", "auto_map", "dtype", "transformers_version"),
 }
 ROWS_HASHED_AT_ONCE = 10_000
-LONGEST_SHOWN = 40  # characters; what is longer, such as a hash, would not tell a reader anything
+LONGEST_SHOWN = 40  # characters of a value in a message; hashes are longer
 
 
 class OutputCache:
-    """The folder of one kind of outputs, a shard for every `rows_per_shard` rows of the data.
+    """A folder of outputs of one kind, in shards of `rows_per_shard` rows of the data.
 
     Args:
-        folder: is made if there is none.
+        folder: created if it does not exist.
         kind: what the outputs are.
         identity: all that they depend on, as plain JSON values under names that a reader understands, such as
             `{"teacher": fingerprint_model(model), "temperature": 2.0}`.
-        num_rows: rows of the data.
-        rows_per_shard: rows that a killed run may have to compute again.
+        num_rows: number of rows of the data.
+        rows_per_shard: most rows that a killed run computes again.
+        process_index: number of this process among those that compute the outputs together.
+        num_processes: number of these processes.
 
     Raises:
-        UserError: the folder holds outputs of something else (it says what differs), is damaged, or cannot be
-            made.
+        UserError: the folder holds other outputs (the message tells what differs), is damaged, or cannot be
+            created.
     """
 
     def __init__(
@@ -61,10 +64,16 @@ class OutputCache:
         identity: dict[str, Any],
         num_rows: int,
         rows_per_shard: int = 1024,
+        process_index: int = 0,
+        num_processes: int = 1,
     ) -> None:
         self.folder = Path(folder)
         self.num_rows = num_rows
         self.rows_per_shard = rows_per_shard
+        self.num_shards = -(-num_rows // rows_per_shard)  # of a complete cache
+        # All shards are dealt out, not only the missing ones: these become fewer while other processes work,
+        # so a shard could go to two processes or to none.
+        self._own_shards = range(process_index, self.num_shards, num_processes)
         manifest = {
             "kind": kind,
             "format_version": FORMAT_VERSION,
@@ -75,11 +84,12 @@ class OutputCache:
         self._open(json.dumps(manifest, indent=2))
 
     def _open(self, manifest: str) -> None:
+        """Write the manifest into a new folder; compare it with that of an existing one."""
         path = self.folder / MANIFEST
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             discard_unfinished(self.folder)
-            # In this order: a process that starts beside this one writes its manifest before its first shard.
+            # In this order: another process writes its manifest before its first shard.
             has_shards = any(self.folder.glob("shard-*"))
             if not path.exists() and not has_shards:
                 write_whole(path, manifest.encode())
@@ -98,31 +108,20 @@ class OutputCache:
                 "give another teacher_cache folder, or delete this one"
             )
 
-    @property
-    def num_shards(self) -> int:
-        """How many shards a complete cache has."""
-        return -(-self.num_rows // self.rows_per_shard)
-
     def rows_of(self, shard: int) -> range:
         """The rows of the data whose outputs a shard holds."""
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.num_rows))
 
     def path(self, shard: int) -> Path:
-        """The file of a shard: `HEADER_SIZE` bytes, and then its content."""
+        """The file of a shard: a header of `HEADER_SIZE` bytes, then the content."""
         return self.folder / f"shard-{shard:06}"
 
-    def missing_shards(self, process_index: int = 0, num_processes: int = 1) -> list[int]:
-        """The shards to be computed by one of several processes; those that are damaged are deleted first.
-
-        All shards are dealt out in turn, and not only those that are missing: these get fewer while processes
-        that began earlier are at work, and a shard could fall to two of them or to none.
-        """
-        shards = range(process_index, self.num_shards, num_processes)
-        return [shard for shard in shards if not self._has(shard)]
+    def missing_shards(self) -> list[int]:
+        """The shards that this process has to compute; damaged ones are deleted first."""
+        return [shard for shard in self._own_shards if not self._has(shard)]
 
     def _has(self, shard: int) -> bool:
-        """Whether a shard is there as it was written; one that is damaged is deleted."""
         path = self.path(shard)
         if not os.path.lexists(path):
             return False
@@ -133,10 +132,10 @@ class OutputCache:
         return False
 
     def write(self, shard: int, content: bytes) -> None:
-        """Store a shard, which appears once it is complete.
+        """Write a shard atomically.
 
         Raises:
-            RunError: it cannot be written: the disk is full.
+            RunError: it cannot be written, for example because the disk is full.
         """
         try:
             write_whole(self.path(shard), _header(content) + content)
@@ -145,19 +144,28 @@ class OutputCache:
                 f"cannot write {self.path(shard)}: {error.strerror}; the shards before it are kept"
             ) from error
 
-    def read(self, shard: int) -> bytes:
-        """The content of a shard.
+    def read_all(self) -> Iterator[bytes]:
+        """The contents of all shards, in the order of the rows.
 
         Raises:
-            UserError: it is not what was written.
+            UserError: at once if shards are missing; during iteration if one is damaged or cannot be read.
         """
+        if missing := [shard for shard in range(self.num_shards) if not self.path(shard).is_file()]:
+            raise UserError(
+                f"{self.folder} is not complete: it lacks {len(missing)} of {self.num_shards} shards; "
+                "run the teacher again, and it will compute those"
+            )
+        return map(self.read, range(self.num_shards))
+
+    def read(self, shard: int) -> bytes:
+        """The content of a shard; raise `UserError` if it is damaged or cannot be read."""
         content = self._content(shard)
         if content is None:
             raise UserError(f"{self.path(shard)} is truncated or damaged; delete it and run again")
         return content
 
     def _content(self, shard: int) -> bytes | None:
-        """The content of a shard, or None if it is not what was written."""
+        """The content of a shard; None if it does not match its hash."""
         try:
             data = self.path(shard).read_bytes()
         except OSError as error:
@@ -167,19 +175,6 @@ class OutputCache:
             ) from error
         header, content = data[:HEADER_SIZE], data[HEADER_SIZE:]
         return content if header == _header(content) else None
-
-    def read_all(self) -> Iterator[bytes]:
-        """The contents of all shards, in the order of the rows.
-
-        Raises:
-            UserError: at once if shards are missing; as they are read, if one is damaged.
-        """
-        if missing := [shard for shard in range(self.num_shards) if not self.path(shard).is_file()]:
-            raise UserError(
-                f"{self.folder} is not complete: it lacks {len(missing)} of {self.num_shards} shards; "
-                "run the teacher again, and it will compute those"
-            )
-        return map(self.read, range(self.num_shards))
 
 
 def _header(content: bytes) -> bytes:
@@ -200,9 +195,9 @@ def _differences(found: Any, asked: dict[str, Any]) -> Iterator[str]:
 
 
 def fingerprint_model(model: PreTrainedModel) -> str:
-    """SHA-256 of a model: its configuration, and the name, dtype, shape and bytes of each of its weights.
+    """SHA-256 of a model: its configuration, and the name, dtype, shape and bytes of each weight.
 
-    Where it was loaded from, and by which version of transformers, does not count. Tied weights count once.
+    Neither the folder it was loaded from nor the version of transformers counts. Tied weights count once.
     """
     digest = hashlib.sha256(canonical_config(model.config).encode())
     seen = set()
@@ -217,18 +212,17 @@ def fingerprint_model(model: PreTrainedModel) -> str:
 
 
 def canonical_config(config: Any) -> str:
-    """A configuration of transformers as JSON, without what does not change a model's outputs."""
+    """A configuration of transformers as JSON, without the entries in `NOISE`."""
 
     def without_noise(entries: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in entries.items() if name not in NOISE}
 
-    # The dtype is among it: a configuration may name one or none, and the weights have theirs.
     entries = json.loads(config.to_json_string(use_diff=False), object_hook=without_noise)
     return json.dumps(entries, sort_keys=True)
 
 
 def fingerprint_rows(dataset: Dataset, columns: Sequence[str]) -> str:
-    """SHA-256 of the contents of some columns: texts, numbers, and lists of them.
+    """SHA-256 of columns of texts, of numbers, or of lists of either.
 
     Equal rows have equal fingerprints, however they are stored: in one file or several, selected or copied.
     """
@@ -241,7 +235,7 @@ def fingerprint_rows(dataset: Dataset, columns: Sequence[str]) -> str:
 
 
 def _hash_values(digest: Any, array: pa.Array) -> None:
-    """Add the values of an array; not its buffers, which hold more where it is a slice of another."""
+    """Hash the values of an array, not its buffers: those of a slice hold more than the slice."""
     digest.update(array.is_valid().to_numpy(zero_copy_only=False))
     array = array.drop_null()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):

@@ -1,7 +1,7 @@
-"""Records states of a model while it runs: each stack's output, and the projections of its last layer.
+"""Record a model's states by hooks: the output of each stack, and the projections of its last layer.
 
-Hooks record them: no model returns its queries, keys and values, and a model that returns hidden states keeps
-those of all layers. Modules are found by the names that they have in transformers' encoder-decoders.
+Models do not return queries, keys and values, and `output_hidden_states` would keep those of all layers.
+Modules are found by their names in transformers.
 
 B batch · T tokens · D width
 """
@@ -19,11 +19,11 @@ _PROJECTION_NAMES = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", 
 
 
 class Recorder:
-    """Keeps the latest `states`, `query`, `key` and `value`, each [B, T, D], of each stack of a model.
+    """Records the last `states`, `query`, `key` and `value`, each [B, T, D], of each stack of a model.
 
     Args:
         model: an encoder-decoder.
-        projections: whether to record queries, keys and values.
+        projections: whether to record queries, keys and values too.
 
     Raises:
         UserError: the model has no self-attention with projections of a known name.
@@ -38,7 +38,7 @@ class Recorder:
                     self._record(module, name, role)
 
     def take(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return and forget what was recorded, by stack and kind."""
+        """Return the recorded tensors by stack and kind, and drop them."""
         recorded, self.recorded = self.recorded, {}
         return recorded
 
@@ -51,12 +51,12 @@ class Recorder:
 
 
 def stacks(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The stacks of layers of an encoder-decoder, by name."""
+    """The stacks of an encoder-decoder, by name."""
     return {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
 
 
 def _last_self_attention(stack: nn.Module) -> list[nn.Module]:
-    """The projections to queries, keys and values; in a decoder's layer self-attention comes first."""
+    """The projections to queries, keys and values of the first attention, which is self-attention."""
     layers = next((part for part in stack.children() if isinstance(part, nn.ModuleList)), nn.ModuleList())
     for module in layers[-1].modules() if len(layers) else ():
         for names in _PROJECTION_NAMES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,34 +16,23 @@ from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.hub.plain_card import markdown_table
 from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
+from vaswani.training.trainer.checkpoints import check_writable
 
 logger = logging.getLogger(__name__)
 
 MARKDOWN, JSON, PLOT = "report.md", "report.json", "quality_speed.png"
 
 
-def prepare_folder(folder: Path) -> None:
-    """Raise `UserError` unless the folder of a report can be made and written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"cannot write the report into {folder}: {error.strerror}; give another folder"
-        ) from error
-
-
 def write_report(comparison: Comparison, folder: Path) -> None:
-    """Write `report.md`, `report.json` and `quality_speed.png`, each whole or not at all.
+    """Write `report.md`, `report.json` and `quality_speed.png`, each atomically.
 
-    Without matplotlib there is no plot; a warning tells how to get it.
+    Without matplotlib, a warning takes the place of the plot.
 
     Raises:
-        UserError: the folder cannot be made or written to.
+        UserError: the folder cannot be written to.
         RunError: a file cannot be written.
     """
-    prepare_folder(folder)
+    check_writable(folder, "output")
     _write(folder / MARKDOWN, as_markdown(comparison).encode())
     _write(folder / JSON, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode())
     try:
@@ -57,15 +45,16 @@ def write_report(comparison: Comparison, folder: Path) -> None:
 
 def _write(path: Path, contents: bytes) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, contents)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from error
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return all measurements as plain JSON values, after the numbers of the first student.
+    """Return all measurements as plain JSON values, the main numbers of the first student before them.
 
-    These are `retention`, a fraction of the teacher's score (0.987 is 98.7 %; null if that is 0),
+    These are `retention`, a fraction of the teacher's score (0.987 means 98.7 %; null if that score is 0),
     `parameter_ratio` and `speedup`, both relative to the teacher, and `baseline_quality`, a score or null.
     """
     student, baseline = comparison.students[0], comparison.baseline

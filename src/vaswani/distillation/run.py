@@ -1,4 +1,4 @@
-"""A distillation: the teacher's outputs, the student, the same student without a teacher, and the report."""
+"""A distillation run: the teacher's outputs, the student, the baseline without a teacher, and the report."""
 
 from __future__ import annotations
 
@@ -53,28 +53,30 @@ from vaswani.hub.run_metadata import read_run_metadata, read_settings
 from vaswani.inference.decoding import Side, position_limit
 from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.arguments import ModelArguments, RunConfig
+from vaswani.training.config.options import default_of
 from vaswani.training.runs.base import Tokenizers, owned_output
 from vaswani.training.runs.models import new_model
 from vaswani.training.runs.translation import TrainingRun, begin_as_tokenizer, model_config
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
 
-BASELINE = "baseline"  # folder of the student that is trained without distillation
+BASELINE = "baseline"  # name and folder of the student that is trained without distillation
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-# Fields of its own that a student of the teacher's layers has; all others are the teacher's.
+# With student=teacher, only these fields can differ from the teacher's.
 OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation", *DROPOUTS)
 
 
 def distill(config: DistillationConfig) -> Comparison | None:
-    """Train a student in `output_dir` and, for comparison, the same student without distillation; report.
+    """Train a student and, unless `baseline=false`, the same student without a teacher; write a report.
 
-    Killed at any point, it resumes with `resume_from_checkpoint=true`, to the same result.
+    A run that was killed at any point gives the same result when resumed (`resume_from_checkpoint=true`).
 
     Returns:
-        The comparison that the report is made of, in the main process and where there is a split to test on.
+        The comparison of the report; None without a test or validation split, and in other processes than the
+        main one.
 
     Raises:
-        UserError: for a configuration, a teacher or a corpus that cannot work.
+        UserError: the configuration, the teacher or the corpus cannot work.
     """
     run = DistillationRun(config)
     run.run()
@@ -82,7 +84,7 @@ def distill(config: DistillationConfig) -> Comparison | None:
 
 
 class DistillationRun(TrainingRun):
-    """A training whose targets, loss and first weights may come from a teacher."""
+    """A training whose targets, losses and initial weights can come from a teacher."""
 
     config: DistillationConfig
     trainer_class = DistillationTrainer
@@ -109,23 +111,23 @@ class DistillationRun(TrainingRun):
 
     @property
     def expects_one_vocabulary(self) -> bool:
-        """The teacher's vocabularies are not known yet."""
+        """True unless the student gets two new vocabularies: the teacher's are not known yet."""
         return self.options.vocabulary != "own" or super().expects_one_vocabulary
 
     @cached_property
     def teacher(self) -> Teacher:
-        """The teacher, loaded when it is first needed: it may have to be trained."""
+        """The teacher, loaded (or trained) when it is first needed."""
         return load_teacher(self.config)
 
     @cached_property
     def given_student(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-        """The model and the tokenizers of the student's folder."""
+        """The model and the tokenizers in the student's folder."""
         return load_checkpoint(self.options.student, self.config.training.device, torch.float32)
 
     # --------------------------------------------------------------------------- the student before training
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """The tokenizers of the teacher or of the student's folder, or new ones."""
+        """The tokenizers of the teacher or of the student's folder, or newly trained ones."""
         if self.options.vocabulary == "own":
             return super().build_tokenizers(corpus)
         if self.options.student in (RANDOM, FROM_TEACHER):
@@ -137,7 +139,7 @@ class DistillationRun(TrainingRun):
         return source, target
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The student before training; it starts targets as its tokenizer does."""
+        """The student before training; it begins targets as its tokenizer does."""
         student = self._build_student(tokenizers)
         begin_as_tokenizer(student, tokenizers[1])
         return student
@@ -160,11 +162,11 @@ class DistillationRun(TrainingRun):
     # ---------------------------------------------------------------------------------- the teacher's outputs
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
-        """The rows of each split as token ids; those of training with the targets of the options."""
+        """The rows of each split as token ids, with the teacher's targets for training if asked for."""
         check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
         self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
-        if self.config.training.should_save:  # before the teacher's outputs, which a resumed run reuses
+        if self.config.training.should_save:  # so that a run killed from here on can be resumed
             self.record_settings()
         if self.options.targets != "references":
             rows = self._teach_targets(corpus.splits["train"])
@@ -172,26 +174,25 @@ class DistillationRun(TrainingRun):
         return super().tokenize(corpus, tokenizers)
 
     def _teach_targets(self, rows: Dataset) -> Dataset:
-        """The training rows with the teacher's translations, which are decoded once and cached."""
+        """The training rows with the teacher's translations, which are cached."""
         translator = self.teachers_translator(self.options.teacher_num_beams)
-        identity = {
-            "teacher": self.teacher.fingerprint,
-            "sources": fingerprint_rows(rows, ["source"]),
-            **search_identity(translator),
-        }
-        cache = OutputCache(self._cache_folder / "targets", "targets", identity, len(rows))
-        with _Progress(len(rows), "The teacher translates", " rows") as progress:
-            decode_targets(cache, translator, rows["source"], progress=progress.update, **_share())
+        sources = fingerprint_rows(rows, ["source"])
+        cache = self._open_cache("targets", rows, sources=sources, **search_identity(translator))
+        with _progress(len(rows), "The teacher translates") as progress:
+            decode_targets(cache, translator, rows["source"], progress=progress.update)
         PartialState().wait_for_everyone()
         both = self.options.targets == "both"
-        taught = with_teacher_targets(rows, read_targets(cache), keep_references=both)
-        _say(f"train: {taught.report}")
-        return taught.rows
+        taught, kept = with_teacher_targets(rows, read_targets(cache), keep_references=both)
+        _say(
+            f"train: {len(rows) - kept:,} of {len(rows):,} rows have the teacher's translation"
+            + (f"; for {kept:,} it is empty or cut off" if kept else "")
+        )
+        return taught
 
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel, **parts: Any
     ) -> Trainer:
-        """A trainer with the objectives, and with the teacher itself or with its stored outputs."""
+        """A trainer with the objectives and, if they need it, the teacher or its stored distributions."""
         options = self.options
         parts["objectives"] = options
         asks_teacher = options.uses_distributions or options.uses_states
@@ -208,29 +209,29 @@ class DistillationRun(TrainingRun):
         return super().build_trainer(splits, tokenizers, model, **parts)
 
     def _teach_logits(self, rows: Dataset, collator: Seq2SeqCollator, top_k: int) -> TeacherLogits:
-        """The teacher's distributions for the training rows, which are computed once and cached."""
+        """The teacher's distributions for the training rows, which are cached."""
         conditions: dict[str, Any] = {
             "top_k": top_k,
             "temperature": self.options.temperature,
             "max_tokens_per_batch": self.config.training.max_tokens_per_batch,
         }
-        identity = {
-            "teacher": self.teacher.fingerprint,
-            "data": fingerprint_rows(rows, ["input_ids", "labels"]),
-            **conditions,
-        }
-        cache = OutputCache(self._cache_folder / "logits", "logits", identity, len(rows))
+        data = fingerprint_rows(rows, ["input_ids", "labels"])
+        cache = self._open_cache("logits", rows, data=data, **conditions)
         teach = partial(teacher_logits, self.teacher.model)
-        with _Progress(len(rows), "The teacher rates tokens", " rows") as progress:
-            store_logits(cache, teach, rows, collator, progress=progress.update, **conditions, **_share())
+        with _progress(len(rows), "The teacher rates tokens") as progress:
+            store_logits(cache, teach, rows, collator, progress=progress.update, **conditions)
         PartialState().wait_for_everyone()
         logits = TeacherLogits(cache)
         _say(f"the teacher's distributions: {logits.bytes_per_token:.1f} bytes per token in {cache.folder}")
         return logits
 
-    @property
-    def _cache_folder(self) -> Path:
-        return Path(self.options.teacher_cache or self.config.output_dir / "teacher_cache")
+    def _open_cache(self, kind: str, rows: Dataset, **identity: Any) -> OutputCache:
+        """The cache of the teacher's outputs of a kind for the training rows, shared among the processes."""
+        folder = Path(self.options.teacher_cache or self.config.output_dir / "teacher_cache") / kind
+        identity = {"teacher": self.teacher.fingerprint, **identity}
+        state = PartialState()
+        shares = {"process_index": state.process_index, "num_processes": state.num_processes}
+        return OutputCache(folder, kind, identity, len(rows), **shares)
 
     def teachers_translator(self, num_beams: int) -> Translator:
         """A translator of the teacher with the run's search options."""
@@ -248,27 +249,25 @@ class DistillationRun(TrainingRun):
         if self.test_rows is None or not PartialState().is_main_process:
             return
         num_beams = config.training.generation_num_beams or 1
+
+        def trained(name: str, folder: Path) -> Candidate:
+            search = {"num_beams": num_beams, **_search(config)}
+            translator = Translator.from_pretrained(folder, device=config.training.device, **search)
+            return Candidate(name, translator, folder)
+
         is_one = len(self.options.teacher) == 1
         saved_in = Path(str(self.teacher.model.name_or_path)) if is_one else None
         teacher = Candidate("teacher", self.teachers_translator(num_beams), saved_in)
-        folders = {"student": config.output_dir}
-        if self.options.baseline:
-            folders[BASELINE] = config.output_dir / BASELINE
-        search = {"num_beams": num_beams, **_search(config)}
-        others = {
-            name: Candidate(
-                name, Translator.from_pretrained(folder, device=config.training.device, **search), folder
-            )
-            for name, folder in folders.items()
-        }
-        total = sentences_to_decode(1 + len(others), len(self.test_rows))
-        with _Progress(total, "Comparing", " rows") as progress:
+        student = trained("student", config.output_dir)
+        baseline = trained(BASELINE, config.output_dir / BASELINE) if self.options.baseline else None
+        total = sentences_to_decode(3 if baseline else 2, len(self.test_rows))
+        with _progress(total, "Comparing") as progress:
             self.comparison = compare(
                 teacher,
-                [others["student"]],
+                [student],
                 self.test_rows,
                 data=name_of_data(read_run_metadata(config.output_dir)),
-                baseline=others.get(BASELINE),
+                baseline=baseline,
                 metric=retention_metric(config),
                 progress=progress.update,
             )
@@ -277,7 +276,7 @@ class DistillationRun(TrainingRun):
 
 
 class BaselineRun(TrainingRun):
-    """The same student, trained on the references from random weights, for as many updates."""
+    """A training of a student of the same shape from random weights, on the references, for comparison."""
 
     def __init__(self, config: DistillationConfig):
         training = copy.copy(config.training)
@@ -287,9 +286,9 @@ class BaselineRun(TrainingRun):
         self.student = config.output_dir
 
     def run_unless_done(self) -> None:
-        """Train or resume, unless a baseline exists that was trained for as long as the student."""
+        """Train or resume, unless there is a baseline that was trained for as long as the student."""
         folder = self.config.output_dir
-        if (folder / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
+        if (folder / SAFE_WEIGHTS_NAME).is_file():  # of a finished training
             before, now = read_settings(folder), self.config.to_dict()
             if all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs")):
                 return
@@ -301,20 +300,20 @@ class BaselineRun(TrainingRun):
 
     @property
     def expects_one_vocabulary(self) -> bool:
-        """The student's vocabularies decide what the embeddings share."""
+        """Always true: the student's configuration decides what the embeddings share."""
         return True
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """The student's tokenizers."""
+        """Those of the student."""
         return load_tokenizers(self.student)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """A model of the student's shape with random weights."""
+        """A model of the student's shape with new weights."""
         return new_model(self.config, AutoModelForSeq2SeqLM, AutoConfig.from_pretrained(self.student))
 
 
 def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:
-    """Raise `UserError` for a row with more tokens than a model has learned positions."""
+    """Raise `UserError` for a row that is longer than the learned positions of a model."""
     sides: tuple[Side, ...] = ("source", "target")
     for side, lengths in zip(sides, token_lengths(rows), strict=True):
         longest = lengths.max()
@@ -328,11 +327,10 @@ def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:
 
 
 def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> None:
-    """Raise `UserError` for a field that is set and is not the teacher's: its layers come with all others."""
+    """Raise `UserError` for a given field that differs from the teacher's, whose layers are copied."""
     for field in fields(ModelArguments):
         value, of_teacher = getattr(model, field.name), getattr(teacher, field.name, None)
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        if field.name not in OWN_FIELDS and value not in (default, of_teacher):
+        if field.name not in OWN_FIELDS and value not in (default_of(field), of_teacher):
             raise UserError(
                 f"student=teacher copies layers, whose {field.name} is {of_teacher}, not {value}; leave "
                 f"{field.name} out, or set student=random"
@@ -340,7 +338,7 @@ def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> 
 
 
 def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
-    """Return the configuration of a student that reads and writes the teacher's tokens."""
+    """The configuration of a new student with the teacher's vocabularies and special tokens."""
     matrices: tuple[Any, ...] = (teacher.model.get_input_embeddings(), teacher.model.get_output_embeddings())
     source, target = (matrix.weight.shape[0] for matrix in matrices)
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -350,11 +348,7 @@ def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
 
 
 def retention_metric(config: DistillationConfig) -> str:
-    """Return the metric by which the report compares models.
-
-    Raises:
-        UserError: it is none of the task's.
-    """
+    """The metric of the report; raise `UserError` if it does not belong to the task."""
     task, metric = config.data.task, config.distillation.retention_metric
     known = list(METRICS_OF_TASK[task])
     if metric not in (None, *known):
@@ -363,7 +357,7 @@ def retention_metric(config: DistillationConfig) -> str:
 
 
 def _search(config: DistillationConfig) -> dict[str, Any]:
-    """Return the search options of a run."""
+    """The search options of all translations, besides the number of beams."""
     return {
         "length_penalty": config.training.generation_length_penalty,
         "max_source_length": config.data.max_source_length if config.data.truncate else None,
@@ -372,18 +366,10 @@ def _search(config: DistillationConfig) -> dict[str, Any]:
     }
 
 
-class _Progress(tqdm):
+def _progress(total: int, description: str) -> tqdm:
     """A progress bar on the terminal of the main process."""
-
-    def __init__(self, total: int, description: str, unit: str):
-        hidden = None if PartialState().is_main_process else True  # None: unless on a terminal
-        super().__init__(total=total, desc=description, unit=unit, disable=hidden)
-
-
-def _share() -> dict[str, int]:
-    """This process's part of the work."""
-    state = PartialState()
-    return {"process_index": state.process_index, "num_processes": state.num_processes}
+    hidden = None if PartialState().is_main_process else True  # None: hidden unless on a terminal
+    return tqdm(total=total, desc=description, unit=" rows", disable=hidden)
 
 
 def _say(message: str) -> None:

@@ -1,9 +1,8 @@
-"""Making a student of some of its teacher's layers: "shrink and fine-tune".
+"""Build a student from some of its teacher's layers: "shrink and fine-tune".
 
-Shleifer & Rush (2020, arXiv:2010.13002) copy layers that are evenly spaced over the teacher's and train on:
-the student starts near its teacher, not at random. For translation keep a deep encoder and a shallow decoder
-(Kasai et al., 2021, arXiv:2006.10369): the decoder runs once for each generated token, the encoder once for a
-sentence.
+Shleifer & Rush (2020, arXiv:2010.13002) copy evenly spaced layers of the teacher and fine-tune: the student
+starts near its teacher, not at random. For translation, keep a deep encoder and a shallow decoder (Kasai et
+al., 2021, arXiv:2006.10369): the decoder runs once per generated token, the encoder once per sentence.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.hashes import write_hashes
 from vaswani.inference.translate.ensembling import Ensemble
 
-Layers: TypeAlias = "int | Sequence[int] | None"  # so many, evenly spaced; these, in this order; all
+Layers: TypeAlias = "int | Sequence[int] | None"  # a number, evenly spaced; indices in order; None for all
 
-# Where the configurations of encoder-decoders keep the depth of each stack (`num_layers` is T5's).
+# Names of the depth of each stack in configurations of encoder-decoders (`num_layers` is T5's).
 _DEPTH_FIELDS = {
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
@@ -40,27 +39,26 @@ def student_from_teacher(
     decoder_layers: Layers = None,
     **fields: Any,
 ) -> PreTrainedModel:
-    """Return a model of the teacher's kind with some of its layers and all else that it has.
+    """Return a model of the teacher's class with some of its layers and all its other weights.
 
-    The student is in evaluation mode. Its weights are copies, on the teacher's device, in its dtypes and with
-    its ties. What depends on a layer's place, as the random blocks of our sparse attention do, follows the
-    place in the student.
+    The student is in evaluation mode. Its weights are copies on the teacher's device, with the same dtypes
+    and ties. What depends on a layer's position, such as the random blocks of sparse attention, follows the
+    position in the student.
 
     Args:
-        teacher: a model of transformers that keeps the layers of each stack in one list.
-        encoder_layers: so many, evenly spaced, or the indices of those to copy, in the student's order; None
-            for all.
-        decoder_layers: likewise. A model of one stack takes None for the other.
-        fields: of the configuration, that the student has otherwise: such as `dropout`.
+        teacher: a model of transformers with the layers of each stack in one list.
+        encoder_layers: their number, evenly spaced, or their indices in the student's order; None for all.
+        decoder_layers: likewise. For a model of one stack, None for the other.
+        fields: of the configuration that differ from the teacher's, such as `dropout`.
 
     Raises:
-        UserError: more layers than the teacher has, or none; an index that the teacher has not, or twice; a
-            teacher that is an ensemble, or keeps its layers in another way.
+        UserError: no layers or more than the teacher has; an index that is repeated or out of range; a
+            teacher that is an ensemble or has no such lists.
     """
     if isinstance(teacher, Ensemble):
         raise UserError("an ensemble has no layers to copy; give one of its models as the student's teacher")
     config = copy.deepcopy(teacher.config)
-    copied: dict[str, list[int]] = {}  # the name of a list of layers -> the teacher's index of each
+    copied: dict[str, list[int]] = {}  # name of a list of layers -> the teacher's index of each
     for stack, wanted in (("encoder", encoder_layers), ("decoder", decoder_layers)):
         if wanted is not None:
             name, num_layers = _find_layers(teacher, stack)
@@ -74,7 +72,7 @@ def student_from_teacher(
     of_student = {
         name: weights[_teacher_name(name, copied, weights)].clone() for name in student.state_dict()
     }
-    student.load_state_dict(of_student, assign=True)  # each keeps its dtype; ties are lost, and made again
+    student.load_state_dict(of_student, assign=True)  # keeps the dtypes, but not the ties
     student.tie_weights()
     if teacher.can_generate():
         student.generation_config = copy.deepcopy(teacher.generation_config)
@@ -82,10 +80,10 @@ def student_from_teacher(
 
 
 def parse_layers(text: str | None, name: str) -> Layers:
-    """Read the layers of a command line: "6" is a number of layers, "0,2,5" are layers, "5," is one.
+    """Parse an option: "6" is a number of layers, "0,2,5" are indices, "5," is one index.
 
     Raises:
-        UserError: neither of these, naming the option by `name`.
+        UserError: for any other text; the message contains the option's `name`.
     """
     if text is None:
         return None
@@ -104,21 +102,21 @@ def save_student(
     decoder_layers: Layers = None,
     allow_mismatch: bool = False,
 ) -> tuple[int, int]:
-    """Make a student of a checkpoint and save it, with the teacher's tokenizers, in a folder of its own.
+    """Build a student from a checkpoint; save it with the teacher's tokenizers.
 
     Args:
-        teacher: any encoder-decoder that `load_checkpoint` takes.
-        output: a folder that is empty, or does not exist yet.
+        teacher: folder or Hub name of an encoder-decoder.
+        output: a folder that is empty or does not exist yet.
         encoder_layers: as in `student_from_teacher`.
         decoder_layers: likewise.
-        allow_mismatch: take tokenizers or weights that seem to be another model's.
+        allow_mismatch: accept tokenizers or weights that seem to belong to another model.
 
     Returns:
         The number of parameters of the teacher and of the student; tied ones count once.
 
     Raises:
-        UserError: what stands in the way, before anything is written.
-        RunError: the disk is full or cannot be written; nothing is left.
+        UserError: the student cannot be built or saved; nothing is written.
+        RunError: writing failed, for example because the disk is full; nothing is left.
     """
     check_output_folder(output, "the student")
     model, source_tokenizer, target_tokenizer = load_checkpoint(
@@ -133,7 +131,7 @@ def save_student(
 
 
 def _find_layers(teacher: PreTrainedModel, stack: str) -> tuple[str, int]:
-    """The name of the module that lists a stack's layers, and how many there are."""
+    """The name and the length of the list of a stack's layers."""
     children = (teacher.get_encoder() if stack == "encoder" else teacher.get_decoder()).children()
     lists = [child for child in children if isinstance(child, nn.ModuleList)]
     if len(lists) != 1:
@@ -150,8 +148,8 @@ def _choose(wanted: int | Sequence[int], num_layers: int, stack: str) -> list[in
             raise UserError(
                 f"{stack}_layers={wanted} is impossible: the teacher has {num_layers}; give 1 to {num_layers}"
             )
-        # As in DistilBERT and in Shleifer & Rush, who keep the first where only one is kept: no other layer
-        # has learned to read bare embeddings.
+        # A single layer is the first, as in DistilBERT and in Shleifer & Rush: no other layer has learned to
+        # read embeddings.
         return evenly_spread(num_layers, wanted)
     layers = list(wanted)
     given = f"{stack}_layers={layers}"
@@ -163,7 +161,7 @@ def _choose(wanted: int | Sequence[int], num_layers: int, stack: str) -> list[in
 
 
 def _set_depth(config: PreTrainedConfig, stack: str, layers: list[int]) -> None:
-    """Let the configuration be that of a stack of these layers of the teacher's."""
+    """Change the configuration to that of a stack with these layers."""
     names = _DEPTH_FIELDS[stack] if config.is_encoder_decoder else ("num_hidden_layers",)
     for name in names:
         if hasattr(config, name):
@@ -174,11 +172,11 @@ def _set_depth(config: PreTrainedConfig, stack: str, layers: list[int]) -> None:
 
 
 def _teacher_name(name: str, copied: dict[str, list[int]], weights: dict[str, torch.Tensor]) -> str:
-    """The teacher's name of one of the student's weights."""
+    """The teacher's name for a weight of the student."""
     for prefix, layers in copied.items():
         if name.startswith(f"{prefix}."):
             place, rest = name.removeprefix(f"{prefix}.").split(".", 1)
             renumbered = f"{prefix}.{layers[int(place)]}.{rest}"
-            # What one layer keeps for all, as T5's first its position bias, stays in its place.
+            # The first layer of T5 holds the position bias of all layers: it keeps its name.
             return renumbered if renumbered in weights else name
     return name

@@ -1,4 +1,4 @@
-"""The teacher of a distillation: loaded, averaged with others, or trained first."""
+"""The teacher of a distillation: one model, the average of several, or a model that is trained first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Teacher:
-    """An encoder-decoder, or the average of several, with the tokenizers that belong to it."""
+    """An encoder-decoder, or the average of several, with its tokenizers."""
 
     model: PreTrainedModel
     source_tokenizer: PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ class Teacher:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of the model that is stored with its outputs."""
+        """Identifies the model in the caches of its outputs."""
         return fingerprint_model(self.model)
 
     @property
@@ -50,7 +50,7 @@ def load_teacher(config: DistillationConfig) -> Teacher:
     """Load the teacher of a run, or the average of several, on the run's device.
 
     Raises:
-        UserError: a teacher that cannot be loaded, or teachers that do not share their vocabularies.
+        UserError: a teacher cannot be loaded, or the teachers have different vocabularies.
     """
     names, dtype = config.distillation.teacher, config.distillation.teacher_dtype
     folders = [_trained(name, config) if _is_config_file(name) else name for name in names]
@@ -63,7 +63,7 @@ def load_teacher(config: DistillationConfig) -> Teacher:
 
 
 def check_teachers(config: DistillationConfig) -> None:
-    """Raise `UserError` for a teacher or student that does not exist, as far as that is known beforehand."""
+    """Raise `UserError` for a teacher or student that does not exist; load no weights."""
     options = config.distillation
     given = [("teacher", name) for name in options.teacher]
     if options.student not in (RANDOM, FROM_TEACHER):
@@ -81,7 +81,7 @@ def check_teachers(config: DistillationConfig) -> None:
 def check_same_vocabulary(
     tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
 ) -> None:
-    """Raise `UserError` unless token ids mean the same to both pairs of tokenizers, source and target."""
+    """Raise `UserError` unless both pairs of tokenizers (source, target) have equal vocabularies."""
     sides: tuple[Side, Side] = ("source", "target")
     for side, one, other in zip(sides, tokenizers, others, strict=True):
         vocabulary, of_other = TextCodec(one, side).vocabulary(), TextCodec(other, side).vocabulary()
@@ -98,14 +98,14 @@ def _is_config_file(name: str) -> bool:
 
 
 def _trained(name: str, config: DistillationConfig) -> Path:
-    """Return the folder of a configuration file's model, trained on this run's corpus if missing."""
+    """The folder of a configuration file's model, which is first trained on this run's corpus if missing."""
     teacher = load_config(name)
-    if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # written when a training has ended
+    if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # of a finished training
         _warn_of_differences(name, teacher)
         return teacher.output_dir
     corpus = {field.name: getattr(config.data, field.name) for field in fields(CorpusSpec)}
     teacher.data = replace(teacher.data, **corpus)
-    if (teacher.output_dir / SETTINGS_FILE).is_file():  # written when it has begun
+    if (teacher.output_dir / SETTINGS_FILE).is_file():  # of a training that was interrupted
         teacher.training.resume_from_checkpoint = "true"
     print(f"training the teacher of {name} in {teacher.output_dir}", flush=True)
     train(teacher)
@@ -113,12 +113,12 @@ def _trained(name: str, config: DistillationConfig) -> Path:
 
 
 def _warn_of_differences(name: str, teacher: RunConfig) -> None:
-    """Warn if an existing teacher was trained with other settings than its file has now."""
+    """Warn if a teacher was trained with other settings than its configuration file has now."""
     before, now = (
         teacher.default_settings() | settings
         for settings in (read_settings(teacher.output_dir), teacher.to_dict())
     )
-    # The corpus is the distillation's; None is decided when the training begins.
+    # The corpus is that of the distillation; a None is resolved when the training begins.
     ignored = {*MAY_CHANGE, *(field.name for field in fields(CorpusSpec))} - {"max_steps", "num_train_epochs"}
     changed = [
         f"{setting}={before[setting]}"

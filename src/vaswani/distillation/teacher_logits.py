@@ -1,12 +1,12 @@
 """Word-level distillation from disk: the k likeliest tokens of each of the teacher's distributions.
 
-Of softmax(z / τ) (Hinton et al., 2015, arXiv:1503.02531, section 2) a target position keeps the k largest
-probabilities, the ids of their tokens, and the probability of all other tokens together, the tail. They are
-stored as logarithms relative to the largest, in float16: so likely tokens are the most exact. With k = V
-nothing is in the tail, and nothing is lost but by rounding.
+For each target position, the k largest probabilities of softmax(z / τ) (Hinton et al., 2015,
+arXiv:1503.02531, section 2) are stored with their token ids and with the tail, the summed probability of all
+other tokens. They are logarithms relative to the largest, in float16, which is most precise for the likeliest
+tokens. With k = V the tail is empty and only rounding is lost.
 
-A shard is two arrays in NumPy's format: where the positions of each row start, and the positions of all rows,
-which are mapped into memory.
+A shard is two arrays in NumPy's format: the start of each row's positions, and the positions of all rows,
+which are memory-mapped.
 
 τ temperature · B batch · T target length · V vocabulary · P positions of several rows · k tokens of each
 """
@@ -48,34 +48,31 @@ def store_logits(
     top_k: int,
     temperature: float,
     max_tokens_per_batch: int,
-    process_index: int = 0,
-    num_processes: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Compute and store the distributions of the rows whose shards are missing.
+    """Compute and store the distributions of the rows of the missing shards.
 
-    The batches of a shard hold its rows alone, so that they do not depend on where a run began.
+    No batch crosses shards, so that batches do not depend on where a run resumes.
 
     Args:
-        cache: of `len(dataset)` rows. Its identity should hold the teacher, the columns `input_ids` and
-            `labels`, `top_k`, `temperature` and, since padding moves the last bits, `max_tokens_per_batch`.
-        teacher_logits: from a batch of the collator to [B, T, V], of any floating dtype, on any device; it is
-            called in inference mode.
-        dataset: rows as `tokenize_corpus` gives them.
-        collator: pads rows to a batch; where its `labels` are -100 nothing is stored.
+        cache: of `len(dataset)` rows. Its identity should include the teacher, the columns `input_ids` and
+            `labels`, `top_k`, `temperature` and, because padding changes the last bits,
+            `max_tokens_per_batch`.
+        teacher_logits: returns logits [B, T, V] for a batch of the collator, in any floating dtype, on any
+            device; called in inference mode.
+        dataset: rows from `tokenize_corpus`.
+        collator: pads rows to a batch; positions with the label -100 are not stored.
         top_k: k, at most V.
         temperature: τ, above 0.
         max_tokens_per_batch: the budget of a batch, rows · (longest source + longest target).
-        process_index: number of this process.
-        num_processes: processes that share the shards.
-        progress: is told of so many more rows done, batch by batch.
+        progress: called after each batch with its number of rows.
 
     Raises:
-        UserError: a row beyond the budget, before anything is computed; k is more than V; or logits overflow.
+        UserError: a row exceeds the budget (nothing is computed then), k exceeds V, or logits are not finite.
         RunError: a shard cannot be written.
     """
-    TokenBudgetBatchSampler(*token_lengths(dataset), max_tokens_per_batch)  # refuses a row beyond the budget
-    for shard in cache.missing_shards(process_index, num_processes):
+    TokenBudgetBatchSampler(*token_lengths(dataset), max_tokens_per_batch)  # checks all rows first
+    for shard in cache.missing_shards():
         rows = dataset.select(cache.rows_of(shard))
         found: dict[int, Positions] = {}
         for batch in TokenBudgetBatchSampler(*token_lengths(rows), max_tokens_per_batch, shuffle=False):
@@ -92,7 +89,7 @@ def store_logits(
 
 
 def _compress(logits: torch.Tensor, top_k: int, temperature: float) -> Positions:
-    """The distributions of some positions [P, V] as they are stored [P]."""
+    """Logits [P, V] -> the records [P] to store."""
     vocab_size = logits.shape[-1]
     if top_k > vocab_size:
         raise UserError(
@@ -125,12 +122,12 @@ def _to_bytes(rows: Sequence[Positions]) -> bytes:
 
 @dataclass(frozen=True)
 class _Shard:
-    """Where the positions of a shard's rows lie: `starts` [rows + 1] counts them, `offset` is in bytes."""
+    """The places of the rows' positions in the file of a shard."""
 
     path: Path
-    starts: Integers
+    starts: Integers  # [rows + 1], in positions
     record: np.dtype[np.void]
-    offset: int
+    offset: int  # of the first position, in bytes
 
     @classmethod
     def of(cls, path: Path, content: bytes) -> _Shard:
@@ -141,16 +138,16 @@ class _Shard:
         return cls(path, starts, record, HEADER_SIZE + stream.tell())
 
     def __getitem__(self, row: int) -> Positions:
-        # Mapped anew for each row, for a process may have fewer files open than a large corpus has shards.
+        # Mapped for each row: a large corpus may have more shards than a process may have open files.
         positions = np.memmap(self.path, self.record, "r", self.offset, int(self.starts[-1]))
         return positions[self.starts[row] : self.starts[row + 1]]
 
 
 class TeacherLogits:
-    """The stored distributions, row by row; nothing is in memory but where each row starts.
+    """The stored distributions of each row; only the starts of the rows are in memory.
 
     Args:
-        cache: a complete one; every shard is read once, to see that it is what was written.
+        cache: a complete cache; each shard is read once and checked.
 
     Raises:
         UserError: shards are missing or damaged.
@@ -166,8 +163,8 @@ class TeacherLogits:
         """The distributions of a row's target positions.
 
         Returns:
-            Log-probabilities, float32 [T, k + 1], of k tokens, likeliest first, and of all others together:
-            their exponentials add up to one, and an empty tail is -inf. The ids of the tokens, int64 [T, k].
+            Log-probabilities, float32 [T, k + 1], of k tokens, likeliest first, and of the tail (-inf if it
+            is empty); their exponentials add up to 1. The token ids, int64 [T, k].
         """
         shard, row_of_shard = divmod(row, self._rows_per_shard)
         positions = self._shards[shard][row_of_shard]
@@ -176,7 +173,7 @@ class TeacherLogits:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes on disk for each target token."""
+        """Bytes on disk per target token."""
         return sum(shard.path.stat().st_size for shard in self._shards) / self.num_tokens
 
     @property
@@ -186,7 +183,7 @@ class TeacherLogits:
 
     @property
     def top_k(self) -> int:
-        """k."""
+        """The number k of tokens that are stored for each position."""
         return self._shards[0].record["tokens"].shape[0]
 
 
@@ -194,13 +191,13 @@ class TeacherLogitsCollator:
     """Adds the teacher's distributions to the batches of another collator.
 
     Args:
-        collator: makes the batch, with `labels` [B, T] equal to those that the teacher saw.
-        teacher_logits: the distributions of the data's rows.
+        collator: returns batches with the `labels` [B, T] that the teacher saw.
+        teacher_logits: the distributions of all rows.
 
     Returns:
-        From examples that each have an integer `row`: that batch, with `teacher_log_probs`, float32
-        [B, T, k + 1], and `teacher_tokens`, int64 [B, T, k] (see `TeacherLogits`). Where the label is -100
-        the tokens are 0 and all log-probabilities alike.
+        For examples with an integer `row`: the batch with `teacher_log_probs`, float32 [B, T, k + 1], and
+        `teacher_tokens`, int64 [B, T, k] (see `TeacherLogits`). Where the label is -100, the tokens are 0 and
+        the log-probabilities are equal.
     """
 
     def __init__(self, collator: Callable[[Sequence[Example]], Batch], teacher_logits: TeacherLogits) -> None:

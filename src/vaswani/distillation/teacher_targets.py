@@ -1,7 +1,8 @@
-"""Sequence-level distillation: the student learns to write what the teacher would write.
+"""Sequence-level distillation: the student is trained on the teacher's translations.
 
-The mode of the teacher's distribution over sentences, as its beam search finds it, takes the place of the
-reference (Kim & Rush, 2016, arXiv:1606.07947, section 3.2). Teacher and student need no common vocabulary.
+The result of the teacher's beam search, an approximation to the mode of its distribution over sentences,
+replaces the reference (Kim & Rush, 2016, arXiv:1606.07947, section 3.2). Teacher and student need no common
+vocabulary.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from datasets import Dataset, concatenate_datasets
@@ -21,29 +21,23 @@ from vaswani.inference.translate.translation import Translation, Translator
 
 
 class TeacherTarget(NamedTuple):
-    """What the teacher makes of one source.
+    """The teacher's translation of one source."""
 
-    Args:
-        text: its best translation; empty for an empty source and for one with a problem.
-        complete: whether it ends by itself, and not because it reached the length that it may have.
-        problem: why the source could not be translated.
-    """
-
-    text: str
-    complete: bool
-    problem: str | None
+    text: str  # empty for an empty source, and where there is a problem
+    complete: bool  # False if the translation was cut off at the length limit
+    problem: str | None  # why the source could not be translated
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is a whole translation, that a student should learn."""
+        """Whether a student should learn from it."""
         return self.complete and bool(self.text.strip())
 
 
 def search_identity(translator: Translator) -> dict[str, Any]:
-    """What a translation depends on, beside the teacher's weights and the source.
+    """All that a translation depends on besides the teacher's weights and the source.
 
-    `max_tokens_per_batch` is not part of it: a sentence gets the same translation whatever it is batched with
-    (see `Translator`), so a run that was out of memory can go on with less.
+    `max_tokens_per_batch` is left out: a translation does not depend on its batch (see `Translator`), so a
+    run that was out of memory can be resumed with smaller batches.
     """
     return {
         "num_beams": translator.num_beams,
@@ -61,10 +55,10 @@ def _fingerprint_tokenizer(codec: TextCodec) -> str:
     backend = getattr(codec.tokenizer, "backend_tokenizer", None)
     if backend is None:
         is_marked = codec.side == "source" and marks_languages(codec.tokenizer)
-        language = str(codec.frame()) if is_marked else ""  # of targets see `start_options`
+        language = str(codec.frame()) if is_marked else ""  # for targets, see `start_options`
         return _sha256(json.dumps(codec.vocabulary(), sort_keys=True) + language)
-    of_last_call = {"padding": None, "truncation": None}  # set by each call, and not part of a tokenizer
-    return _sha256(json.dumps({**json.loads(backend.to_str()), **of_last_call}, sort_keys=True))
+    call_options = {"padding": None, "truncation": None}  # left over from the last call
+    return _sha256(json.dumps({**json.loads(backend.to_str()), **call_options}, sort_keys=True))
 
 
 def _sha256(text: str) -> str:
@@ -75,27 +69,20 @@ def decode_targets(
     cache: OutputCache,
     translator: Translator,
     sources: Sequence[str],
-    *,
-    process_index: int = 0,
-    num_processes: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Translate the rows whose shards are missing, and store the best translation of each.
-
-    Each shard is translated by itself, so that its batches do not depend on where a run began.
+    """Translate the rows of the missing shards; store the best translation of each row.
 
     Args:
-        cache: of `len(sources)` rows; its identity should hold `search_identity(translator)`.
-        translator: the teacher, with the options of its search.
+        cache: of `len(sources)` rows; its identity should include `search_identity(translator)`.
+        translator: the teacher with its search options.
         sources: a list of texts, or a column of a data set.
-        process_index: number of this process.
-        num_processes: processes that share the shards.
-        progress: is told of so many more rows done, batch by batch.
+        progress: called after each batch with its number of rows.
 
     Raises:
         RunError: a batch does not fit into the device's memory, or a shard cannot be written.
     """
-    for shard in cache.missing_shards(process_index, num_processes):
+    for shard in cache.missing_shards():
         rows = cache.rows_of(shard)
         translations = translator.translate(
             sources[rows.start : rows.stop], with_scores=False, progress=progress
@@ -121,39 +108,25 @@ def read_targets(cache: OutputCache) -> list[TeacherTarget]:
     return [TeacherTarget(**json.loads(line)) for line in lines]
 
 
-@dataclass(frozen=True)
-class TargetReport:
-    """How many rows there are, and how many kept their reference for want of a whole translation."""
-
-    rows: int
-    references: int
-
-    def __str__(self) -> str:
-        taught = f"{self.rows - self.references:,} of {self.rows:,} rows have the teacher's translation"
-        return taught + (f"; for {self.references:,} it is empty or cut off" if self.references else "")
-
-
 class TaughtRows(NamedTuple):
-    """Rows of text, and what became of their targets."""
+    """Rows with the teacher's translations as targets."""
 
     rows: Dataset
-    report: TargetReport
+    num_references: int  # rows that kept their reference for want of a complete translation
 
 
 def with_teacher_targets(
     rows: Dataset, targets: Sequence[TeacherTarget], keep_references: bool
 ) -> TaughtRows:
-    """The rows with what the teacher would write in place of their targets.
-
-    Where that is empty, or was cut off at the length limit, the reference stays.
+    """Replace the targets of rows by the teacher's translations; keep the reference where one is unusable.
 
     Args:
-        rows: text columns `source` and `target`; others are left out.
-        targets: the teacher's, of all rows.
-        keep_references: put the rows as they are before those with the teacher's targets.
+        rows: text columns `source` and `target`; others are dropped.
+        targets: the teacher's translations of all rows.
+        keep_references: also keep all rows with their references, before the others.
 
     Returns:
-        Text columns `source` and `target`, as many rows or twice as many, and a report.
+        Text columns `source` and `target` of as many rows, or twice as many.
     """
     pairs = zip(targets, rows["target"], strict=True)
     taught = Dataset.from_dict(
@@ -163,7 +136,6 @@ def with_teacher_targets(
         },
         features=TEXT_FEATURES,
     )
-    report = TargetReport(len(rows), sum(not target.is_usable for target in targets))
     if keep_references:
         taught = concatenate_datasets([rows.select_columns(list(TEXT_FEATURES)), taught])
-    return TaughtRows(taught, report)
+    return TaughtRows(taught, sum(not target.is_usable for target in targets))

@@ -1,4 +1,4 @@
-"""A trainer whose loss compares the student with a teacher, or with a teacher's stored outputs.
+"""A trainer whose losses compare a student with a teacher, or with its stored distributions.
 
 B batch · T target tokens, N of which count · S source tokens · V vocabulary · k tokens of a distribution
 """
@@ -28,11 +28,11 @@ from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.trainer.seq2seq import Trainer
 
-TO_TEACHER_WIDTH = "to_teacher_width"  # a part of the student during training, and a file of a checkpoint
-DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # inputs that a batch may have
+TO_TEACHER_WIDTH = "to_teacher_width"  # a module of the student during training; a file of its checkpoints
+DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
 
 Count = torch.Tensor | int | None
-LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # of logits [n, V] and their place among the N
+LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # of logits [n, V] and their slice of the N
 Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]  # log-probabilities and tokens
 
 
@@ -40,9 +40,9 @@ class DistillationTrainer(Trainer):
     """Trains a student with a weighted sum of losses (see `DistillationObjectives`).
 
     The teacher runs once per batch, in evaluation mode, without gradients, in its own dtype. Without a
-    teacher, a batch must hold its distributions: `teacher_log_probs` [B, T, k + 1] and `teacher_tokens`
+    teacher, batches must contain its distributions: `teacher_log_probs` [B, T, k + 1] and `teacher_tokens`
     [B, T, k] (see `TeacherLogitsCollator`). Losses are divided by the tokens of the whole accumulated,
-    distributed batch; each is logged by itself, without its weight.
+    distributed batch; each is logged separately, without its weight.
 
     Args:
         teacher: any encoder-decoder that predicts the student's tokens, or None.
@@ -50,7 +50,7 @@ class DistillationTrainer(Trainer):
         kwargs: as for `Trainer`.
 
     Raises:
-        UserError: student and teacher do not fit, or an objective needs a teacher and there is none.
+        UserError: student and teacher do not fit together, or an objective needs a teacher and none is given.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class DistillationTrainer(Trainer):
         self._check_teacher()
         self.compute_loss_func = self._distillation_loss
         self._model_smooths = False
-        self._recorders: list[Recorder] = []  # of student and teacher, where objectives need them
+        self._recorders: list[Recorder] = []  # of student and teacher, if objectives need states
         if teacher is not None and self.objectives.uses_states:
             projections = self.objectives.relation_weight > 0
             self._recorders = [Recorder(model, projections) for model in (self.model, teacher)]
         self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
-        self._token_loss: TokenLoss | None = None  # of the batch whose loss is being computed
-        self._source_mask = torch.empty(0)  # of the same batch: bool [B, S]
+        self._token_loss: TokenLoss | None = None  # of the current batch
+        self._source_mask = torch.empty(0)  # of the current batch: bool [B, S]
         self._num_source_tokens: Count = None  # of the whole accumulated, distributed batch
-        self._losses: dict[str, torch.Tensor] = {}  # summed since they were last logged
-        self._first_step = 0  # updates before the first of them
+        self._losses: dict[str, torch.Tensor] = {}  # sums since the last log
+        self._first_step = 0  # update after which these sums begin
 
     def _check_teacher(self) -> None:
         if self.teacher is None:
@@ -106,7 +106,7 @@ class DistillationTrainer(Trainer):
                 )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `Trainer`; the student has maps to the teacher's width meanwhile, if its loss needs them."""
+        """As in `Trainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
         self._add_maps()
         try:
             return super().train(*args, **kwargs)
@@ -133,7 +133,7 @@ class DistillationTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Count = None,
     ) -> Any:
-        """The weighted sum of the objectives; in evaluation, the loss that `Trainer` gives any model."""
+        """The weighted sum of the losses; in evaluation, the loss of `Trainer`."""
         student_inputs = {name: value for name, value in inputs.items() if name not in DISTRIBUTION}
         kept = inputs["labels"] != IGNORED_LABEL
         num_tokens = kept.sum() if num_items_in_batch is None else num_items_in_batch
@@ -147,13 +147,13 @@ class DistillationTrainer(Trainer):
         return super().compute_loss(model, student_inputs, return_outputs, num_items_in_batch)
 
     def _teacher_logits(self, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """The teacher's logits for the batch, or None where no objective needs them."""
+        """The teacher's logits for the batch; None if no objective needs them."""
         if self.teacher is None or not (self.objectives.uses_distributions or self.objectives.uses_states):
             return None
         return teacher_logits(self.teacher, inputs)
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
-        """The teacher, where its outputs, computed again or stored, are not finite."""
+        """A message about the teacher if its outputs, stored or computed again, are not finite."""
         kept = [batch[name] for batch in batches for name in DISTRIBUTION if name in batch]
         outputs = [logits for batch in batches if (logits := self._teacher_logits(batch)) is not None]
         if not any(output.isnan().any() or output.eq(torch.inf).any() for output in [*kept, *outputs]):
@@ -169,7 +169,7 @@ class DistillationTrainer(Trainer):
         kept: torch.Tensor,
         num_tokens: Count,
     ) -> TokenLoss | None:
-        """The losses of a batch that compare distributions over the next token; None without any."""
+        """The losses of a batch that depend on the student's logits; None if there are none."""
         weights = self.objectives
         if not (weights.label_weight or weights.soft_target_weight):
             return None
@@ -195,14 +195,14 @@ class DistillationTrainer(Trainer):
         return TokenLoss(kept, weighted_sum)
 
     def _label_loss(self, labels: torch.Tensor, num_tokens: Count) -> LossOfRows:
-        """The loss of the task itself, for labels [N] that all count."""
+        """The cross-entropy with labels [N]."""
         smoothing = self.args.label_smoothing_factor
         return lambda logits, rows: token_loss_function(logits, labels[rows], num_tokens, smoothing)
 
     def _distributions(
         self, inputs: dict[str, Any], teacher_logits: torch.Tensor | None, kept: torch.Tensor
     ) -> Distributions:
-        """The teacher's distributions for some of the N tokens: computed now, or those of the batch."""
+        """The teacher's distributions for slices of the N tokens, from its logits or from the batch."""
         if teacher_logits is not None:
             logits = teacher_logits[kept]  # [N, V]
             return lambda rows: ((logits[rows].float() / self.objectives.temperature).log_softmax(-1), None)
@@ -217,7 +217,7 @@ class DistillationTrainer(Trainer):
     def _distillation_loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
     ) -> torch.Tensor:
-        """The loss of the outputs of the student, as `Trainer` calls it."""
+        """The loss of the student's outputs; `Trainer` calls it."""
         parts = []
         if self._token_loss is not None:
             in_forward = self._student_takes_token_loss
@@ -228,7 +228,7 @@ class DistillationTrainer(Trainer):
         return torch.stack(parts).sum()
 
     def _weighted(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The weighted sum of losses; each is kept for the log."""
+        """The weighted sum of losses, each of which is also added up for the log."""
         if not self._losses:
             self._first_step = self.state.global_step
         for name, loss in losses.items():
@@ -237,7 +237,7 @@ class DistillationTrainer(Trainer):
         return torch.stack(weighted).sum()
 
     def _state_losses(self, kept: torch.Tensor, num_target_tokens: Count) -> dict[str, torch.Tensor]:
-        """How hidden states and relations differ, each the mean over both stacks."""
+        """The losses of hidden states and of relations, each the mean over both stacks."""
         student, teacher = (recorder.take() for recorder in self._recorders)
         source_mask = self._source_mask
         both_ways = source_mask[:, :, None] & source_mask[:, None]
@@ -269,7 +269,7 @@ class DistillationTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, Count]:
-        """As in `Trainer`; counts the source tokens too, by which the encoder's losses are divided."""
+        """As in `Trainer`; also counts the source tokens, by which the encoder's losses are divided."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._recorders and batches:
             count = sum(batch["attention_mask"].sum() for batch in batches)
@@ -279,11 +279,11 @@ class DistillationTrainer(Trainer):
         return batches, num_items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in `Trainer`, and each loss by itself."""
+        """As in `Trainer`, with each loss separately."""
         if "loss" in logs and self._losses:
             steps = max(self.state.global_step - self._first_step, 1)
             for name, loss in self._losses.items():
-                # What is divided by the tokens of all processes is a part of the sum.
+                # Divided by the tokens of all processes, each loss is a share of their sum.
                 shares = self.num_replicas if self.args.average_tokens_across_devices else 1
                 logs[f"{name}_loss"] = self.accelerator.reduce(loss, "mean").item() * shares / steps
             self._losses = {}
@@ -305,6 +305,6 @@ def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> 
 
 
 def _at_once(token_loss: TokenLoss, logits: torch.Tensor) -> torch.Tensor:
-    """The loss of a student of the library, from all its logits [B, T, V]."""
+    """The loss from the logits [B, T, V] of a student that does not take a `token_loss`."""
     rows = logits[token_loss.kept]
     return token_loss.function(rows, slice(0, len(rows)))
