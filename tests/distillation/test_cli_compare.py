@@ -128,7 +128,7 @@ def test_every_option_reaches_the_report(
         ("{teacher} {models}/nowhere", "model folder {models}/nowhere does not exist"),
         ("{teacher} {student} --split train", "the corpus has none of the splits 'train'; it has "),
         ("{teacher} {student} --num_beams 0", "num_beams=0 must be at least 1"),
-        ("{teacher} {student} --output {student}/config.json", "File exists; give another"),
+        ("{teacher} {student} --output {student}/config.json", "config.json is a file; choose a directory"),
         ("{teacher}", "Missing argument 'STUDENT...'"),
     ],
 )
