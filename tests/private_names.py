@@ -22,16 +22,12 @@ USED = {
     ),
     "transformers.generation.utils:GenerationMixin._beam_search_has_unfinished_sequences": ("The same."),
     "transformers.generation.utils:GenerationMixin._sample": ("The same, for greedy search and sampling."),
-    "transformers.generation.utils:GenerationMixin._is_user_defined": (
-        "Whether the caller gave the cache, and so finds it after the search."
-    ),
     "datasets.arrow_dataset:Dataset._fingerprint": (
         "The identity of a data set in the names of caches; settable only by this name."
     ),
-    "transformers.modeling_utils:PreTrainedModel._get_resized_embeddings": (
-        "Resizing the vocabulary of one of two stacks; the public method resizes one pair of embeddings."
+    "transformers.modeling_utils:PreTrainedModel._get_resized_lm_head": (
+        "Resizing the output of a vocabulary that is not the source's; the public method resizes both."
     ),
-    "transformers.modeling_utils:PreTrainedModel._get_resized_lm_head": ("The same, for the output layer."),
     "torch:_softmax_backward_data": ("The fused gradient of a softmax, for short attention."),
     "torch.ops:mkldnn._linear_pointwise": ("oneDNN's product; the kernel checks that it exists."),
     "torch.ops:mkldnn._reorder_linear_weight": ("oneDNN's packed weights; the kernel checks that it exists."),
@@ -69,4 +65,4 @@ MODEL_FIELDS = {
 }
 
 # Names that the oldest supported version of transformers does not have; the source does without them there.
-NEWER = {"transformers.generation.utils:GenerationMixin._is_user_defined", f"{_MODEL}_fsdp_plan"}
+NEWER = {f"{_MODEL}_fsdp_plan"}

@@ -30,6 +30,7 @@ from transformers import (
 )
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from tiny import enable_activation_checkpointing
 from vaswani import sparsify
 from vaswani.errors import UserError
 from vaswani.interop.sparsify import FAMILIES, SparseConfig
@@ -376,7 +377,7 @@ def test_dropout_moves_training_alone_and_checkpointing_changes_no_bit(name: str
     model.train()
     for checkpointing in (False, True):
         if checkpointing:
-            model.activation_checkpointing_enable()
+            enable_activation_checkpointing(model)
         torch.manual_seed(0)
         results.append(outputs_and_gradients(model, {**data, "use_cache": False}))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

@@ -56,6 +56,18 @@ def test_every_cache_generates_the_same(implementation: str, num_beams: int) -> 
     assert model.generate(**data, **options, cache_implementation="static").tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_cache_that_the_caller_gives_is_filled(num_beams: int) -> None:
+    model, data = tiny_model(), sources()
+    cache = stock_cache(model)
+    options = {"num_beams": num_beams, "min_new_tokens": 6, "max_new_tokens": 6, "do_sample": False}
+    output = model.generate(**data, **options, past_key_values=cache, return_dict_in_generate=True)
+    assert output.past_key_values is cache
+    assert cache.get_seq_length() == output.sequences.shape[1] - 1
+    for states in (cache.self_attention_cache, cache.cross_attention_cache):
+        assert states.layers[0].keys.shape[0] == 3 * num_beams
+
+
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_beams_continue_a_padded_prompt(implementation: str) -> None:
     model, data = tiny_model(implementation), sources(2)

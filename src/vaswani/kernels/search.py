@@ -15,6 +15,7 @@ import inspect
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ def unavailable() -> str | None:
 def hook_in() -> None:
     """Generate with `VaswaniForConditionalGeneration`."""
     model_class: Any = VaswaniForConditionalGeneration
+    model_class.generate = generate
     model_class._sample = _search_by(GenerationMixin._sample)
     model_class._beam_search = _search_by(GenerationMixin._beam_search)
     model_class._beam_search_has_unfinished_sequences = staticmethod(has_unfinished_sequences)
@@ -171,6 +173,20 @@ class _DropFinished(StoppingCriteriaList):
 _running_search: ContextVar[SearchCache | None] = ContextVar("running_search", default=None)
 
 
+# The cache that the caller of `generate` gave, and finds filled after the search.
+_given_cache: ContextVar[Cache | None] = ContextVar("given_cache", default=None)
+
+
+@wraps(GenerationMixin.generate)
+def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """As in transformers; remembers the caller's cache."""
+    token = _given_cache.set(kwargs.get("past_key_values"))
+    try:
+        return GenerationMixin.generate(self, *args, **kwargs)
+    finally:
+        _given_cache.reset(token)
+
+
 def _search_by(library_search: Callable) -> Callable:
     """One of the library's searches, on no more rows than it needs."""
 
@@ -213,7 +229,7 @@ def _share_sources(
     None where the caller's own cache is used, or none.
     """
     cache = arguments.get("past_key_values")
-    is_users = getattr(cache, "_is_user_defined", False)
+    is_users = cache is _given_cache.get()
     if not isinstance(cache, EncoderDecoderCache) or is_users or cache.get_seq_length():
         return None
     num_copies = max(generation_config.num_beams, generation_config.num_return_sequences)

@@ -78,10 +78,11 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
         """Resize the target vocabulary."""
-        self.decoder.embed_tokens = self._get_resized_embeddings(self.decoder.embed_tokens, new_num_tokens)
-        self.config.decoder_vocab_size = new_num_tokens
+        source_size = self.config.vocab_size
+        embeddings = self.decoder.resize_token_embeddings(new_num_tokens)
+        self.config.vocab_size, self.config.decoder_vocab_size = source_size, new_num_tokens
         self.tie_weights()
-        return self.decoder.embed_tokens
+        return embeddings
 
     @can_return_tuple
     @auto_docstring

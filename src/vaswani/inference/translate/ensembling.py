@@ -71,6 +71,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         self.widths: list[int] = [model.config.hidden_size for model in models]
         fields: dict[str, Any] = {
             "hidden_size": sum(self.widths),
+            "vocab_size": _tokens_of(first)["target vocabulary"],  # older beam searches read it
             "num_hidden_layers": 0,  # of the cache that `generate` makes
             "max_encoder_position_embeddings": _shortest(models, "source"),
             "max_decoder_position_embeddings": _shortest(models, "target"),
