@@ -140,14 +140,6 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         self.loss_function = token_loss_function  # the library's would shift the labels again
         self.post_init()
 
-    @property
-    def _tied_weights_keys(self) -> dict[str, str]:
-        """The output projection and the target embedding (section 3.4), when the config ties them."""
-        if not self.config.tie_word_embeddings:
-            return {}
-        stack = "encoder" if self.config.share_encoder_decoder_embeddings else "decoder"
-        return {"lm_head.weight": f"model.{stack}.embed_tokens.weight"}
-
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """Resize the source vocabulary, and with it the target's and the output when both are one."""
         one_vocabulary = self.config.decoder_vocab_size == self.config.vocab_size
@@ -242,8 +234,3 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             if labels is not None:
                 loss = self.loss_function(logits, labels, **kwargs)
         return Seq2SeqLMOutput(loss=loss, logits=logits, **other_outputs(outputs))
-
-
-# Saved models bring the code of `model/` with them, for users without the plugin.
-VaswaniModel.register_for_auto_class("AutoModel")
-VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")

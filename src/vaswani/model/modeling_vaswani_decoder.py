@@ -76,12 +76,6 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
         self.loss_function = next_token_loss_function
         self.post_init()
 
-    @property
-    def _tied_weights_keys(self) -> dict[str, str]:
-        """The output projection and the embedding, when the config ties them."""
-        tied = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
-        return tied if self.config.tie_word_embeddings else {}
-
     @can_return_tuple
     @auto_docstring
     def forward(
@@ -120,8 +114,3 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
             if labels is not None:
                 loss = self.loss_function(logits, labels, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **other_outputs(outputs))
-
-
-# Saved models bring the code of `model/` with them, for users without the plugin.
-VaswaniDecoderModel.register_for_auto_class("AutoModel")
-VaswaniForCausalLM.register_for_auto_class("AutoModelForCausalLM")

@@ -32,7 +32,7 @@ from .input_checks import (
     has_values,
 )
 from .losses import smoothed_loss, token_loss_function
-from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, tensor_parallel_plan
+from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, other_outputs, tensor_parallel_plan
 
 
 @auto_docstring
@@ -108,12 +108,7 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         pooled = None
         if self.pooler is not None:
             pooled = self.pooler(self.text_state(outputs.last_hidden_state, attention_mask))
-        return BaseModelOutputWithPooling(
-            last_hidden_state=outputs.last_hidden_state,
-            pooler_output=pooled,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return BaseModelOutputWithPooling(outputs.last_hidden_state, pooled, **other_outputs(outputs))
 
     def add_token_types(
         self, inputs_embeds: torch.Tensor, token_type_ids: torch.LongTensor | None
@@ -168,12 +163,6 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.loss_function = token_loss_function
 
-    @property
-    def _tied_weights_keys(self) -> dict[str, str]:
-        """The output projection and the embedding, when the config ties them."""
-        tied = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
-        return tied if self.config.tie_word_embeddings else {}
-
     def masked_lm(
         self,
         hidden_states: torch.Tensor,
@@ -222,9 +211,7 @@ class VaswaniForMaskedLM(VaswaniMaskedLMBase):
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return MaskedLMOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
 @dataclass
@@ -289,8 +276,7 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
             loss=loss,
             prediction_logits=logits,
             seq_relationship_logits=relation_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            **other_outputs(outputs),
         )
 
 
@@ -340,9 +326,7 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
         if labels is not None:
             self.check_class_labels(labels, len(logits))
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return SequenceClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
     def check_class_labels(self, labels: torch.Tensor, rows: int) -> None:
         """Raise `ValueError` unless each row has one class, one number, or a number for each label."""
@@ -394,9 +378,7 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, **kwargs)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return TokenClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
 @auto_docstring
@@ -432,8 +414,7 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
             loss=loss,
             start_logits=start_logits,
             end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            **other_outputs(outputs),
         )
 
     @staticmethod
@@ -453,12 +434,3 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
                     f"{name} holds {int(positions.min())}; tokens are counted from 0; the text's length "
                     "stands for no answer."
                 )
-
-
-# Saved models bring the code of `model/` with them, for users without the plugin.
-VaswaniEncoderModel.register_for_auto_class("AutoModel")
-VaswaniForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
-VaswaniForPreTraining.register_for_auto_class("AutoModelForPreTraining")
-VaswaniForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
-VaswaniForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
-VaswaniForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -46,66 +46,23 @@ def layer_norm(config: VaswaniFamilyConfig) -> nn.LayerNorm:
 
 
 class VaswaniLayer(GradientCheckpointingLayer):
-    """Base of encoder and decoder layers: the residual connection and the feed-forward network."""
+    """Self-attention, attention to the source where there is one, then feed-forward (section 3.1)."""
 
-    def __init__(self, config: VaswaniFamilyConfig, ffn_dim: int):
+    stack: ClassVar[str]
+
+    def __init__(self, config: VaswaniFamilyConfig, layer_idx: int):
         super().__init__()
         self.norm_first = config.norm_order == "pre"
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
         self.activation_fn = ACT2FN[config.activation_function]
+        ffn_dim, heads = (getattr(config, f"{self.stack}_{size}") for size in ("ffn_dim", "attention_heads"))
         self.fc1 = Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
         self.fc2 = Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
-
-    def residual(self, hidden_states: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
-        output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
-        hidden_states = hidden_states + dropout(output, self.dropout, self.training)
-        if hidden_states.dtype == torch.float16:  # the sum can overflow, and inf turns into NaN
-            limit = torch.finfo(torch.float16).max
-            hidden_states = hidden_states.clamp(-limit, limit)
-        return hidden_states if self.norm_first else norm(hidden_states)
-
-    def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2) with the configured activation."""
-        inner = self.activation_fn(self.fc1(hidden_states))
-        return self.fc2(dropout(inner, self.activation_dropout, self.training))
-
-
-class VaswaniEncoderLayer(VaswaniLayer):
-    """Self-attention, then feed-forward (section 3.1)."""
-
-    def __init__(self, config: VaswaniFamilyConfig, layer_idx: int):
-        super().__init__(config, config.encoder_ffn_dim)
-        pattern = config.sparse_pattern("encoder", layer_idx)
-        heads = config.encoder_attention_heads
-        self.self_attn = VaswaniAttention(config, heads, layer_idx, pattern=pattern)
+        is_causal, pattern = self.stack == "decoder", config.sparse_pattern(self.stack, layer_idx)
+        self.self_attn = VaswaniAttention(config, heads, layer_idx, is_causal, pattern)
         self.self_attn_layer_norm = layer_norm(config)
-        self.final_layer_norm = layer_norm(config)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """[B, S, d_model] -> [B, S, d_model]."""
-        hidden_states = self.residual(
-            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
-        )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
-
-
-class VaswaniDecoderLayer(VaswaniLayer):
-    """Causal self-attention, attention to the encoder's output where there is one, then feed-forward."""
-
-    def __init__(self, config: VaswaniFamilyConfig, layer_idx: int):
-        super().__init__(config, config.decoder_ffn_dim)
-        heads = config.decoder_attention_heads
-        pattern = config.sparse_pattern("decoder", layer_idx)
-        self.self_attn = VaswaniAttention(config, heads, layer_idx, is_causal=True, pattern=pattern)
-        self.self_attn_layer_norm = layer_norm(config)
-        if config.is_encoder_decoder:
+        if self.stack == "decoder" and config.is_encoder_decoder:
             self.encoder_attn = VaswaniAttention(config, heads, layer_idx)
             self.encoder_attn_layer_norm = layer_norm(config)
         self.final_layer_norm = layer_norm(config)
@@ -134,6 +91,32 @@ class VaswaniDecoderLayer(VaswaniLayer):
             hidden_states = self.residual(hidden_states, self.encoder_attn_layer_norm, encoder_attention)
         return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
 
+    def residual(self, hidden_states: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))) (section 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
+        output = sublayer(norm(hidden_states) if self.norm_first else hidden_states)
+        hidden_states = hidden_states + dropout(output, self.dropout, self.training)
+        if hidden_states.dtype == torch.float16:  # the sum can overflow, and inf turns into NaN
+            limit = torch.finfo(torch.float16).max
+            hidden_states = hidden_states.clamp(-limit, limit)
+        return hidden_states if self.norm_first else norm(hidden_states)
+
+    def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2) with the configured activation."""
+        inner = self.activation_fn(self.fc1(hidden_states))
+        return self.fc2(dropout(inner, self.activation_dropout, self.training))
+
+
+class VaswaniEncoderLayer(VaswaniLayer):
+    """A layer in which all tokens see each other."""
+
+    stack = "encoder"
+
+
+class VaswaniDecoderLayer(VaswaniLayer):
+    """A layer in which a token sees itself and those before it, and the source."""
+
+    stack = "decoder"
+
 
 @auto_docstring
 class VaswaniPreTrainedModel(PreTrainedModel):
@@ -147,6 +130,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let saved models bring the code of `model/` with them, for users without the plugin."""
+        super().__init_subclass__(**kwargs)
+        for auto_class, place in cls.config_class.auto_classes.items():
+            if place.endswith(f".{cls.__name__}"):
+                cls.register_for_auto_class(auto_class)
 
     def __init__(self, config: VaswaniFamilyConfig, *args: Any, **kwargs: Any):
         prepare_kernels()
@@ -176,8 +166,12 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
     @property
     def _tied_weights_keys(self) -> dict[str, str]:
-        """`{target: source}`: the weights that the config ties."""
-        return {}
+        """`{target: source}`: the output projection, if there is one and the config ties it (section 3.4)."""
+        if not self.config.tie_word_embeddings or not hasattr(self, "lm_head"):
+            return {}
+        is_shared = getattr(self.config, "share_encoder_decoder_embeddings", False)
+        stack = self.config.stacks[0 if is_shared else -1]
+        return {"lm_head.weight": f"model.{stack}.embed_tokens.weight"}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """All ties. The library looks at `tie_word_embeddings` alone; stacks may share embeddings too."""
@@ -220,16 +214,23 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """Base of both stacks: embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4)."""
+    """Base of both stacks: embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4), and layers."""
 
-    def __init__(self, config: VaswaniFamilyConfig, vocab_size: int):
+    layer_class: type[VaswaniLayer]
+
+    def __init__(self, config: VaswaniFamilyConfig):
         super().__init__(config)
+        stack = self.layer_class.stack
+        vocab_size = config.decoder_vocab_size if stack == "decoder" else config.vocab_size
         self.dropout = config.dropout
         self.embed_tokens = TokenEmbeddings(config, vocab_size)
         self.embed_positions = make_positions(config)
         self.embed_norm = layer_norm(config) if config.embedding_norm else nn.Identity()
         self.layer_norm = layer_norm(config) if config.final_norm else nn.Identity()
+        num_layers = getattr(config, f"{stack}_layers")
+        self.layers = nn.ModuleList(self.layer_class(config, layer) for layer in range(num_layers))
         self.gradient_checkpointing = False
+        self.post_init()
 
     def token_embeddings(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
@@ -252,20 +253,20 @@ class VaswaniStack(VaswaniPreTrainedModel):
         config._attn_implementation = "eager"
         return config
 
-    def padding_mask(self, attention_mask: torch.Tensor | None, stack: str) -> torch.Tensor | None:
+    def padding_mask(self, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
         """The padding mask [B, S] for sparse layers, or None.
 
         Raises `ValueError` if some layers are sparse and the mask holds more than padding.
         """
-        if attention_mask is not None and attention_mask.ndim != 2:
-            if "sparse" in self.config.layer_attention(stack):
-                raise ValueError(
-                    "sparse attention takes a padding mask [batch, length]; got "
-                    f"{list(attention_mask.shape)}. "
-                    f"Set {stack}_attention='full' to give each query its own mask."
-                )
-            return None
-        return attention_mask
+        if attention_mask is None or attention_mask.ndim == 2:
+            return attention_mask
+        stack = self.layer_class.stack
+        if "sparse" in self.config.layer_attention(stack):
+            raise ValueError(
+                f"sparse attention takes a padding mask [batch, length]; got {list(attention_mask.shape)}. "
+                f"Set {stack}_attention='full' to give each query its own mask."
+            )
+        return None
 
     def add_positions(
         self,
@@ -302,12 +303,8 @@ class VaswaniStack(VaswaniPreTrainedModel):
 class VaswaniEncoder(VaswaniStack):
     """The encoder: embeddings, then layers of self-attention and feed-forward networks."""
 
+    layer_class = VaswaniEncoderLayer
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
-
-    def __init__(self, config: VaswaniFamilyConfig):
-        super().__init__(config, config.vocab_size)
-        self.layers = nn.ModuleList(VaswaniEncoderLayer(config, i) for i in range(config.encoder_layers))
-        self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
@@ -329,7 +326,7 @@ class VaswaniEncoder(VaswaniStack):
         mask = None
         if "full" in self.config.layer_attention("encoder"):
             mask = create_bidirectional_mask(self.mask_config(kwargs), inputs_embeds, attention_mask)
-        padding_mask = self.padding_mask(attention_mask, "encoder")
+        padding_mask = self.padding_mask(attention_mask)
         for layer in self.layers:
             layer_mask = mask if layer.self_attn.pattern is None else padding_mask
             hidden_states = layer(hidden_states, layer_mask, **kwargs)
@@ -357,16 +354,12 @@ def self_attention_mask(
 
 @auto_docstring
 class VaswaniDecoder(VaswaniStack):
+    layer_class = VaswaniDecoderLayer
     _can_record_outputs = {
         "hidden_states": VaswaniDecoderLayer,
         "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="encoder_attn"),
     }
-
-    def __init__(self, config: VaswaniFamilyConfig):
-        super().__init__(config, config.decoder_vocab_size)
-        self.layers = nn.ModuleList(VaswaniDecoderLayer(config, i) for i in range(config.decoder_layers))
-        self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
@@ -409,7 +402,7 @@ class VaswaniDecoder(VaswaniStack):
         if "full" in self.config.layer_attention("decoder"):
             cache = None if may_be_packed else past_key_values
             mask = self_attention_mask(mask_config, inputs_embeds, attention_mask, cache, position_ids)
-        padding_mask = self.padding_mask(attention_mask, "decoder")
+        padding_mask = self.padding_mask(attention_mask)
         encoder_mask = None
         if encoder_hidden_states is not None:
             encoder_mask = self.encoder_attention_mask(
@@ -488,8 +481,8 @@ class VaswaniDecoder(VaswaniStack):
 
 
 def other_outputs(outputs: ModelOutput) -> dict[str, Any]:
-    """All outputs of a base model except its last hidden state."""
-    return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+    """All outputs of a base model except its last hidden state and what is pooled of it."""
+    return {k: v for k, v in outputs.items() if k not in ("last_hidden_state", "pooler_output")}
 
 
 def tensor_parallel_plan(stack: str, cross_attention: bool = False) -> dict[str, str]:
