@@ -5,10 +5,6 @@ A name is written as `module:attribute`. Prefer a public name; where there is no
 
 # Read, called or imported.
 USED = {
-    "transformers.utils.output_capturing:_CAN_RECORD_REGISTRY": (
-        "`sparsify` changes a model's class when the library has already noted which outputs the class "
-        "can record."
-    ),
     "transformers.utils.output_capturing:_active_collector": (
         "GPT-2 does not pass `output_attentions` on to its attention function; the collector tells "
         "`vaswani_sparse` whether weights are wanted."

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import vaswani
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM, VaswaniModel, registration
 from vaswani.auto_classes import MAPPINGS, models_of
-from vaswani.interop.sparsify import FAMILIES
+from vaswani.interop.sparsify import sparse_config_class
 from vaswani.registration import CONFIGURATIONS, ClassStandIn
 
 SOURCE = str(Path(vaswani.__file__).parents[1])
@@ -72,9 +72,12 @@ def test_every_configuration_is_registered(model_type):
     assert config_class.__name__ == CONFIGURATIONS[model_type][1]
 
 
-def test_every_sparse_family_is_registered():
-    sparse = [model_type for model_type in CONFIGURATIONS if model_type.startswith("vaswani_sparse_")]
-    assert sparse == [f"vaswani_sparse_{family}" for family in FAMILIES]
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "marian", "xlm-roberta", "qwen3_moe"])
+def test_every_type_of_the_library_has_a_sparse_one(model_type):
+    sparse = CONFIG_MAPPING[f"vaswani_sparse_{model_type}"]
+    assert sparse.model_type == f"vaswani_sparse_{model_type}"
+    assert sparse.dense_class is CONFIG_MAPPING[model_type]
+    assert sparse_config_class(CONFIG_MAPPING[model_type])().model_type == sparse.model_type
 
 
 @pytest.mark.parametrize("name", ["VaswaniConfig", "VaswaniEncoderConfig", "VaswaniDecoderConfig"])

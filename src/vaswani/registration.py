@@ -24,11 +24,6 @@ CONFIGURATIONS = {  # model type → module and name of its class
     "vaswani": (CONFIGURATION, "VaswaniConfig"),
     "vaswani_encoder": (CONFIGURATION, "VaswaniEncoderConfig"),
     "vaswani_decoder": (CONFIGURATION, "VaswaniDecoderConfig"),
-    "vaswani_sparse_bert": (SPARSIFY, "SparseBertConfig"),
-    "vaswani_sparse_roberta": (SPARSIFY, "SparseRobertaConfig"),
-    "vaswani_sparse_gpt2": (SPARSIFY, "SparseGPT2Config"),
-    "vaswani_sparse_bart": (SPARSIFY, "SparseBartConfig"),
-    "vaswani_sparse_llama": (SPARSIFY, "SparseLlamaConfig"),
 }
 
 _imported: dict[str, ModuleType] = {}  # the modules above that are imported to the end
@@ -45,13 +40,20 @@ def _register(imported: ModuleType) -> None:
     _imported[imported.__name__] = imported
     if CONFIGURATION_AUTO in _imported:
         table = _imported[CONFIGURATION_AUTO].CONFIG_MAPPING
-        for model_type, (module, name) in CONFIGURATIONS.items():
+        for model_type, (module, name) in {**CONFIGURATIONS, **_sparse_configurations()}.items():
             if _is_free(table, model_type):
                 table.register(model_type, _class(module, name))
     if MODELING_AUTO in _imported and CONFIGURATION in _imported:
         for module, name in CONFIGURATIONS.values():
             if module == CONFIGURATION:
                 _register_models(getattr(_imported[CONFIGURATION], name))
+
+
+def _sparse_configurations() -> dict[str, tuple[str, str]]:
+    """Return model type → module and name for what `sparsify` can make of the library's configurations."""
+    names = _imported[CONFIGURATION_AUTO].CONFIG_MAPPING_NAMES
+    own = {name: model_type for model_type, name in names.items()}  # the last of several is the class's own
+    return {f"vaswani_sparse_{model_type}": (SPARSIFY, f"Sparse{name}") for name, model_type in own.items()}
 
 
 def _register_models(config_class: Any) -> None:

@@ -1,4 +1,7 @@
-"""A sparse model of the library is the dense one under the pattern's mask, and stays sparse when saved."""
+"""A sparse model of the library is the dense one under the pattern's mask, and stays sparse when saved.
+
+Five families, with their heads and all that is done with models; `test_sparsify_any_model.py` has others.
+"""
 
 import copy
 import json
@@ -33,7 +36,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from tiny import enable_activation_checkpointing
 from vaswani import sparsify
 from vaswani.errors import UserError
-from vaswani.interop.sparsify import FAMILIES, SparseConfig
+from vaswani.interop.sparsify import SparseConfig
 from vaswani.model.sparse_pattern import SparsePattern
 
 VOCABULARY, LENGTH = 61, 45  # eleven blocks and a token
@@ -573,15 +576,8 @@ class OwnBertConfig(transformers.BertConfig):
 
 
 def unsupported(kind: str) -> nn.Module:
-    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 9}
     config = dense_model("BertForMaskedLM").config
     return {
-        "T5": lambda: transformers.T5Model(transformers.T5Config(**sizes)),
-        "ViT": lambda: transformers.ViTModel(
-            transformers.ViTConfig(
-                hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-            )
-        ),
         "own class": lambda: OwnBert(config),
         "own configuration": lambda: BertForMaskedLM(OwnBertConfig(**SIZES["Bert"], vocab_size=9)),
         "module": lambda: nn.Linear(2, 2),
@@ -592,11 +588,9 @@ def unsupported(kind: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("T5", r"bert, roberta, gpt2, bart, llama; got transformers.models.t5.modeling_t5.T5Model"),
-        ("ViT", r"bert, roberta, gpt2, bart, llama; got .*ViTModel"),
-        ("own class", r"bert, roberta, gpt2, bart, llama; got .*OwnBert"),
+        ("own class", r"classes that transformers exports; got .*OwnBert"),
         ("own configuration", "BertForMaskedLM has a OwnBertConfig"),
-        ("module", r"bert, roberta, gpt2, bart, llama; got .*Linear"),
+        ("module", r"classes that transformers exports; got torch.*Linear"),
         ("relative positions", "position_embedding_type='relative_key'"),
     ],
 )
@@ -677,20 +671,23 @@ def test_inputs_that_a_pattern_cannot_honour_are_refused(name: str, data: dict, 
         sparse_model(name)(**data)
 
 
-@pytest.mark.parametrize("how", ["or", "and", "blocks", "window"])
+@pytest.mark.parametrize("how", ["or", "and", "blocks"])
 def test_masks_that_are_more_than_causal_are_refused(how: str) -> None:
     config, embeddings = sparse_model(CAUSAL).config, torch.zeros(1, LENGTH, 32)
     options: dict[str, Any] = {
         "or": {"or_mask_function": lambda batch, head, q, kv: q == kv},
         "and": {"and_mask_function": lambda batch, head, q, kv: q == kv},
         "blocks": {"block_sequence_ids": torch.zeros(1, LENGTH, dtype=torch.int64)},
-        "window": {},
     }[how]
-    create = create_causal_mask
-    if how == "window":
-        config.sliding_window, create = 8, create_sliding_window_causal_mask
     with pytest.raises(UserError, match=r"the model asks for more \(.*_masks?.*\)"):
-        create(config, embeddings, None, None, **options)
+        create_causal_mask(config, embeddings, None, None, **options)
+
+
+def test_a_mask_with_a_sliding_window_is_refused() -> None:
+    config, embeddings = sparse_model(CAUSAL).config, torch.zeros(1, LENGTH, 32)
+    config.sliding_window = 8
+    with pytest.raises(UserError, match=r"knows no sliding windows or chunks; the model asks for 8 tokens"):
+        create_sliding_window_causal_mask(config, embeddings, None, None)
 
 
 def test_a_cache_that_drops_keys_is_refused() -> None:
@@ -728,7 +725,7 @@ def test_another_attention_implementation_is_refused(tmp_path: Path) -> None:
         dense(**batch())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "bart", "llama", "electra", "phi"])
 def test_every_auto_class_that_knows_a_family_knows_its_sparse_one(family: str, tmp_path: Path) -> None:
     names = transformers.models.auto.modeling_auto
     dense_config = transformers.AutoConfig.for_model(family)
@@ -742,4 +739,4 @@ def test_every_auto_class_that_knows_a_family_knows_its_sparse_one(family: str, 
             assert issubclass(sparse, dense)
             assert sparse.can_generate() == dense.can_generate()
             known += 1
-    assert known >= 5
+    assert known >= 4

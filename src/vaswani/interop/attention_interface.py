@@ -28,12 +28,12 @@ from vaswani.model.attention import eager_attention_forward, sparse_attention_fo
 from vaswani.model.sparse_pattern import SparsePattern
 
 IMPLEMENTATION = "vaswani_sparse"
-_TWO_DIRECTIONS, _CAUSAL = torch.int8, torch.int32
+BOTH_WAYS, CAUSAL = torch.int8, torch.int32
 
 # Arguments of attention functions that sparse attention does not support.
 _REFUSED = (
-    *("position_bias", "head_mask", "softcap", "s_aux", "sliding_window", "block_sequence_ids"),
-    *("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "cache"),
+    *("position_bias", "head_mask", "softcap", "s_aux", "sinks", "sliding_window", "block_sequence_ids"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "cache", "indices", "block_indices"),
 )
 
 
@@ -61,9 +61,9 @@ def sparse_mask(
     Raises:
         UserError: the mask is more than causal or bidirectional with padding, or has a wrong length.
     """
-    _check_mask(mask_function, attention_mask, kv_offset)
+    _check_mask(mask_function, attention_mask, kv_offset, kwargs.get("local_size"))
     if mask_function is bidirectional_mask_function:
-        return _shown(attention_mask, batch_size, kv_length, device).to(_TWO_DIRECTIONS)[:, None, None]
+        return _shown(attention_mask, batch_size, kv_length, device).to(BOTH_WAYS)[:, None, None]
     if isinstance(q_offset, int) and attention_mask is not None:
         given, tokens = attention_mask.shape[1], q_offset + q_length
         if given == kv_length != tokens:  # without a cache, the library counts the keys by the mask
@@ -73,10 +73,10 @@ def sparse_mask(
     if isinstance(q_offset, torch.Tensor) and q_length > 1 and not is_torchdynamo_compiling():
         q_offset = int(q_offset)  # worth waiting for: a prompt at the start has a faster kernel
     if isinstance(q_offset, torch.Tensor):
-        shown = _shown(attention_mask, batch_size, kv_length, device).to(_CAUSAL)
-        past = q_offset.to(device=device, dtype=_CAUSAL).expand(batch_size, 1)
+        shown = _shown(attention_mask, batch_size, kv_length, device).to(CAUSAL)
+        past = q_offset.to(device=device, dtype=CAUSAL).expand(batch_size, 1)
         return torch.cat([shown, past], dim=1)[:, None, None]
-    return _shown(attention_mask, batch_size, q_offset + q_length, device).to(_CAUSAL)[:, None, None]
+    return _shown(attention_mask, batch_size, q_offset + q_length, device).to(CAUSAL)[:, None, None]
 
 
 def _shown(
@@ -88,7 +88,17 @@ def _shown(
     return nn.functional.pad(attention_mask, (0, length - attention_mask.shape[1]))  # or cut it
 
 
-def _check_mask(mask_function: Callable, attention_mask: torch.Tensor | None, kv_offset: int) -> None:
+def _check_mask(
+    mask_function: Callable,
+    attention_mask: torch.Tensor | None,
+    kv_offset: int,
+    local_size: int | None,
+) -> None:
+    if local_size is not None:
+        raise UserError(
+            f"sparse attention knows no sliding windows or chunks; the model asks for {local_size} tokens. "
+            "Set config.sliding_window=None before the model is built, or take the dense model."
+        )
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         name = getattr(mask_function, "__qualname__", repr(mask_function))
         raise UserError(
@@ -147,7 +157,7 @@ def attend(
     query, key = query.to(value.dtype), key.to(value.dtype)
     wants_weights = _wants_weights(kwargs)
     if pattern is None:  # cross-attention, with a mask of any kind
-        if attention_mask is not None and attention_mask.dtype == _TWO_DIRECTIONS:
+        if attention_mask is not None and attention_mask.dtype == BOTH_WAYS:
             attention_mask = attention_mask.bool()
         inputs = (module, query, key, value, attention_mask)
         if wants_weights:
@@ -172,10 +182,14 @@ def _pattern_of(module: nn.Module) -> SparsePattern | None:
     return module.pattern  # type: ignore[return-value]  # a plain attribute
 
 
+def refused_arguments(arguments: dict[str, Any]) -> list[str]:
+    """Return the names of those arguments of an attention function that sparse attention does not support."""
+    return [name for name in _REFUSED if arguments.get(name) is not None]
+
+
 def _check_arguments(module: nn.Module, pattern: SparsePattern | None, kwargs: dict[str, Any]) -> None:
-    for name in _REFUSED:
-        if kwargs.get(name) is not None:
-            raise UserError(f"sparse attention knows no {name}; leave it out or take the dense model.")
+    for name in refused_arguments(kwargs):
+        raise UserError(f"sparse attention knows no {name}; leave it out or take the dense model.")
     is_causal = kwargs.get("is_causal")
     if pattern is not None and is_causal is not None and is_causal != pattern.causal:
         raise UserError(
@@ -203,9 +217,9 @@ def _read_mask(
     """
     if attention_mask is None:
         raise UserError("no mask reached sparse attention; give attention_mask=[batch, length].")
-    if attention_mask.dtype not in (_TWO_DIRECTIONS, _CAUSAL) or attention_mask.shape[1:3] != (1, 1):
+    if attention_mask.dtype not in (BOTH_WAYS, CAUSAL) or attention_mask.shape[1:3] != (1, 1):
         raise _unknown_mask(attention_mask)
-    is_causal = attention_mask.dtype == _CAUSAL
+    is_causal = attention_mask.dtype == CAUSAL
     if is_causal != pattern.causal:
         raise UserError(
             f"the model's mask is {'' if is_causal else 'not '}causal and its pattern has "

@@ -1,34 +1,35 @@
-"""Sparse attention in models of transformers: BERT, RoBERTa, GPT-2, BART and Llama, with any of their heads.
+"""Sparse attention in models of transformers of any type whose layers call its attention interface.
 
-`sparsify` changes a model, and what it computes, in place. The choice is saved with the configuration:
-`BertConfig` becomes `SparseBertConfig`, with a model type that transformers alone does not know, and
-`BertForMaskedLM` becomes `SparseBertForMaskedLM`. The Auto classes load such a checkpoint where this package
-is imported, and fail where it is not.
+`sparsify` changes a model, and what it computes, in place. Whether that is possible, and which modules attend
+how, a trial run of the model tells (`attention_probe.py`), not a list of types.
+
+The choice is saved with the configuration: `BertConfig` becomes `SparseBertConfig`, with a model type that
+transformers alone does not know, and `BertForMaskedLM` becomes `SparseBertForMaskedLM`. The Auto classes load
+such a checkpoint where this package is imported, and fail where it is not.
 
 The sparse classes are made from the library's on first use, so that importing this file imports no model.
 """
 
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
+import transformers
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from vaswani.auto_classes import MAPPINGS, models_of
 from vaswani.errors import UserError
 from vaswani.interop.attention_interface import IMPLEMENTATION
+from vaswani.interop.attention_probe import find_attention
 from vaswani.kernels.registry import hook_in_kernels
 from vaswani.model.sparse_pattern import SparsePattern
-
-FAMILIES = ("bert", "roberta", "gpt2", "bart", "llama")
-_TO_OTHER = {"crossattention", "encoder_attn"}  # what the families call attention to another sequence
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -47,7 +48,8 @@ def sparsify(
     model computes another function: continue its training. A model that is sparse gets the new pattern.
 
     Args:
-        model: of BERT, RoBERTa, GPT-2, BART or Llama, with any head.
+        model: of a class that transformers exports, whose layers call its attention interface with queries,
+            keys, values and a mask of padding, causal or not. It is run on two short rows of tokens to see.
         block_size: in tokens.
         window: blocks around the query's own, which counts; odd, unless all of the model is causal.
         num_global: blocks at the start of the sequence that all see and that, unless causal, see all.
@@ -58,77 +60,159 @@ def sparsify(
         The model, now of a sparse class, with a copy of its configuration.
 
     Raises:
-        UserError: the model is of another family, or of a class that is not the library's own.
+        UserError: sparse attention cannot replace that of the model, which has position biases, sliding
+            windows, capped scores or attention sinks, or does not call the interface, for instance; or its
+            class is not the library's own. The message says which.
         ValueError: the numbers make no pattern; the model is unchanged.
     """
-    sparse = _sparse_class_of(model)
-    config: Any = deepcopy(model.config)  # other models may share the original
-    config.__dict__.pop("_attn_implementation_internal", None)
-    config.__class__ = sparse.config_class
-    config.sparse_block_size, config.sparse_window_blocks = block_size, window
-    config.sparse_global_blocks, config.sparse_random_blocks = num_global, num_random
-    config.sparse_seed = seed
-    _give_patterns(model, config)
-    for module in model.modules():
-        if isinstance(getattr(module, "config", None), PreTrainedConfig):
-            module.config = config
-    _register_models(config.dense_class.model_type)
+    dense = _dense_class_of(model)
+    with _dense_configs(model):
+        layers = _find_layers(model)
+    sparse = sparse_class(dense)
+    numbers = {
+        "sparse_block_size": block_size,
+        "sparse_window_blocks": window,
+        "sparse_global_blocks": num_global,
+        "sparse_random_blocks": num_random,
+        "sparse_seed": seed,
+        "sparse_layers": layers,
+    }
+    configs = _copied_configs(model, sparse.config_class, **numbers)
+    _give_patterns(model, configs[model])
+    _set_configs(configs)
     model.__class__ = sparse
-    # The library records here, when a model is built, which outputs its class can return.
-    _CAN_RECORD_REGISTRY[model] = model._can_record_outputs
+    # Building a model, here an empty one, tells the library which outputs the class can return.
+    PreTrainedModel.__init__(object.__new__(sparse), model.config)
     return model
 
 
-def _sparse_class_of(model: PreTrainedModel) -> type[Any]:
-    """Return the sparse class for a model, dense or sparse; raise a UserError if there is none."""
+def _dense_class_of(model: PreTrainedModel) -> type[Any]:
+    """Return the library's class of a model, dense or sparse.
+
+    Raises:
+        UserError: another process would not find the class or the configuration, so that the model could not
+            be loaded.
+    """
     dense: type[Any] = type(model)
     if issubclass(dense, SparseModel):
         dense = dense.__bases__[-1]
-    if dense.__module__ not in map(_modeling_module, FAMILIES):
+    name = dense.__name__
+    if not issubclass(dense, PreTrainedModel) or getattr(transformers, name, None) is not dense:
         raise UserError(
-            f"sparsify takes models of transformers of the families {', '.join(FAMILIES)}; got "
-            f"{type(model).__module__}.{type(model).__name__}. Sparsify a library's model before wrapping it."
+            f"sparsify takes models of the classes that transformers exports; got {dense.__module__}.{name}. "
+            "Sparsify a library's model before wrapping it."
         )
-    sparse = sparse_class(dense)
-    if type(model.config) not in (dense.config_class, sparse.config_class):
+    if type(model.config) not in (dense.config_class, *_CONFIG_CLASSES.values()):
         raise UserError(
-            f"{type(model).__name__} has a {type(model.config).__name__}, which would be lost in saving; "
+            f"{name} has a {type(model.config).__name__}, which would be lost in saving; "
             f"sparsify takes a {dense.config_class.__name__}."
         )
-    positions = getattr(model.config, "position_embedding_type", "absolute")
-    if positions != "absolute":
+    positions = getattr(model.config, "position_embedding_type", None) or "absolute"
+    if "relative" in positions:
         raise UserError(
             f"position_embedding_type={positions!r} adds to the scores what sparse attention does not know; "
             "take a model with 'absolute' positions."
         )
-    return sparse
+    return dense
 
 
-def _modeling_module(family: str) -> str:
-    return f"transformers.models.{family}.modeling_{family}"
+def _configs(model: nn.Module) -> dict[nn.Module, Any]:
+    """Return the configuration of each module that has one."""
+    configs = ((module, getattr(module, "config", None)) for module in model.modules())
+    return {module: config for module, config in configs if isinstance(config, PreTrainedConfig)}
+
+
+def _copied_configs(model: nn.Module, config_class: type[Any], **fields: Any) -> dict[nn.Module, Any]:
+    """Return a copy of each configuration, of another class and with other fields, by module.
+
+    Modules that share a configuration share the copy; other models may share the original.
+    """
+    copies: dict[int, Any] = {}
+    for config in _configs(model).values():
+        if id(config) not in copies:
+            copies[id(config)] = copied = deepcopy(config)
+            copied.__dict__.pop("_attn_implementation_internal", None)
+            copied.__class__ = config_class
+            for name, value in fields.items():
+                setattr(copied, name, value)
+    return {module: copies[id(config)] for module, config in _configs(model).items()}
+
+
+def _set_configs(configs: dict[nn.Module, Any]) -> None:
+    for module, config in configs.items():
+        module.config = config
+
+
+@contextmanager
+def _dense_configs(model: nn.Module) -> Iterator[None]:
+    """Give a sparse model dense configurations for a while, as it is run to see how it attends."""
+    configs = _configs(model)
+    sparse = next((config for config in configs.values() if isinstance(config, SparseConfig)), None)
+    if sparse is not None:
+        _set_configs(_copied_configs(model, sparse.dense_class, _attn_implementation_internal="eager"))
+    try:
+        yield
+    finally:
+        _set_configs(configs)
+
+
+def _find_layers(model: PreTrainedModel) -> dict[str, Any]:
+    """Return how the attention modules of a model attend, by name, as `sparse_layers` holds it."""
+    calls = find_attention(model)
+    alike = defaultdict(list)
+    for name, module in model.named_modules():
+        alike[_without_numbers(name)].append((name, calls.get(module)))
+    layers: dict[str, Any] = {}
+    for pattern, modules in alike.items():
+        found = [(name, asdict(call)) for name, call in modules if call is not None]
+        if len(found) == len(modules) and all(call == found[0][1] for _, call in found):
+            found = [(pattern, found[0][1])]
+        layers.update((_in_the_body(model, name), call) for name, call in found)
+    return layers
+
+
+def _without_numbers(name: str) -> str:
+    """Return the name of a module without the numbers of its layers: "layers.*.self_attn"."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _in_the_body(model: Any, name: str) -> str:
+    """Return a module's name in the body of a model, with which other heads can be loaded."""
+    prefix = f"{model.base_model_prefix}."
+    return name.removeprefix(prefix) if model.base_model is not model else name
 
 
 def _give_patterns(model: nn.Module, config: Any) -> None:
     """Set the `pattern` of each attention module: None for cross-attention."""
-    patterns: dict[Any, SparsePattern | None] = {}
+    patterns: dict[nn.Module, SparsePattern | None] = {}
+    numbers: Counter[str] = Counter()  # how many layers of a name came before
     for name, module in model.named_modules():
-        if not (hasattr(module, "is_causal") and hasattr(module, "layer_idx")):
+        name = _in_the_body(model, name)
+        general = _without_numbers(name)
+        call = config.sparse_layers.get(name, config.sparse_layers.get(general))
+        if call is None:
             continue
-        if _TO_OTHER.intersection(name.split(".")):
-            patterns[module] = None
-        else:
-            # The stacks of BART may differ, so its modules have a number of heads; those of BERT do not.
-            heads = getattr(module, "num_heads", config.num_attention_heads)
-            causal = module.is_causal and getattr(config, "is_causal", True)
-            patterns[module] = SparsePattern.from_config(config, heads, module.layer_idx, causal)
+        layer = getattr(module, "layer_idx", None)
+        layer = numbers[general] if layer is None else layer
+        numbers[general] += 1
+        patterns[module] = (
+            None
+            if call["causal"] is None
+            else SparsePattern.from_config(config, call["heads"], layer, call["causal"])
+        )
     hook_in_kernels()  # the library's models do not
     for module, pattern in patterns.items():
-        module.pattern = pattern
+        module.pattern = pattern  # type: ignore[assignment]  # a plain attribute
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class SparseConfig:
-    """The fields that a sparse configuration adds to the dense one."""
+    """The fields that a sparse configuration adds to the dense one.
+
+    `sparse_layers` says how the attention modules attend, by name (with * for the numbers of layers): their
+    number of heads, and whether they are causal, or null where they attend to another sequence. None is found
+    out when a model is built.
+    """
 
     dense_class: ClassVar[type[PreTrainedConfig]]
 
@@ -137,10 +221,11 @@ class SparseConfig:
     sparse_global_blocks: int = 2
     sparse_random_blocks: int = 3
     sparse_seed: int = 0
+    sparse_layers: dict | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # A checkpoint's configuration is built before its model is looked up.
-        _register_models(self.dense_class.model_type)
+        _register_models(type(self))
         super().__post_init__(**kwargs)  # type: ignore[misc]  # of the dense configuration
 
     @property
@@ -187,58 +272,71 @@ class SparseModel:
                 f"{type(config).__name__}. Make a dense model and call vaswani.sparsify(model)."
             )
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        if config.sparse_layers is None:
+            with _dense_configs(self):  # type: ignore[arg-type]
+                config.sparse_layers = _find_layers(self)  # type: ignore[arg-type]
         _give_patterns(self, config)  # type: ignore[arg-type]
 
 
-def _make_config_class(family: str) -> type[Any]:
-    dense = CONFIG_MAPPING[family]
-    members = {
-        "model_type": f"{IMPLEMENTATION}_{family}",
-        "dense_class": dense,
-        "__module__": __name__,
-        "__doc__": f"`{dense.__name__}` with a sparse pattern for self-attention.",
-    }
-    return strict(type(f"Sparse{dense.__name__}", (SparseConfig, dense), members))
+def sparse_config_class(dense: type[Any]) -> type[Any]:
+    """Return the sparse class of a library's configuration class, always the same one."""
+    if dense not in _CONFIG_CLASSES:
+        members = {
+            "model_type": f"{IMPLEMENTATION}_{dense.model_type}",
+            "dense_class": dense,
+            "__module__": __name__,
+            "__doc__": f"`{dense.__name__}` with a sparse pattern for self-attention.",
+        }
+        made: type[Any] = strict(type(f"Sparse{dense.__name__}", (SparseConfig, dense), members))
+        config_class = _CONFIG_CLASSES.setdefault(dense, made)  # another thread may have been first
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    return _CONFIG_CLASSES[dense]
 
 
 def sparse_class(dense: type[Any]) -> type[Any]:
     """Return the sparse class of a library's model class, always the same one."""
     if dense not in _MODEL_CLASSES:
+        config_class = sparse_config_class(dense.config_class)
         members = {
-            "config_class": _CONFIG_CLASSES[dense.config_class.model_type],
+            "config_class": config_class,
             "__module__": __name__,
             "__doc__": f"`{dense.__name__}` with sparse self-attention.",
         }
-        _MODEL_CLASSES[dense] = type(f"Sparse{dense.__name__}", (SparseModel, dense), members)
+        made = type(f"Sparse{dense.__name__}", (SparseModel, dense), members)
+        _MODEL_CLASSES.setdefault(dense, made)
+        _register_models(config_class)
     return _MODEL_CLASSES[dense]
 
 
-@cache
-def _register_models(family: str) -> None:
-    """Register a family's sparse classes with each Auto class that has its dense ones."""
-    config_class = _CONFIG_CLASSES[family]
+def _register_models(config_class: type[Any]) -> None:
+    """Register the sparse classes of a configuration with each Auto class that has its dense ones."""
+    if config_class in _REGISTERED:
+        return
+    _REGISTERED.add(config_class)
     for name in MAPPINGS:
         auto = getattr(modeling_auto, name)
         if config_class.dense_class in (mapping := models_of(auto)):
-            auto.register(config_class, sparse_class(mapping[config_class.dense_class]))
+            dense = mapping[config_class.dense_class]
+            # There may be several, between which the configuration decides, or one of another configuration.
+            if isinstance(dense, type) and dense.config_class is config_class.dense_class:  # type: ignore[attr-defined]
+                auto.register(config_class, sparse_class(dense), exist_ok=True)
     # The library's Trainer shifts the labels of these classes when it smooths them.
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    causal[config_class.model_type] = f"Sparse{causal[family]}"
+    if config_class.dense_class.model_type in causal:
+        causal[config_class.model_type] = f"Sparse{causal[config_class.dense_class.model_type]}"
 
 
-_CONFIG_CLASSES = {family: _make_config_class(family) for family in FAMILIES}
-_MODEL_CLASSES: dict[type, type] = {}
-for _config_class in _CONFIG_CLASSES.values():
-    AutoConfig.register(_config_class.model_type, _config_class)
+_CONFIG_CLASSES: dict[type, type[Any]] = {}
+_MODEL_CLASSES: dict[type, type[Any]] = {}
+_REGISTERED: set[type] = set()
 
 
 def __getattr__(name: str) -> Any:
     """Return a sparse class by name, for pickle and for imports."""
-    for family, config_class in _CONFIG_CLASSES.items():
-        if name == config_class.__name__:
-            return config_class
-        if name.startswith(config_class.__name__.removesuffix("Config")):
-            dense = getattr(import_module(_modeling_module(family)), name.removeprefix("Sparse"), None)
-            if isinstance(dense, type) and issubclass(dense, PreTrainedModel):
-                return sparse_class(dense)
+    if name.startswith("Sparse"):
+        dense = getattr(transformers, name.removeprefix("Sparse"), None)
+        if isinstance(dense, type) and issubclass(dense, PreTrainedConfig):
+            return sparse_config_class(dense)
+        if isinstance(dense, type) and issubclass(dense, PreTrainedModel):
+            return sparse_class(dense)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
