@@ -208,7 +208,7 @@ def trained(texts, tmp_path_factory) -> dict[str, torch.Tensor]:
         ("masked", {"lm_head_bias": False}),
         ("masked", {"initializer_range": 0.1}),
         ("masked", {"encoder_attention": ["sparse"], "sparse_block_size": 2, "sparse_random_blocks": 1}),
-        ("masked", {"tokenizer": "bytes"}),
+        ("masked", {"tokenizer_kind": "byte"}),
         ("masked", {"tokenizer_rows": 5}),
         ("masked", {"max_length": 16}),
         ("masked", {"seed": 3}),
@@ -216,7 +216,7 @@ def trained(texts, tmp_path_factory) -> dict[str, torch.Tensor]:
         ("masked", {"streaming": True}),
         ("masked", {"text_field": "number"}),
         ("causal", {"pack": False}),
-        ("causal", {"tokenizer": "bytes"}),
+        ("causal", {"tokenizer_kind": "byte"}),
         ("causal", {"position_embedding": "none"}),
         ("causal", {"norm_order": "post"}),
         ("causal", {"decoder_attention": ["sparse"], "pack": False, "sparse_block_size": 2}),
@@ -251,11 +251,11 @@ def test_every_model_field_reaches_the_model(tiny):
         ("masked", MaskedLMRun, VaswaniEncoderConfig, {**both, **encoder}),
         ("causal", CausalLMRun, VaswaniDecoderConfig, {**both, **decoder}),
     ]:
-        config = resolve({**tiny, **fields, "objective": objective})
-        model = kind(config).model_config(50)
+        config = resolve({**tiny, **fields, "objective": objective, "vocab_size": 300})
+        model = kind(config).model_config(None)
         assert type(model) is shape
         assert {name: getattr(model, name) for name in fields} == fields
-        assert model.vocab_size == 50
+        assert model.vocab_size == 300
 
 
 @pytest.mark.slow
@@ -380,7 +380,7 @@ def test_bert_goes_on(tiny, tmp_path):
             {"vocab_size": 300},
             "vocab_size has no effect here: the model that training",
         ),
-        ("masked", "masked", {"tokenizer": "bytes"}, "tokenizer has no effect here"),
+        ("masked", "masked", {"tokenizer_kind": "byte"}, "tokenizer_kind has no effect here"),
         ("causal", "causal", {"decoder_layers": 2}, "decoder_layers has no effect here"),
         (
             "masked",

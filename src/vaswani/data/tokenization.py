@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers that reproduce every text exactly.
+"""Byte-level tokenizers that reproduce every text exactly.
 
 Subwords follow Sennrich et al. (2016, arXiv:1508.07909), over bytes, so that nothing is unknown. The
 tokenizers are plain transformers ones: `AutoTokenizer.from_pretrained(directory)` loads them without this
@@ -53,6 +53,10 @@ _NO_LIMIT = 10**12  # tokens; a tokenizer that knows no limit has a `model_max_l
 # "translation" ends a text with </s>; "masked", for models like BERT, encodes <s> text </s> or pairs of
 # texts, and has a mask; "causal" begins with <s> and leaves the end to the model.
 Purpose = Literal["translation", "masked", "causal"]
+# "bpe" merges frequent pairs of tokens (Sennrich et al., 2016); "unigram" keeps the pieces that make the
+# texts most likely (Kudo, 2018, arXiv:1804.10959); "char" has a token for each frequent character, and the
+# bytes of the others; "byte" has the bytes alone.
+Kind = Literal["bpe", "unigram", "byte", "char"]
 _TEMPLATES = {
     "translation": (f"$A {EOS_TOKEN}", f"$A {EOS_TOKEN} $B {EOS_TOKEN}"),
     "masked": (f"{BOS_TOKEN} $A {EOS_TOKEN}", f"{BOS_TOKEN} $A {EOS_TOKEN} $B:1 {EOS_TOKEN}:1"),
@@ -70,6 +74,7 @@ def train_tokenizer(
     texts: Iterable[str] | Iterable[Sequence[str]],
     vocab_size: int,
     *,
+    kind: Kind = "bpe",
     purpose: Purpose = "translation",
     token_types: bool = False,
     min_frequency: int = 2,
@@ -82,24 +87,31 @@ def train_tokenizer(
             larger than memory. For a vocabulary shared by source and target, give the texts of both.
         vocab_size: tokens in the vocabulary, including special tokens and the 256 bytes. A small corpus may
             yield fewer, so a model's vocabulary size is `len(tokenizer)`.
+        kind: of the tokens (see `Kind`).
         purpose: selects the special tokens around each text (see `Purpose`).
         token_types: return `token_type_ids`, 0 and 1 for the first and second text of a pair.
-        min_frequency: of pairs of tokens that are merged.
+        min_frequency: of pairs of tokens that are merged; "unigram" has none.
         model_max_length: limit of `truncation=True`; None for no limit, as for sinusoidal positions.
 
     Raises:
         UserError: `vocab_size` has no room for the bytes and special tokens, or there are no texts.
     """
+    if kind == "byte":
+        return byte_tokenizer(purpose=purpose, token_types=token_types, model_max_length=model_max_length)
     check_vocab_size(vocab_size, purpose)
-    special_tokens = _special_tokens(purpose, mask_takes_space=True)
-    tokenizer = _with_words(Tokenizer(models.BPE()), purpose)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=special_tokens,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    options: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "special_tokens": _special_tokens(purpose, mask_takes_space=kind != "char"),
+        "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
+        "show_progress": False,
+    }
+    trainer: Any
+    if kind == "unigram":
+        tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(**options)
+    else:
+        trainer = trainers.BpeTrainer(**options, min_frequency=min_frequency)
+        tokenizer = Tokenizer(models.BPE())
+    tokenizer = _with_characters(tokenizer) if kind == "char" else _with_words(tokenizer, purpose)
     _in_thread(lambda: tokenizer.train_from_iterator(_not_empty(texts), trainer))
     return _for_transformers(tokenizer, purpose, token_types, model_max_length)
 
@@ -146,8 +158,7 @@ def byte_tokenizer(
     special_tokens = _special_tokens(purpose, mask_takes_space=False)
     names = [*map(str, special_tokens), *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_PIECES_OF_BYTES)
-    tokenizer.decoder = decoders.ByteLevel()
+    _with_bytes(tokenizer, _PIECES_OF_BYTES)
     tokenizer.add_special_tokens(special_tokens)
     return _for_transformers(tokenizer, purpose, token_types, model_max_length)
 
@@ -251,6 +262,18 @@ def _with_words(tokenizer: Tokenizer, purpose: Purpose) -> Tokenizer:
         tokenizer.normalizer = normalizers.Prepend(" ")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_PIECES_OF_BYTES)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def _with_characters(tokenizer: Tokenizer) -> Tokenizer:
+    """Make a tokenizer split texts into characters, without a space before the first."""
+    single = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    return _with_bytes(tokenizer, [single, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _with_bytes(tokenizer: Tokenizer, steps: list[Any]) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 

@@ -97,6 +97,11 @@ class DistillationRun(TrainingRun):
 
     def check(self) -> None:
         """Raise `UserError` for what would fail only later."""
+        if self.config.data.tokenizer is not None and self.options.vocabulary != "own":
+            raise UserError(
+                f"tokenizer={self.config.data.tokenizer} needs vocabulary=own; else the student has the "
+                "teacher's tokenizers"
+            )
         super().check()
         retention_metric(self.config)
         check_teachers(self.config)

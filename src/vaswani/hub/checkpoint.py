@@ -129,10 +129,15 @@ def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     return getattr(torch, dtype)
 
 
-def local_folder(name: str | Path, revision: str | None = None) -> Path:
+def local_folder(name: str | Path, revision: str | None = None, weights: bool = True) -> Path:
     """Return the local folder of a model, after downloading it where the name is one of the Hub.
 
     If the Hub does not answer, use the cached copy and log a warning.
+
+    Args:
+        name: of a folder, or on the Hub.
+        revision: branch, tag or commit on the Hub; default `main`.
+        weights: download them too, and not the configuration and the tokenizers alone.
 
     Raises:
         UserError: there is no such folder or Hub model, the folder cannot be read, or a revision was given
@@ -144,7 +149,7 @@ def local_folder(name: str | Path, revision: str | None = None) -> Path:
     except PermissionError as error:
         raise UserError(f"model folder {folder} cannot be read; check its permissions") from error
     if not is_folder:
-        return _download(str(name), revision)
+        return _download(str(name), revision, weights)
     if revision is not None:
         raise UserError(
             f"revision={revision!r} applies to models on the Hub, and {name} is a folder; leave it out"
@@ -152,11 +157,11 @@ def local_folder(name: str | Path, revision: str | None = None) -> Path:
     return folder
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, weights: bool) -> Path:
     check_hub_name(name)
     use_patient_client()
     try:
-        directory = _fetch(name, revision)
+        directory = _fetch(name, revision, weights)
     except HUB_ERRORS as error:
         failure = UserError(
             f"model {name!r} is not a local folder and cannot be loaded from the Hub: "
@@ -165,7 +170,7 @@ def _download(name: str, revision: str | None) -> Path:
         if not is_connection_lost(error):
             raise failure from error
         try:
-            directory = _fetch(name, revision, local_files_only=True)
+            directory = _fetch(name, revision, weights, local_files_only=True)
         except LocalEntryNotFoundError:
             raise failure from error
     if problem := last_problem():
@@ -173,11 +178,12 @@ def _download(name: str, revision: str | None) -> Path:
     return directory
 
 
-def _fetch(name: str, revision: str | None, **options: Any) -> Path:
+def _fetch(name: str, revision: str | None, weights: bool, **options: Any) -> Path:
     """Download what the cache lacks of a model and return its folder there."""
-    wanted = ["*.json", "*.txt", "*.model", "*.spm", "model*.safetensors", ADAPTER_WEIGHTS]
+    wanted = ["*.json", "*.txt", "*.model", "*.spm"]
+    wanted += ["model*.safetensors", ADAPTER_WEIGHTS] if weights else []
     directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))
-    if not any(directory.glob("*.safetensors")):
+    if weights and not any(directory.glob("*.safetensors")):
         snapshot_download(name, revision=revision, allow_patterns=[PICKLED_WEIGHTS], **options)
     return directory
 

@@ -179,8 +179,17 @@ class PairsArguments(Section):
 class DataArguments(PairsArguments):
     """The parallel corpus, the limits on its rows, and the vocabulary that is learned from it."""
 
-    vocab_size: int = option(37000, "Maximum size of the byte-pair vocabulary.", at_least=1)
-    shared_vocab: bool = option(True, "Use one vocabulary for source and target.")
+    tokenizer: str | None = option(
+        None,
+        "Use this tokenizer instead of training one: a folder, a name on the Hub, or a SentencePiece model "
+        "(NAME.model).",
+    )
+    target_tokenizer: str | None = option(None, "Likewise for the targets. Default: the same tokenizer.")
+    tokenizer_kind: Literal["bpe", "unigram", "byte", "char"] = option(
+        "bpe", "Tokens of a tokenizer that is trained: byte pairs, unigram pieces, bytes or characters."
+    )
+    vocab_size: int = option(37000, "Maximum size of a vocabulary that is trained.", at_least=1)
+    shared_vocab: bool = option(True, "Train one vocabulary for source and target.")
     tokenizer_rows: int | None = option(
         None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )

@@ -12,7 +12,12 @@ from typing import Any, ClassVar, Literal
 
 from vaswani.data.sources.corpus import TextCorpusSpec
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import BaseTrainingArguments, CardArguments, FamilyArguments
+from vaswani.training.config.arguments import (
+    BaseTrainingArguments,
+    CardArguments,
+    DataArguments,
+    FamilyArguments,
+)
 from vaswani.training.config.options import (
     FIELDS_WITHOUT_EFFECT,
     BaseConfig,
@@ -114,10 +119,11 @@ class TextArguments(Section):
 class TextAndVocabularyArguments(TextArguments):
     """As `TextArguments`, with a vocabulary that is learned from the texts."""
 
-    tokenizer: Literal["bpe", "bytes"] = option(
-        "bpe", "Learn a byte-pair vocabulary, or use each byte as a token."
+    tokenizer: str | None = redefault(DataArguments, "tokenizer", None)
+    tokenizer_kind: Literal["bpe", "unigram", "byte", "char"] = redefault(
+        DataArguments, "tokenizer_kind", "bpe"
     )
-    vocab_size: int = option(30000, "Maximum size of the byte-pair vocabulary.", at_least=1)
+    vocab_size: int = redefault(DataArguments, "vocab_size", 30000)
     tokenizer_rows: int | None = option(
         None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )

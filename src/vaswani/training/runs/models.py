@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from vaswani.auto_classes import models_of
+from vaswani.data.given_tokenizers import is_sentencepiece, open_tokenizers
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import local_folder
@@ -163,6 +164,20 @@ def open_pretrained(name: str, auto_class: Any) -> Pretrained:
         raise UserError(f"the tokenizer in {folder} has no padding token, which batches need; give it one")
     tokenizer.padding_side = "right"
     return Pretrained(folder, config, tokenizer, *_longest(config, auto_class, tokenizer))
+
+
+def named_tokenizers(name: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Open the source and target tokenizers of a folder, of a model on the Hub, or of a SentencePiece model.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    if Path(name).is_file() and not is_sentencepiece(name):
+        raise UserError(
+            f"tokenizer={name} is a file; expected a SentencePiece model (.model or .spm), a folder, or a "
+            "name on the Hub"
+        )
+    return open_tokenizers(Path(name) if is_sentencepiece(name) else local_folder(name, weights=False))
 
 
 def _longest(

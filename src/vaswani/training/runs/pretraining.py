@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +35,6 @@ from vaswani.data.text.sequences import (
 )
 from vaswani.data.tokenization import (
     Purpose,
-    byte_tokenizer,
     check_vocab_size,
     is_byte_level,
     train_tokenizer,
@@ -54,6 +54,7 @@ from vaswani.training.runs.models import (
     DECODERS,
     Pretrained,
     config_from,
+    named_tokenizers,
     new_model,
     open_pretrained,
     pretrained_model,
@@ -107,9 +108,9 @@ class PretrainingRun(BaseRun):
     def _check_new(self) -> None:
         """Raise `UserError` unless the shape makes a model that has positions for the sequences."""
         data, model = self.config.data, self.config.model
-        if data.tokenizer == "bpe":
+        if self.given_tokenizer is None and data.tokenizer_kind != "byte":
             check_vocab_size(data.vocab_size, self.purpose)
-        shape = self.model_config(data.vocab_size)
+        shape = self.model_config(self.given_tokenizer)
         check_attention_kernel(self.auto_class, shape, model.attn_implementation)
         self.config.training.resolve_learning_rate(shape.hidden_size)
         if model.position_embedding == "learned" and data.max_length > model.max_position_embeddings:
@@ -123,6 +124,19 @@ class PretrainingRun(BaseRun):
         check_attention_kernel(self.auto_class, pretrained.config, self.config.model.attn_implementation)
         self.config.training.resolve_learning_rate(pretrained.config.hidden_size)
         pretrained.check_length(self.config.data.max_length)
+        self.check_tokenizer(pretrained.tokenizer, pretrained.folder)
+
+    @cached_property
+    def given_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer that the configuration of a new model names; None where one is trained."""
+        name = self.config.data.tokenizer
+        if name is None:
+            return None
+        tokenizer = named_tokenizers(name)[0]
+        if tokenizer.pad_token_id is None:
+            raise UserError(f"the tokenizer {name} has no padding token, which batches need; give it one")
+        self.check_tokenizer(tokenizer, name)
+        return tokenizer
 
     # ----------------------------------------------------------------------------- what the objective decides
 
@@ -136,9 +150,26 @@ class PretrainingRun(BaseRun):
         """Of the model, with the heads that are trained."""
         raise NotImplementedError
 
-    def model_config(self, vocab_size: int) -> PreTrainedConfig:
-        """A new model's configuration."""
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+        """Raise `UserError` unless the objective can be trained with a tokenizer that was given.
+
+        Args:
+            tokenizer: that was given, or a given model's.
+            name: for the message.
+        """
         raise NotImplementedError
+
+    def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedConfig:
+        """A new model's configuration; without a tokenizer, for one that will be trained."""
+        raise NotImplementedError
+
+    def of_tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int | None]:
+        """The fields of a new model's configuration that the tokenizer decides."""
+        if tokenizer is None:
+            return {"vocab_size": self.config.data.vocab_size}
+        begin, end = boundary_token_ids(tokenizer)
+        special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": begin, "eos_token_id": end}
+        return {"vocab_size": len(tokenizer), **special}
 
     @property
     def sequence_builder(self) -> SequenceBuilder:
@@ -157,6 +188,8 @@ class PretrainingRun(BaseRun):
         return tokenizer, tokenizer
 
     def _new_tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerBase:
+        if self.given_tokenizer is not None:
+            return self.given_tokenizer
         data, model = self.config.data, self.config.model
         learned = model.position_embedding == "learned"
         options: dict[str, Any] = {
@@ -164,18 +197,16 @@ class PretrainingRun(BaseRun):
             "token_types": isinstance(self.sequence_builder, SegmentPairs),
             "model_max_length": model.max_position_embeddings if learned else None,
         }
-        if data.tokenizer == "bytes":
-            return byte_tokenizer(**options)
         rows = corpus.split("train")
         if data.tokenizer_rows is not None:
             rows = rows.take(data.tokenizer_rows)
         texts = (batch["text"] for batch in rows.iter(batch_size=1000))
-        return train_tokenizer(texts, data.vocab_size, **options)
+        return train_tokenizer(texts, data.vocab_size, kind=data.tokenizer_kind, **options)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A new model with the heads that are trained, or the one that the run goes on with."""
         if self.pretrained is None:
-            return new_model(self.config, self.auto_class, self.model_config(len(tokenizers[0])))
+            return new_model(self.config, self.auto_class, self.model_config(tokenizers[0]))
         return pretrained_model(self.config, self.pretrained, self.auto_class, {})
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
@@ -221,16 +252,23 @@ class MaskedLMRun(PretrainingRun):
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         super()._check_pretrained(pretrained)
-        boundary_token_ids(pretrained.tokenizer)
-        if pretrained.tokenizer.mask_token_id is None:
-            raise UserError(
-                f"the tokenizer in {pretrained.folder} has no mask; give a masked language model, or set "
-                "objective=causal for a decoder"
-            )
         if self.config.task.next_sentence and not _tells_next_sentences(pretrained.config):
             raise UserError(
                 f"next_sentence needs a model with token types and a head for it, and {pretrained.folder} "
                 "has none; leave it out"
+            )
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+        """Raise `UserError` for one without a mask, or without token types where they are needed."""
+        boundary_token_ids(tokenizer)
+        if tokenizer.mask_token_id is None:
+            raise UserError(
+                f"the tokenizer in {name} has no mask; give a masked language model's, or set "
+                "objective=causal for a decoder"
+            )
+        if self.config.task.next_sentence and "token_type_ids" not in tokenizer.model_input_names:
+            raise UserError(
+                f"next_sentence needs token types, which the tokenizer in {name} does not give; leave it out"
             )
 
     @property
@@ -243,14 +281,14 @@ class MaskedLMRun(PretrainingRun):
         """With a head for masked tokens, and one for next sentences where they are told."""
         return AutoModelForPreTraining if self.config.task.next_sentence else AutoModelForMaskedLM
 
-    def model_config(self, vocab_size: int) -> VaswaniEncoderConfig:
+    def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniEncoderConfig:
         """A new model's configuration; with token types where there are two segments."""
         token_types = 2 if self.config.task.next_sentence else 0
         return config_from(
             VaswaniEncoderConfig,
             self.config.model,
-            vocab_size=vocab_size,
             token_type_vocab_size=token_types,
+            **self.of_tokenizer(tokenizer),
         )
 
     @property
@@ -285,7 +323,7 @@ class CausalLMRun(PretrainingRun):
 
     def _check_new(self) -> None:
         super()._check_new()
-        self._check_packing(self.model_config(self.config.data.vocab_size))
+        self._check_packing(self.model_config(None))
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         super()._check_pretrained(pretrained)
@@ -295,15 +333,18 @@ class CausalLMRun(PretrainingRun):
                 f"{DECODERS} (vaswani convert makes one of 'gpt2' and 'openai-gpt')"
             )
         self._check_packing(pretrained.config)
-        if not is_byte_level(pretrained.tokenizer):
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+        """Raise `UserError` for one that is not of bytes, or that cannot tell packed documents apart."""
+        if not is_byte_level(tokenizer):
             raise UserError(
-                f"the tokenizer in {pretrained.folder} is not one of bytes, in which a causal language model "
-                "is measured; give a model with one, such as GPT-2's or that of vaswani pretrain"
+                f"the tokenizer in {name} is not one of bytes, in which a causal language model is measured; "
+                "give one such as GPT-2's or that of vaswani pretrain"
             )
-        begin, end = boundary_token_ids(pretrained.tokenizer)
+        begin, end = boundary_token_ids(tokenizer)
         if self.config.task.pack and begin == end:
             raise UserError(
-                f"the tokenizer in {pretrained.folder} begins and ends documents with the same token, so "
+                f"the tokenizer in {name} begins and ends documents with the same token, so "
                 "packed ones cannot be told apart; set pack=false"
             )
 
@@ -314,9 +355,9 @@ class CausalLMRun(PretrainingRun):
                 "decoder_attention=full"
             )
 
-    def model_config(self, vocab_size: int) -> VaswaniDecoderConfig:
+    def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniDecoderConfig:
         """A new model's configuration."""
-        return config_from(VaswaniDecoderConfig, self.config.model, vocab_size=vocab_size)
+        return config_from(VaswaniDecoderConfig, self.config.model, **self.of_tokenizer(tokenizer))
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A decoder, whose plain calls of `generate` do not stop after the library's 20 tokens."""
@@ -332,7 +373,7 @@ class CausalLMRun(PretrainingRun):
 
     def collators(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Batches of blocks, or of parts with an attention mask."""
-        padding, begin = int(tokenizer.pad_token_id), int(tokenizer.bos_token_id)
+        padding, begin = int(tokenizer.pad_token_id), boundary_token_ids(tokenizer)[0]
         pack = self.config.task.pack
         return {"data_collator": PackingCollator(padding, begin) if pack else DocumentCollator(padding)}
 

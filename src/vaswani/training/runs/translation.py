@@ -23,9 +23,10 @@ from transformers import (
 
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus, unknown_share
 from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
-from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer
+from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer, with_bpe_dropout
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_scores
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
@@ -51,6 +52,7 @@ from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import (
     Pretrained,
     config_from,
+    named_tokenizers,
     new_model,
     open_pretrained,
     seed_everything,
@@ -90,10 +92,15 @@ class TrainingRun(BaseRun):
     def check_model(self) -> None:
         """Raise `UserError` unless the settings of the model and its vocabulary make one."""
         data, model = self.config.data, self.config.model
-        check_vocab_size(data.vocab_size, "translation")
-        shape = model_config(
-            model, data.vocab_size, data.vocab_size, one_vocabulary=self.expects_one_vocabulary
-        )
+        sizes = (data.vocab_size, data.vocab_size)
+        if self.given_tokenizers is not None:
+            source, target = self.given_tokenizers
+            sizes = (vocabulary_size(source, "source"), vocabulary_size(target, "target"))
+            if data.bpe_dropout:
+                with_bpe_dropout(source, data.bpe_dropout)
+        elif data.tokenizer_kind != "byte":
+            check_vocab_size(data.vocab_size, "translation")
+        shape = model_config(model, *sizes, one_vocabulary=self.expects_one_vocabulary)
         check_attention_kernel(AutoModelForSeq2SeqLM, shape, model.attn_implementation)
         self.config.training.resolve_learning_rate(model.d_model)
 
@@ -111,7 +118,25 @@ class TrainingRun(BaseRun):
     @property
     def expects_one_vocabulary(self) -> bool:
         """Whether sources and targets will have one vocabulary, as far as the configuration tells."""
+        if self.given_tokenizers is not None:
+            return has_one_vocabulary(*self.given_tokenizers)
         return self.config.data.shared_vocab
+
+    @cached_property
+    def given_tokenizers(self) -> Tokenizers | None:
+        """The tokenizers that the configuration names, ready to be used; None where they are trained."""
+        name, target_name = self.config.data.tokenizer, self.config.data.target_tokenizer
+        if name is None:
+            if target_name is not None:
+                raise UserError(f"target_tokenizer={target_name} needs tokenizer, for the sources")
+            return None
+        of_source, of_target = named_tokenizers(name)
+        if target_name is not None:
+            of_target = named_tokenizers(target_name)[1]
+        source = ready_for_pairs(of_source, name)
+        target = source if of_target is of_source else ready_for_pairs(of_target, target_name or name)
+        special_tokens(source, target)  # raises where they do not agree
+        return source, target
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -145,12 +170,19 @@ class TrainingRun(BaseRun):
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """The source and the target tokenizer: one object when the vocabulary is shared."""
         data = self.config.data
+        if self.given_tokenizers is not None:
+            return self.given_tokenizers
         rows = corpus.split("train")
         if data.tokenizer_rows is not None:
             rows = rows.take(data.tokenizer_rows)
         sides = [("source", "target")] if data.shared_vocab else [("source",), ("target",)]
         trained = [
-            train_tokenizer(_texts(rows, names), data.vocab_size, model_max_length=self.positions)
+            train_tokenizer(
+                _texts(rows, names),
+                data.vocab_size,
+                kind=data.tokenizer_kind,
+                model_max_length=self.positions,
+            )
             for names in sides
         ]
         return trained[0], trained[-1]
@@ -159,7 +191,13 @@ class TrainingRun(BaseRun):
         """The model as it is before training."""
         source, target = tokenizers
         one_vocabulary = has_one_vocabulary(source, target)
-        shape = model_config(self.config.model, len(source), len(target), one_vocabulary=one_vocabulary)
+        shape = model_config(
+            self.config.model,
+            vocabulary_size(source, "source"),
+            vocabulary_size(target, "target"),
+            one_vocabulary=one_vocabulary,
+            **special_tokens(source, target),
+        )
         if self._shared_before() and not one_vocabulary:
             logger.warning(
                 "This run was begun with one embedding for two vocabularies, as an earlier version did when "
@@ -436,7 +474,7 @@ def model_config(
     decoder_vocab_size: int,
     *,
     one_vocabulary: bool,
-    **special_tokens: Any,
+    **tokens: Any,
 ) -> VaswaniConfig:
     """Return the model's configuration.
 
@@ -445,7 +483,7 @@ def model_config(
         vocab_size: tokens of the source.
         decoder_vocab_size: tokens of the target.
         one_vocabulary: whether a token id means the same in sources and in targets.
-        special_tokens: ids of special tokens, by default those of our own tokenizers.
+        tokens: ids of special tokens, by default those of our own tokenizers.
 
     Raises:
         UserError: for values that make no model, such as heads that do not divide the width, or one
@@ -456,7 +494,7 @@ def model_config(
         shares = one_vocabulary and vocab_size == decoder_vocab_size
         arguments = replace(arguments, share_encoder_decoder_embeddings=shares)
     _check_sharing(arguments, one_vocabulary)
-    return config_from(VaswaniConfig, arguments, **sizes, **special_tokens)
+    return config_from(VaswaniConfig, arguments, **sizes, **tokens)
 
 
 def _check_sharing(arguments: ModelArguments, one_vocabulary: bool) -> None:

@@ -43,7 +43,16 @@ STATE = (
 # Settings that name files and folders of this machine.
 PLACES = (
     *("output_dir", "dataset", "train_file", "validation_file", "test_file", "teacher_cache"),
-    *("model", "teacher", "student", "generation_config", "deepspeed", "accelerator_config"),
+    *(
+        "model",
+        "tokenizer",
+        "target_tokenizer",
+        "teacher",
+        "student",
+        "generation_config",
+        "deepspeed",
+        "accelerator_config",
+    ),
 )
 
 _API = HfApi()  # its background pushes are made one after the other

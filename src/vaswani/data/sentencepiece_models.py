@@ -1,0 +1,137 @@
+"""A SentencePiece model (Kudo and Richardson, 2018, arXiv:1808.06226) as a tokenizer of transformers.
+
+The tokenizer gives the same token ids as `sentencepiece` itself, of unigram and BPE models, with their own
+normalization. It differs in two rare cases: the text of a control symbol ("</s>") is split after its first
+character, and the tokenizers library drops combining marks behind a character that normalization replaces.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from vaswani.errors import UserError, one_line
+from vaswani.files.json_files import unreadable
+
+_UNIGRAM, _BPE = 1, 2  # `trainer_spec.model_type`
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of pieces
+_SPACE = "▁"
+
+
+def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a SentencePiece model; it adds no special tokens to texts.
+
+    Args:
+        file: `NAME.model`.
+
+    Raises:
+        UserError: the package is missing, or the file is no such model, or one of characters or words.
+    """
+    model = _read(file)
+    tokenizer = Tokenizer(_model_of(model, file))
+    tokenizer.normalizer = _normalizer(model.normalizer_spec)
+    steps = [pre_tokenizers.Split(_beginnings(model.pieces), "merged_with_previous")]
+    if given := _given(model.pieces):
+        steps.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, given))), "isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    strip = [decoders.Strip(" ", 1, 0)] if model.normalizer_spec.add_dummy_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(_SPACE, " "), *strip]
+    )
+    names = {number: piece.piece for number, piece in enumerate(model.pieces)}
+    ids = {kind: getattr(model.trainer_spec, f"{kind}_id") for kind in ("unk", "bos", "eos", "pad")}
+    special = {
+        f"{kind}_token": names[number]
+        for kind, number in ids.items()
+        if number in names and model.pieces[number].type in (_CONTROL, _UNKNOWN)
+    }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        padding_side="right",
+        split_special_tokens=True,  # "</s>" inside a text is text
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **special,
+    )
+
+
+def _read(file: Path) -> Any:
+    try:
+        from sentencepiece import sentencepiece_model_pb2 as messages
+    except ImportError as error:
+        raise UserError(
+            f"{file} needs packages ({one_line(error)}): pip install 'vaswani[tokenizers]'"
+        ) from error
+    model = messages.ModelProto()  # type: ignore[attr-defined]  # protobuf makes it at the import
+    try:
+        model.ParseFromString(file.read_bytes())
+    except OSError as error:
+        raise UserError(unreadable(file, error)) from error
+    except Exception as error:  # protobuf's DecodeError, whose module depends on its version
+        raise UserError(f"{file} is no SentencePiece model, or is damaged ({one_line(error)})") from error
+    if not model.pieces:
+        raise UserError(f"{file} is no SentencePiece model: it has no pieces")
+    return model
+
+
+def _model_of(model: Any, file: Path) -> Any:
+    spec = model.trainer_spec
+    if spec.treat_whitespace_as_suffix or spec.model_type not in (_UNIGRAM, _BPE):
+        kind = "with spaces at the ends of words" if spec.treat_whitespace_as_suffix else "of this kind"
+        raise UserError(
+            f"{file}: SentencePiece models {kind} are not supported; train one of type unigram or bpe"
+        )
+    has_bytes = any(piece.type == _BYTE for piece in model.pieces)
+    if spec.model_type == _UNIGRAM:
+        pieces = [(piece.piece, piece.score) for piece in model.pieces]
+        return models.Unigram(pieces, spec.unk_id, byte_fallback=has_bytes)
+    vocabulary = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    return models.BPE(
+        vocabulary,
+        _merges(model.pieces, vocabulary),
+        unk_token=model.pieces[spec.unk_id].piece,
+        fuse_unk=True,
+        byte_fallback=has_bytes,
+        ignore_merges=bool(_given(model.pieces)),  # no merges make these
+    )
+
+
+def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs that make a piece; SentencePiece merges those of the best piece first."""
+    ranked = sorted(
+        (number for number, piece in enumerate(pieces) if piece.type not in (_UNKNOWN, _CONTROL, _BYTE)),
+        key=lambda number: -pieces[number].score,
+    )
+    return [
+        (name[:cut], name[cut:])
+        for name in (pieces[number].piece for number in ranked)
+        for cut in range(1, len(name))
+        if name[:cut] in vocabulary and name[cut:] in vocabulary
+    ]
+
+
+def _normalizer(spec: Any) -> Any:
+    steps: list[Any] = (
+        [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    )
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(_SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+
+
+def _given(pieces: Any) -> list[str]:
+    """The pieces that were given to the training; they are tokens wherever they stand, long ones first."""
+    given = (piece.piece for piece in pieces if piece.type == _USER_DEFINED)
+    return sorted(given, key=len, reverse=True)
+
+
+def _beginnings(pieces: Any) -> Regex:
+    """The first character of each control symbol in a text: what follows is split off, so that it is text."""
+    names = [piece.piece for piece in pieces if piece.type in (_UNKNOWN, _CONTROL)]
+    return Regex("|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names))

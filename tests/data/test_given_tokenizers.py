@@ -1,0 +1,130 @@
+"""Tokenizers of others: SentencePiece models, and those of the library made ready for pairs of texts."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer
+
+from given_tokenizers import TEXTS, bert, gpt2, write_sentencepiece
+from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens
+from vaswani.data.sentencepiece_models import sentencepiece_tokenizer
+from vaswani.data.text_codec import TextCodec
+from vaswani.errors import UserError
+
+AWKWARD = [
+    *(
+        "",
+        "  ",
+        " the  big\tcat ",
+        "ｆｕｌｌ ﬁne",
+        "中文 😀😀",
+        "½ ™ é",
+        "▁the ▁ cat",
+        "<sep>cat",
+        "a\u00a0b\u200bc\n",
+    ),
+]
+MODELS: list[dict[str, Any]] = [
+    {"model_type": "unigram"},
+    {"model_type": "bpe"},
+    {"model_type": "unigram", "byte_fallback": True, "vocab_size": 320},
+    {"model_type": "bpe", "byte_fallback": True, "vocab_size": 320},
+    {"model_type": "unigram", "normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    {"model_type": "bpe", "add_dummy_prefix": False, "pad_id": 3},
+    {"model_type": "unigram", "user_defined_symbols": ["<sep>"], "split_by_whitespace": False},
+]
+
+
+@pytest.mark.parametrize("options", MODELS, ids=lambda options: " ".join(map(str, options.values())))
+def test_a_sentencepiece_model_gives_its_own_tokens(options: dict[str, Any], tmp_path: Path) -> None:
+    file = write_sentencepiece(tmp_path / "spm.model", **options)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    sentencepiece_tokenizer(file).save_pretrained(tmp_path)
+    file.rename(tmp_path / "away")
+    ours = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(ours) == theirs.vocab_size()
+    texts = [*TEXTS, *AWKWARD]
+    ids = ours(texts, add_special_tokens=False).input_ids
+    assert ids == theirs.encode(texts)
+    assert ours.batch_decode(ids[: len(TEXTS)]) == TEXTS
+    assert (ours.unk_token_id, ours.bos_token_id, ours.eos_token_id) == (0, 1, 2)
+    assert ours.pad_token_id == options.get("pad_id")
+
+
+def test_the_text_of_a_control_symbol_is_text(tmp_path: Path) -> None:
+    ours = sentencepiece_tokenizer(
+        write_sentencepiece(tmp_path / "spm.model", byte_fallback=True, vocab_size=320)
+    )
+    ids = ours("</s> <s> cat").input_ids
+    assert not {ours.eos_token_id, ours.bos_token_id} & set(ids)
+    assert ours.decode(ids) == "</s> <s> cat"
+
+
+@pytest.mark.parametrize("fault", ["truncated", "text", "empty", "words"])
+def test_what_is_no_such_model_is_told(fault: str, tmp_path: Path) -> None:
+    file = write_sentencepiece(tmp_path / "spm.model", model_type="word" if fault == "words" else "unigram")
+    contents = {"truncated": file.read_bytes()[:-20], "text": b"the big cat", "empty": b""}
+    file.write_bytes(contents.get(fault, file.read_bytes()))
+    with pytest.raises(UserError, match=r"spm\.model"):
+        sentencepiece_tokenizer(file)
+
+
+# --------------------------------------------------------------------------- tokenizers for pairs of texts
+
+
+def of_sentencepiece(folder: Path) -> Any:
+    return sentencepiece_tokenizer(write_sentencepiece(folder / "spm.model"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [bert, gpt2, lambda folder: gpt2(folder, begins=True), of_sentencepiece],
+    ids=["bert", "gpt2", "llama", "spm"],
+)
+def test_every_text_ends_and_can_be_padded_also_when_it_is_loaded_again(make: Any, tmp_path: Path) -> None:
+    given = make(tmp_path)
+    before = given(TEXTS[0]).input_ids
+    ready = ready_for_pairs(given, "mine")
+    shutil.rmtree(tmp_path)
+    ready.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    ids = loaded(TEXTS[0]).input_ids
+    end = special_tokens(loaded, loaded)["eos_token_id"]
+    assert ids == (before if before[-1] == end else [*before, end])
+    assert TextCodec(loaded, "target").ends_sequences()
+    assert loaded.pad_token_id not in {
+        None,
+        end,
+        *(token for row in loaded(TEXTS).input_ids for token in row),
+    }
+    assert loaded.padding_side == "right"
+    assert given(TEXTS[0]).input_ids == before
+
+
+def test_targets_begin_with_the_first_token_or_else_with_padding(tmp_path: Path) -> None:
+    tokenizer = ready_for_pairs(bert(tmp_path), "bert")
+    assert special_tokens(tokenizer, tokenizer) == {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "decoder_start_token_id": 2,
+    }
+    tokenizer = ready_for_pairs(of_sentencepiece(tmp_path), "spm")
+    tokenizer.bos_token = None
+    assert special_tokens(tokenizer, tokenizer)["decoder_start_token_id"] == tokenizer.pad_token_id
+
+
+def test_tokenizers_that_pad_differently_are_refused(tmp_path: Path) -> None:
+    pair = ready_for_pairs(bert(tmp_path), "bert"), ready_for_pairs(of_sentencepiece(tmp_path), "spm")
+    with pytest.raises(UserError, match="pads with the token 0"):
+        special_tokens(*pair)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+    tokenizer = gpt2(tmp_path)
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="mine has no token that ends a text"):
+        ready_for_pairs(tokenizer, "mine")
