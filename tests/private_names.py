@@ -19,7 +19,7 @@ USED = {
     "transformers.generation.utils:GenerationMixin._beam_search_has_unfinished_sequences": ("The same."),
     "transformers.generation.utils:GenerationMixin._sample": ("The same, for greedy search and sampling."),
     "datasets.arrow_dataset:Dataset._fingerprint": (
-        "The identity of a data set in the names of caches; settable only by this name."
+        "The identity of a data set, of which caches are named; there is no public reader."
     ),
     "transformers.modeling_utils:PreTrainedModel._get_resized_lm_head": (
         "Resizing the output of a vocabulary that is not the source's; the public method resizes both."
@@ -33,7 +33,9 @@ OVERRIDDEN = {
     "transformers.trainer:Trainer._get_grad_norm": (
         "A norm that is not finite stops the run before the step."
     ),
-    "transformers.trainer:Trainer._get_output_dir": ("Runs without trials save in the folder itself."),
+    "transformers.trainer:Trainer._get_output_dir": (
+        "The library writes a checkpoint into the unfinished folder; it computes the folder of a trial."
+    ),
     "transformers.trainer:Trainer._load_optimizer_and_scheduler": (
         "Sharded state is read in any number of processes."
     ),
