@@ -81,6 +81,23 @@ DECODERS: dict[str, dict[str, Any]] = {
     "phi": LLAMA,
     "granite": LLAMA,
     "stablelm": LLAMA,
+    "deepseek_v3": {
+        **BERT,
+        "num_key_value_heads": HEADS,
+        "first_k_dense_replace": LAYERS,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 12,  # wider than keys
+    },
+    "jetmoe": {  # views what the attention function returns
+        **BERT,
+        "num_key_value_heads": HEADS // 2,
+        "kv_channels": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 2,
+    },
 }
 BOTH: dict[str, dict[str, Any]] = dict.fromkeys(
     ("bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "plbart"), BART
@@ -290,7 +307,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention sinks": ("gpt_oss", {**LLAMA, "head_dim": 8, "num_local_experts": 2, **FULL}, "passes s_aux"),
     "no attention": ("mamba", {"hidden_size": WIDTH, "num_hidden_layers": 2}, "no layer calls"),
     "an attention of its own": ("bloom", {"hidden_size": WIDTH, "n_layer": 2, "n_head": 4}, "no layer calls"),
-    "pixels": ("vit", BERT, "its input is pixel_values and not input_ids"),
+    "pixels": ("vit", BERT, "its input is pixel_values, not input_ids"),
     "several models": ("clip", {}, "CLIPModel is made of several, with CLIPConfig, CLIPTextConfig"),
 }
 
@@ -347,6 +364,16 @@ def test_a_trial_run_leaves_no_trace() -> None:
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.random.get_rng_state(), state)
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama", "marian"])
+def test_a_model_in_half_precision_is_taken(model_type: str) -> None:
+    data, expected = batch(model_type), sparsify(dense_model(model_type), **NARROW)
+    actual = sparsify(dense_model(model_type).bfloat16(), **NARROW)
+    assert actual.config.sparse_layers == expected.config.sparse_layers
+    shown = data["attention_mask"].bool()
+    difference = actual(**data)[0].float()[shown] - expected(**data)[0][shown]
+    assert difference.norm() < 0.1 * expected(**data)[0][shown].norm()
 
 
 def test_layers_are_found_out_where_the_configuration_does_not_name_them() -> None:

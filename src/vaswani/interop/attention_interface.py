@@ -139,7 +139,8 @@ def attend(
     Args:
         module: an attention module of the library, with a pattern.
         query: [B, H, T, D].
-        key, value: [B, H, S, D], or of fewer heads that each serve several of the query.
+        key, value: [B, H, S, D], or of fewer heads that each serve several of the query. Values may have
+            another width.
         attention_mask: from `sparse_mask`.
         scaling: 1 / sqrt(D) by default.
         dropout: of the weights.
@@ -167,9 +168,24 @@ def attend(
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     padding_mask, past_length = _read_mask(attention_mask, pattern, query.shape[2], key.shape[2])
     continues = not (isinstance(past_length, int) and past_length == 0)
-    return sparse_attention_forward(
+    value_width = value.shape[-1]
+    query, key, value = _of_one_width(query, key, value)
+    output, weights = sparse_attention_forward(
         *(module, query, key, value, padding_mask, scaling, dropout, past_length),
         output_attentions=wants_weights or (continues and dropout > 0),
+    )
+    return output[..., :value_width].contiguous(), weights  # some models view it
+
+
+def _of_one_width(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Fill queries, keys and values [B, H, T or S, D] up with zeros, as kernels take one D for all.
+
+    Zeros change neither the scores nor the width of the values that are asked for.
+    """
+    width = max(each.shape[-1] for each in states)
+    return tuple(
+        nn.functional.pad(each, (0, width - each.shape[-1])) if each.shape[-1] < width else each
+        for each in states
     )
 
 

@@ -27,6 +27,7 @@ from vaswani.model.attention import eager_attention_forward
 
 PROBE = "vaswani_probe"
 _ROWS, _LENGTH, _SOURCE_LENGTH, _PADDING = 2, 7, 10, 2
+_NO_CALL = "no layer calls the library's attention interface for its own sequence"
 _UNKNOWN = torch.int16  # the dtype of a mask that sparse attention cannot make
 _SPREAD = 2.0  # of random queries and keys
 
@@ -48,6 +49,10 @@ class AttentionCall:
 class _Record:
     calls: dict[nn.Module, set[AttentionCall]] = field(default_factory=dict)
     reasons: dict[str, None] = field(default_factory=dict)  # why the model cannot be sparse, in order
+
+    def has_own(self) -> bool:
+        """Return whether a layer has attended to its own sequence."""
+        return any(call.causal is not None for calls in self.calls.values() for call in calls)
 
     def refuse(self, reason: str) -> None:
         self.reasons[reason] = None
@@ -93,13 +98,15 @@ def _run(model: PreTrainedModel, record: _Record) -> None:
         record.refuse(f"a trial run cannot be made ({type(error).__name__}: {_first_line(error)})")
         return
     if not runs:
-        record.refuse(f"its input is {model.main_input_name} and not input_ids")
+        record.refuse(
+            f"its input is {next(iter(inspect.signature(model.forward).parameters))}, not input_ids"
+        )
     for number, (forward, inputs) in enumerate(runs):
         try:
             with _attention(model, PROBE):
                 actual = forward(**inputs)[0]
-            if all(call.causal is None for calls in record.calls.values() for call in calls):
-                record.refuse("no layer calls the library's attention interface for its own sequence")
+            if not record.has_own():
+                record.refuse(_NO_CALL)
             if record.reasons:
                 return
             with _attention(model, "eager"):
@@ -108,7 +115,8 @@ def _run(model: PreTrainedModel, record: _Record) -> None:
             if number and "encoder_hidden_states" in inputs:
                 return  # a model without layers for them
             if not record.reasons:
-                record.refuse(f"a trial run failed ({type(error).__name__}: {_first_line(error)})")
+                no_call = "" if record.has_own() else f"{_NO_CALL}, and "
+                record.refuse(f"{no_call}a trial run failed ({type(error).__name__}: {_first_line(error)})")
             return
         if not _is_close(actual, expected, inputs):
             record.refuse("a trial run differs from one with eager attention")
@@ -242,14 +250,13 @@ def _probe_attention(
     """
     record, name = _record.get(), type(module).__name__
     for refused in refused_arguments(arguments):
-        value = arguments[refused]
-        record.refuse(f"{name} passes {refused}{'' if isinstance(value, torch.Tensor) else f'={value}'}")
-    if query.shape[-1] != value.shape[-1]:
-        record.refuse(f"{name} has keys of width {query.shape[-1]} and values of width {value.shape[-1]}")
+        given = arguments[refused]
+        record.refuse(f"{name} passes {refused}{'' if isinstance(given, torch.Tensor) else f'={given}'}")
     causal, visible = _read_probe_mask(record, name, query, key, attention_mask)
     if causal is not None and arguments.get("is_causal") not in (None, causal):
         record.refuse(f"{name} passes is_causal={arguments['is_causal']} and a mask with causal={causal}")
-    record.calls.setdefault(module, set()).add(AttentionCall(query.shape[1], causal))
+    heads = query.shape[1] * _processes_of(module)
+    record.calls.setdefault(module, set()).add(AttentionCall(heads, causal))
     if record.reasons:
         visible = None  # the result does not matter any more
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -259,6 +266,13 @@ def _probe_attention(
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     output, _ = eager_attention_forward(module, query.to(key.dtype), key, value, visible, scaling)
     return output.contiguous(), None
+
+
+def _processes_of(module: nn.Module) -> int:
+    """Return how many processes share the heads of a module, under tensor parallelism."""
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
+    mesh: Any = next((each for each in meshes if each is not None), None)
+    return mesh["tp"].size() if mesh is not None and "tp" in (mesh.mesh_dim_names or ()) else 1
 
 
 def _read_probe_mask(
