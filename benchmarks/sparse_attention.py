@@ -42,7 +42,7 @@ from transformers.models.longt5 import modeling_longt5 as longt5
 
 import side_by_side
 from vaswani.kernels.registry import hook_in_kernels
-from vaswani.model.sparse_attention import sparse_attention
+from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
 
 HEADS, WIDTH, D_MODEL, FFN_DIM = 8, 64, 512, 2048

@@ -133,7 +133,7 @@ COMPUTE = """
 import torch
 from vaswani.kernels import sparse_native
 from vaswani.kernels.registry import hook_in_kernels
-from vaswani.model.sparse_attention import sparse_attention
+from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
 hook_in_kernels()
 torch.manual_seed(0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sparse_reference import PADDINGS, any_pattern, dense_reference, paddings, states
 from vaswani.kernels import sparse_native
-from vaswani.model.sparse_attention import attend_by_pattern, pattern_numbers, sparse_attention
+from vaswani.kernels.sparse_attention import sparse_attention
+from vaswani.model.sparse_attention import attend_by_pattern, pattern_numbers
 from vaswani.model.sparse_pattern import SparsePattern
 
 SIZE = 16  # a multiple of every processor's vectors, of blocks and of heads

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_reference import PADDINGS, any_pattern, assert_equal, dense_reference, paddings, states
+from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.kernels.sparse_short import attend_to_all, shows_everything
-from vaswani.model.sparse_attention import attend_by_pattern, sparse_attention
+from vaswani.model.sparse_attention import attend_by_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
 

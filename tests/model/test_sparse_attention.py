@@ -19,10 +19,10 @@ from sparse_reference import (
     paddings,
     states,
 )
+from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.model.sparse_attention import (
     attend_by_pattern,
     pattern_numbers,
-    sparse_attention,
     sparse_attention_step,
 )
 from vaswani.model.sparse_pattern import SparsePattern

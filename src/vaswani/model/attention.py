@@ -16,7 +16,7 @@ from transformers.utils import TransformersKwargs
 
 from .configuration_vaswani import VaswaniFamilyConfig
 from .operators import Linear
-from .sparse_attention import dense_mask, sparse_attention, sparse_attention_step
+from .sparse_attention import attend_by_pattern, dense_mask, sparse_attention_step
 from .sparse_pattern import SparsePattern
 
 # The library's attention implementations. A kernel may replace one of them here, for our models alone.
@@ -101,8 +101,8 @@ def sparse_attention_forward(
     if isinstance(past_length, int) and past_length == 0:
         length = query.shape[2]  # a cache of fixed size holds more, still empty
         key, value = key[:, :, :length], value[:, :, :length]
-        attention_mask = None if attention_mask is None else attention_mask[:, :length]
-        output = sparse_attention(query, key, value, pattern, attention_mask, scaling, dropout)
+        attention_mask = None if attention_mask is None else attention_mask[:, :length].bool()
+        output = attend_by_pattern(query, key, value, pattern, attention_mask, scaling, dropout)
     else:
         output = sparse_attention_step(query, key, value, pattern, past_length, attention_mask, scaling)
     return output.transpose(1, 2), None

@@ -17,11 +17,21 @@ from .sparse_pattern import SparsePattern
 # Beyond these a configuration is a mistake, or an attack on the memory of whoever loads it.
 MOST_LAYERS = 1_000
 LARGEST_SIZE = 2**27  # tokens, positions and widths
-LARGEST_SPARSE_BLOCK = 2**16  # tokens in a block of sparse attention
 MOST_SPARSE_BLOCKS = 2**10  # blocks that a block sees, of each kind
 MOST_LABELS = 2**18
-LARGEST_EPSILON = 1.0
-LARGEST_DEVIATION = 10.0
+SIZES = {  # the least and the largest
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model"), (1, LARGEST_SIZE)),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), (1, LARGEST_SIZE)),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), (1, LARGEST_SIZE)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
+    **dict.fromkeys(("token_type_vocab_size", "sinusoidal_offset"), (0, LARGEST_SIZE)),
+    **dict.fromkeys(("sparse_window_blocks", "sparse_global_blocks"), (0, MOST_SPARSE_BLOCKS)),
+    "sparse_random_blocks": (0, MOST_SPARSE_BLOCKS),
+    "sparse_block_size": (0, 2**16),
+}
+RATES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
+LARGEST_NUMBERS = {"layer_norm_eps": 1.0, "initializer_range": 10.0}
+ACTIVATIONS = ("activation_function", "classifier_activation")
 
 
 @strict
@@ -29,6 +39,12 @@ class VaswaniFamilyConfig(PreTrainedConfig):
     """Base of the family's configurations. The defaults are the paper's (table 3).
 
     Args:
+        encoder_layers, decoder_layers: number of layers N of the stacks that there are (section 3.1).
+        encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
+        encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
+        encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
+            `SparsePattern`) or a list with one of these for each layer, as GPT-3 alternates them (Brown et
+            al., 2020, section 2.1). Attention to the source is full.
         vocab_size: number of tokens; of the source, if the target has a vocabulary of its own.
         d_model: width of the residual stream.
         dropout: on sub-layers' outputs and on the sums of embeddings and positions (section 5.4).
@@ -159,23 +175,14 @@ class VaswaniFamilyConfig(PreTrainedConfig):
         num_heads = getattr(self, f"{stack}_attention_heads")
         return SparsePattern.from_config(self, num_heads, layer, causal=stack == "decoder")
 
-    def _check_range(self, low: int, limits: dict[str, int]) -> None:
-        """Raise `ValueError` unless each of these fields lies from `low` to its limit."""
-        for name, limit in limits.items():
-            value = getattr(self, name) or 0
-            if not low <= value <= limit:
-                raise ValueError(f"{name}={value} must be at least {low} and at most {limit:,}.")
-
     def validate_sizes(self):
         """Check that a machine can hold every size; those of sparse attention may be 0."""
-        sizes = ["vocab_size", "d_model", "max_position_embeddings"]
-        sizes += [f"{stack}_{size}" for stack in self.stacks for size in ("ffn_dim", "attention_heads")]
-        layers = [f"{stack}_layers" for stack in self.stacks]
-        self._check_range(1, {**dict.fromkeys(sizes, LARGEST_SIZE), **dict.fromkeys(layers, MOST_LAYERS)})
-        blocks = ("sparse_window_blocks", "sparse_global_blocks", "sparse_random_blocks")
-        limits = {"sparse_block_size": LARGEST_SPARSE_BLOCK, **dict.fromkeys(blocks, MOST_SPARSE_BLOCKS)}
-        limits["sparse_global_tokens"] = MOST_SPARSE_BLOCKS * max(1, self.sparse_block_size)
-        self._check_range(0, limits)
+        limits = {name: bounds for name, bounds in SIZES.items() if hasattr(self, name)}
+        limits["sparse_global_tokens"] = 0, MOST_SPARSE_BLOCKS * max(1, self.sparse_block_size)
+        for name, (least, most) in limits.items():
+            value = getattr(self, name) or 0
+            if not least <= value <= most:
+                raise ValueError(f"{name}={value} must be at least {least} and at most {most:,}.")
 
     def validate_heads(self):
         """Check that the heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
@@ -188,8 +195,7 @@ class VaswaniFamilyConfig(PreTrainedConfig):
                 )
 
     def validate_positions(self):
-        """Check that sinusoids come in pairs of sine and cosine, and start at a position."""
-        self._check_range(0, {"sinusoidal_offset": LARGEST_SIZE})
+        """Check that sinusoids come in pairs of sine and cosine."""
         if self.sinusoidal_layout == "tensor2tensor" and self.d_model < 4:
             raise ValueError(
                 f'd_model={self.d_model} must be at least 4 for sinusoidal_layout="tensor2tensor".'
@@ -222,29 +228,26 @@ class VaswaniFamilyConfig(PreTrainedConfig):
 
     def validate_dropout(self):
         """Check that dropout rates are probabilities below one."""
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in RATES:
+            if not 0 <= (getattr(self, name, None) or 0) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
 
     def validate_activation(self):
-        """Check that transformers knows the activation."""
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function={self.activation_function!r} is unknown; "
-                f'expected "relu", "gelu", "silu" or another of {", ".join(sorted(ACT2FN))}.'
-            )
+        """Check that transformers knows the activations."""
+        for name in ACTIVATIONS:
+            activation = getattr(self, name, None)
+            if activation is not None and activation not in ACT2FN:
+                raise ValueError(
+                    f"{name}={activation!r} is unknown; expected "
+                    f'"relu", "gelu", "silu" or another of {", ".join(sorted(ACT2FN))}.'
+                )
 
     def validate_numbers(self):
         """Check the numbers that norms and new weights are computed with."""
-        if not 0 < self.layer_norm_eps <= LARGEST_EPSILON:
-            raise ValueError(
-                f"layer_norm_eps={self.layer_norm_eps} must be above 0 and at most {LARGEST_EPSILON:g}."
-            )
-        if self.initializer_range is not None and not 0 < self.initializer_range <= LARGEST_DEVIATION:
-            raise ValueError(
-                f"initializer_range={self.initializer_range} must be above 0 and at most "
-                f"{LARGEST_DEVIATION:g}, or None."
-            )
+        for name, largest in LARGEST_NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= largest:
+                raise ValueError(f"{name}={value} must be above 0 and at most {largest:g}.")
 
     def validate_vocabularies(self):
         """Check that the special tokens lie inside the vocabulary."""
@@ -268,13 +271,8 @@ class VaswaniConfig(VaswaniFamilyConfig):
 
     Args:
         decoder_vocab_size: size of the target's vocabulary; `None`: source and target share one.
-        encoder_layers, decoder_layers: number of layers N (section 3.1).
-        encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
-        encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
         share_encoder_decoder_embeddings: one matrix embeds source and target, whose token ids must then mean
             the same. `None` shares exactly when no `decoder_vocab_size` is given.
-        encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
-            `SparsePattern`) or a list with one of these for each layer. Attention to the source is full.
 
     All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """
@@ -326,11 +324,6 @@ class VaswaniConfig(VaswaniFamilyConfig):
         config.vocab_size = self.decoder_vocab_size
         return config
 
-    def validate_sizes(self):
-        """Check that a machine can hold every size, the target's vocabulary too."""
-        super().validate_sizes()
-        self._check_range(1, {"decoder_vocab_size": LARGEST_SIZE})
-
     def validate_vocabularies(self):
         """Check that shared embeddings have one vocabulary, and that special tokens lie inside theirs."""
         source, target = self.vocab_size, self.decoder_vocab_size or self.vocab_size
@@ -348,10 +341,6 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
     """Shape and behaviour of a `VaswaniEncoderModel`. The defaults are BERT-base (Devlin et al., 2019).
 
     Args:
-        encoder_layers: number of layers.
-        encoder_attention_heads: heads, which divide `d_model`.
-        encoder_ffn_dim: inner width of the feed-forward layers.
-        encoder_attention: `"full"`, `"sparse"` (see `SparsePattern`) or a list with one of these per layer.
         token_type_vocab_size: kinds of segments that have an embedding; 0 for none.
         pooler: tanh(W h + b) of a text's state h. `None`: where it is used, and in the base model alone;
             `True`: everywhere, as in BigBird; `False`: only where it is used.
@@ -405,35 +394,12 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
     classifier_pooling: Literal["cls", "mean"] = "cls"
     classifier_dropout: float | int | None = None
 
-    def validate_token_types(self):
-        """Check that a machine can hold the number of token types."""
-        self._check_range(0, {"token_type_vocab_size": LARGEST_SIZE})
-
-    def validate_classifier(self):
-        """Check that transformers knows the activation, and that the dropout is a probability."""
-        if self.classifier_activation is not None and self.classifier_activation not in ACT2FN:
-            raise ValueError(
-                f"classifier_activation={self.classifier_activation!r} is unknown; expected None, "
-                f'"tanh", "relu" or another of {", ".join(sorted(ACT2FN))}.'
-            )
-        if self.classifier_dropout is not None and not 0 <= self.classifier_dropout < 1:
-            raise ValueError(
-                f"classifier_dropout={self.classifier_dropout} must be at least 0 and below 1, or None."
-            )
-
 
 @strict
 class VaswaniDecoderConfig(VaswaniFamilyConfig):
     """Shape and behaviour of a `VaswaniDecoderModel`. The defaults are GPT-2 small (Radford et al., 2019).
 
-    Args:
-        decoder_layers: number of layers.
-        decoder_attention_heads: heads, which divide `d_model`.
-        decoder_ffn_dim: inner width of the feed-forward layers.
-        decoder_attention: `"full"`, `"sparse"` (see `SparsePattern`) or a list with one of these per layer;
-            GPT-3 alternates them (Brown et al., 2020, section 2.1).
-
-    All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
+    The arguments and the errors are those of `VaswaniFamilyConfig`.
     """
 
     model_type = "vaswani_decoder"

@@ -51,24 +51,18 @@ def check_attention_mask(
         return
     shape, allowed = list(mask.shape), [int(length) for length in lengths]
     if mask.ndim == 2:
-        if shape[0] != rows or shape[1] not in allowed:
-            raise ValueError(
-                f"{name} has the shape {shape}; expected {[rows, allowed[0]]}: a number for "
-                "each token, those in the cache included."
-            )
-        _check_padding_values(name, mask)
+        fits = shape[0] == rows and shape[1] in allowed
+        expected = f"{[rows, allowed[0]]}: a number for each token, those in the cache included."
     elif mask.ndim == 4:
-        if shape[0] not in (1, rows) or shape[2] not in (1, queries) or shape[3] not in allowed:
-            raise ValueError(
-                f"{name} has the shape {shape}; expected [{rows} or 1, heads or 1, {queries}, "
-                f"{allowed[0]}]: rows, heads, queries, keys."
-            )
-        _check_additive_values(name, mask)
+        fits = shape[0] in (1, rows) and shape[2] in (1, queries) and shape[3] in allowed
+        expected = f"[{rows} or 1, heads or 1, {queries}, {allowed[0]}]: rows, heads, queries, keys."
     else:
-        raise ValueError(
-            f"{name} has the shape {shape}; expected [rows, tokens], or, to give each query "
-            "a mask of its own, [rows, heads, queries, keys]."
-        )
+        fits = False
+        expected = "[rows, tokens], or, for a mask of each query, [rows, heads, queries, keys]."
+    if not fits:
+        raise ValueError(f"{name} has the shape {shape}; expected {expected}")
+    check_values = _check_padding_values if mask.ndim == 2 else _check_additive_values
+    check_values(name, mask)
 
 
 def _check_padding_values(name: str, mask: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Sparse attention: softmax(QKᵀ / sqrt(D)) V over the pairs of tokens that a `SparsePattern` makes visible.
 
-The definition is softmax attention under the pattern's dense mask (`dense_mask`). `sparse_attention` computes
-the same in time and memory linear in the length: it gathers the keys that each query block sees.
+The definition is softmax attention under the pattern's dense mask (`dense_mask`). `attend_by_pattern`
+computes the same in time and memory linear in the length: it gathers the keys that each query block sees.
 
 B batch · H heads · n tokens, in N blocks of b · D head width
 R groups of q query rows, where the rows of a group see the same M keys in up to M / b blocks
@@ -20,37 +20,6 @@ from .sparse_pattern import SparsePattern
 STEP = 64  # rows that continue a cache are computed so many at a time, as each gathers keys of its own
 
 
-def sparse_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    padding_mask: torch.Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-) -> torch.Tensor:
-    """Self-attention under a pattern.
-
-    Args:
-        query, key, value: [B, H, n, D], of one floating dtype.
-        pattern: which tokens see each other; its `num_heads` is H.
-        padding_mask: [B, n], 0 or False for hidden keys; None shows all.
-        scaling: 1 / sqrt(D) by default.
-        dropout: the probability of dropping a weight, less than 1. Draws from PyTorch's global random state.
-
-    Returns:
-        [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
-
-    Raises:
-        ValueError: when shapes or dtypes do not fit each other or the pattern, or for a dropout outside of
-            [0, 1).
-    """
-    _check_inputs(query, key, value, pattern, padding_mask, dropout)
-    padding_mask = None if padding_mask is None else padding_mask.bool()
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend_by_pattern(query, key, value, pattern, padding_mask, scaling, dropout)
-
-
 @KernelSlot
 def attend_by_pattern(
     query: torch.Tensor,
@@ -61,7 +30,18 @@ def attend_by_pattern(
     scaling: float,
     dropout: float,
 ) -> torch.Tensor:
-    """`sparse_attention` of checked arguments. A kernel may compute it faster."""
+    """Self-attention under a pattern. A kernel may compute it faster.
+
+    Args:
+        query, key, value: [B, H, n, D], of one floating dtype.
+        pattern: which tokens see each other; its `num_heads` is H.
+        padding_mask: bool [B, n], False for hidden keys; None shows all.
+        scaling: of the scores.
+        dropout: the probability of dropping a weight, less than 1. Draws from PyTorch's global random state.
+
+    Returns:
+        [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
+    """
     (batch, heads, length, width), size = query.shape, pattern.block_size
     num_blocks, dtype = pattern.num_blocks(length), query.dtype
     # In half precision, the sums of gradients over the rows that see a key would lose digits.
@@ -90,7 +70,7 @@ def sparse_attention_step(
     padding_mask: torch.Tensor | None = None,
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """The last rows of causal `sparse_attention`, from a cache of which only the visible keys are read.
+    """The last rows of causal sparse attention, from a cache of which only the visible keys are read.
 
     Args:
         query: [B, H, T, D], of the tokens `past_length` to `past_length` + T − 1.
@@ -219,28 +199,3 @@ def dense_mask(
         shown = nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))
         visible = visible & shown[:, None, None]
     return visible
-
-
-def _check_inputs(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    padding_mask: torch.Tensor | None,
-    dropout: float,
-) -> None:
-    """Raise a ValueError for arguments of `sparse_attention` that do not fit each other."""
-    states = (query, key, value)
-    if query.ndim != 4 or key.shape != query.shape or value.shape != query.shape:
-        shapes = ", ".join(str(list(each.shape)) for each in states)
-        raise ValueError(f"query, key and value must have one shape [B, H, n, D]; got {shapes}.")
-    if not query.is_floating_point() or not query.dtype == key.dtype == value.dtype:
-        dtypes = ", ".join(str(each.dtype) for each in states)
-        raise ValueError(f"query, key and value must have one floating dtype; got {dtypes}.")
-    batch, heads, length, _ = query.shape
-    if heads != pattern.num_heads:
-        raise ValueError(f"the query has {heads} heads and the pattern num_heads={pattern.num_heads}.")
-    if padding_mask is not None and padding_mask.shape != (batch, length):
-        raise ValueError(f"padding_mask must be [{batch}, {length}]; got {list(padding_mask.shape)}.")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1.")
