@@ -305,6 +305,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a sliding window in some layers": ("modernbert", BERT, r"ModernBertAttention passes sliding_window="),
     "capped scores": ("gemma2", {**LLAMA, "head_dim": 8}, r"Gemma2Attention passes softcap=50\.0"),
     "attention sinks": ("gpt_oss", {**LLAMA, "head_dim": 8, "num_local_experts": 2, **FULL}, "passes s_aux"),
+    "a mask of its own": (
+        "layoutlm",
+        BERT,
+        r"LayoutLMModel: LayoutLMSelfAttention gets .* made by the model itself\.$",
+    ),
     "no attention": ("mamba", {"hidden_size": WIDTH, "num_hidden_layers": 2}, "no layer calls"),
     "an attention of its own": ("bloom", {"hidden_size": WIDTH, "n_layer": 2, "n_head": 4}, "no layer calls"),
     "pixels": ("vit", BERT, "its input is pixel_values, not input_ids"),

@@ -105,7 +105,7 @@ def _run(model: PreTrainedModel, record: _Record) -> None:
         try:
             with _attention(model, PROBE):
                 actual = forward(**inputs)[0]
-            if not record.has_own():
+            if not record.reasons and not record.has_own():
                 record.refuse(_NO_CALL)
             if record.reasons:
                 return
