@@ -52,6 +52,7 @@ SMALL: dict[str, dict[str, object]] = {
     "pretrain": {**TRAINING, "max_validation_rows": 4},
     "finetune": TRAINING,
     "translate": {"max_length": 8, "device": "cpu"},
+    "summarize": SEARCH,
     "evaluate": SEARCH,
     "compare": SEARCH,
     "student": {"encoder_layers": 1, "decoder_layers": 1},

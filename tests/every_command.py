@@ -47,6 +47,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
     translator, search = ["--model", models / "translator"], ["--num_beams", "1", "--max_length", "5"]
     found: dict[str, tuple[list[Any], list[str]]] = {
         "translate": ([*translator, "--input", models / "in.txt", *search], ["out.txt"]),
+        "summarize": ([*translator, "--input", models / "in.txt", *search], ["summaries.txt"]),
         "evaluate": ([*translator, "--data", models / "rows.jsonl", *search], ["evaluated.txt"]),
         "embed": (["--model", models / "encoder", "--input", models / "in.txt"], ["vectors.jsonl"]),
         "prompt": (["--model", models / "decoder", "--task", models / "task.yaml"], ["answers.jsonl"]),
@@ -56,7 +57,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "card": (["--model", models / "translator"], []),
         "plot": (["sparse-pattern", "--output", folder / "plot.svg", "--length", "512"], ["plot.svg"]),
     }
-    for name in ("translate", "evaluate", "embed", "prompt"):
+    for name in ("translate", "summarize", "evaluate", "embed", "prompt"):
         found[name][0].extend(["--output", folder / found[name][1][0]])
     found["compare"] = (
         [models / "translator", folder / "student", "--data", models / "rows.jsonl", *search],

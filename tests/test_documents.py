@@ -163,6 +163,7 @@ def write_corpora(folder: Path) -> None:
         *(("in.txt", "test", "en"), ("texts.txt", "test", "en")),
     ):
         (folder / name).write_text("".join(row[field] + "\n" for row in parallel[split]))
+    (folder / "article.txt").write_text("\n".join(toy_documents(3, 9)))
     for name in ("train.conll", "dev.conll"):
         (folder / name).write_text("Ann B-PER\nsaw O\nRome B-LOC\n\nBob B-PER\nran O\n\n" * 4)
 

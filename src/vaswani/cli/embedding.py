@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import AllowMismatch, Device, DType, Revision, model_option, number
+from vaswani.cli.options import (
+    AllowMismatch,
+    Device,
+    DType,
+    InputName,
+    Revision,
+    model_option,
+    number,
+    table_field,
+)
 from vaswani.cli.screen import begin_work, progress_bar, warn
 from vaswani.errors import UserError
 
@@ -20,9 +29,7 @@ if TYPE_CHECKING:
 @app.command()
 def embed(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of a trained model.")],
-    input_name: Annotated[
-        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, one per line.")
-    ] = "-",
+    input_name: InputName = "-",
     output_name: Annotated[
         str,
         typer.Option(
@@ -31,6 +38,7 @@ def embed(
             help="JSON Lines; or a .npy or .safetensors file, which needs memory for all vectors.",
         ),
     ] = "-",
+    text_field: Annotated[str | None, table_field("text_field", "text", "text")] = None,
     words: Annotated[bool, typer.Option("--words", help="Compute one vector per word.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Compute one vector per token.")] = False,
     pooling: Annotated[
@@ -81,12 +89,12 @@ def embed(
     dtype: DType = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
-    """Embed text line by line: a vector for each line, word or token."""
-    from vaswani.files.line_files import STANDARD_STREAM, check_not_input, count_lines, open_lines
+    """Embed text line by line, or a field of a table: a vector for each text, word or token."""
+    from vaswani.files.line_files import STANDARD_STREAM, check_not_input
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.embed.embedding import Embedder, check_pooling
-    from vaswani.inference.embed.vector_files import check_output, write_vectors
-    from vaswani.inference.translate.files import LineReport, decoded
+    from vaswani.inference.embed.vector_files import added_fields, check_output, write_vectors
+    from vaswani.inference.inputs import open_texts
 
     unit = _unit(words, tokens)
     _check_use(unit, pooling, subtoken_pooling, backward_model)
@@ -108,20 +116,19 @@ def embed(
         "allow_mismatch": allow_mismatch,
     }
     begin_work()
-    with open_lines(input_name) as lines:
+    where: dict[str, Any] = {"option": "text_field", "default": "text", "added": added_fields(unit)}
+    with open_texts(input_name, text_field, **where) as texts:
         embedder = Embedder.from_pretrained(model, revision=revision, **options)
-        report = LineReport()
-        texts = decoded(lines, report)
-        buffer_size = 1 if lines.isatty() else BUFFERED_TEXTS
+        buffer_size = 1 if texts.typed else BUFFERED_TEXTS
         shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
-        total, typed = count_lines(input_name), lines.isatty()
-        with progress_bar(total, " lines", hidden=shares_terminal, typed=typed) as bar:
+        report, found = texts.report, iter(texts)
+        with progress_bar(texts.total, f" {report.unit}s", shares_terminal, texts.typed) as bar:
             if backward_model:
                 backward = Embedder.from_pretrained(backward_model, backward=True, **options)
-                results = _stacked([embedder, backward], texts, buffer_size, bar.update)
+                results = _stacked([embedder, backward], found, buffer_size, bar.update)
             else:
-                results = embedder.stream(texts, unit, buffer_size=buffer_size, progress=bar.update)
-            report.lines = write_vectors(results, unit, output_name)
+                results = embedder.stream(found, unit, buffer_size=buffer_size, progress=bar.update)
+            write_vectors(results, texts, unit, output_name)
     report.cut_off = embedder.truncated
     warn(f"embedded {report}")
 

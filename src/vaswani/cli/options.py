@@ -46,6 +46,21 @@ def check_models(value: str | list[str] | None) -> str | list[str] | None:
     return value
 
 
+def table_field(name: str, of: str, default: str) -> Any:
+    """Declare an option for a field of the tables that a command reads.
+
+    Args:
+        name: of the option.
+        of: what the field holds, for the help.
+        default: field that None stands for, for the help.
+    """
+    return typer.Option(
+        f"--{name}",
+        help=f"Table field of the {of}; a dot selects a nested one. Makes standard input JSONL. "
+        f"Default: {default}.",
+    )
+
+
 ModelName = Annotated[
     str, model_option("--model", help="Folder of a trained model, or the Hub name of an encoder-decoder.")
 ]
@@ -99,6 +114,14 @@ MaxLength = Annotated[
         at_least=1,
     ),
 ]
+NoRepeatNgramSize = Annotated[
+    int | None,
+    number(
+        "--no_repeat_ngram_size",
+        help="No sequence of so many tokens occurs twice in an output. Default: as the model says.",
+        at_least=1,
+    ),
+]
 MaxTokensPerBatch = Annotated[
     int,
     number("--max_tokens_per_batch", help="Tokens per batch, of sources and expected outputs.", at_least=1),
@@ -136,6 +159,18 @@ DType = Annotated[
     str | None,
     typer.Option("--dtype", help="Type of the weights: float32, bfloat16 or float16. Default: as saved."),
 ]
+InputName = Annotated[
+    str,
+    typer.Option(
+        "--input",
+        metavar="FILE|-",
+        help="UTF-8 text (also .gz), or the rows of a .jsonl, .json, .csv, .tsv (also .gz) or .parquet file.",
+    ),
+]
+OutputName = Annotated[
+    str,
+    typer.Option("--output", metavar="FILE|-", help="Lines go to FILE.partial until all are written."),
+]
 OutputFolder = typer.Argument(metavar="OUT", help="Folder to create; it must be empty or not exist.")
 
 
@@ -145,6 +180,7 @@ def _translator_options(
     max_source_length: MaxSourceLength = None,
     too_long: TooLong = None,
     max_length: MaxLength = 1024,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
@@ -157,16 +193,23 @@ def _translator_options(
     """Declare the options of `Translator.from_pretrained`."""
 
 
-def takes_translator_options(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_translator_options(
+    *left_out: str, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the options of `Translator.from_pretrained` to a command, which receives them as `**options`.
 
     A `max_source_length` that is not given is "auto", as in `Translator`.
 
     Args:
         left_out: names of options that the command does not take.
+        defaults: those of the command, in place of the usual ones.
     """
     declared = inspect.signature(_translator_options).parameters
-    shared = [parameter for name, parameter in declared.items() if name not in left_out]
+    shared = [
+        parameter.replace(default=defaults.get(name, parameter.default))
+        for name, parameter in declared.items()
+        if name not in left_out
+    ]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)

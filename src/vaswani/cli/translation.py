@@ -1,4 +1,4 @@
-"""`vaswani translate` and `vaswani evaluate`."""
+"""`vaswani translate`, `vaswani summarize` and `vaswani evaluate`."""
 
 import os
 import sys
@@ -11,50 +11,133 @@ from vaswani.bounds import MOST_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     DatasetConfig,
+    InputName,
     ModelName,
+    OutputName,
     SourceField,
     Split,
     TargetField,
     number,
+    table_field,
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.cli.splits import load_split
 from vaswani.files.json_files import finite_json
 
+NBest = Annotated[
+    int | None,
+    number(
+        "--n_best",
+        help="Number of hypotheses per text; written with their scores as JSONL.",
+        at_least=1,
+        at_most=MOST_BEAMS,
+    ),
+]
+Scores = Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")]
+BufferSize = Annotated[
+    int | None,
+    number("--buffer_size", help="Texts to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
+]
+
 
 @app.command()
 @takes_translator_options()
 def translate(
     model: ModelName,
-    input_name: Annotated[
-        str, typer.Option("--input", metavar="FILE|-", help="UTF-8 text, one sentence or paragraph per line.")
-    ] = "-",
-    output_name: Annotated[
-        str,
-        typer.Option("--output", metavar="FILE|-", help="Lines go to FILE.partial until all are translated."),
-    ] = "-",
-    n_best: Annotated[
-        int | None,
-        number(
-            "--n_best",
-            help="Number of hypotheses per line; written with their scores as JSONL.",
-            at_least=1,
-            at_most=MOST_BEAMS,
-        ),
-    ] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")] = False,
-    buffer_size: Annotated[
-        int | None,
-        number("--buffer_size", help="Lines to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
-    ] = None,
+    input_name: InputName = "-",
+    output_name: OutputName = "-",
+    source_field: Annotated[str | None, table_field("source_field", "source text", "source")] = None,
+    output_field: Annotated[
+        str, typer.Option("--output_field", help="Field that the rows of a table get.")
+    ] = "translation",
+    n_best: NBest = None,
+    scores: Scores = False,
+    buffer_size: BufferSize = None,
     **options: Any,
 ) -> None:
-    """Translate text line by line: standard input to standard output, or files."""
-    from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input, count_lines, open_lines
+    """Translate text line by line, or a field of a table: standard streams or files.
 
+    Each line gives a line. Each row of a table gives a line of JSON: the row
+    with its translation.
+    """
+    _translate(
+        model,
+        (input_name, source_field, "source", "line"),
+        (output_name, output_field, "translated"),
+        n_best=1 if scores and n_best is None else n_best,
+        buffer_size=buffer_size,
+        **options,
+    )
+
+
+@app.command()
+@takes_translator_options(max_length=512, no_repeat_ngram_size=3, too_long="cut")
+def summarize(
+    model: ModelName,
+    input_name: InputName = "-",
+    output_name: OutputName = "-",
+    documents: Annotated[
+        str,
+        typer.Option(
+            "--documents",
+            metavar="file|blank_line|line",
+            help="In plain text: the whole is one document, blank lines separate them, or each line is one.",
+        ),
+    ] = "file",
+    source_field: Annotated[str | None, table_field("source_field", "documents", "text")] = None,
+    output_field: Annotated[
+        str, typer.Option("--output_field", help="Field that the rows of a table get.")
+    ] = "summary",
+    n_best: NBest = None,
+    scores: Scores = False,
+    buffer_size: BufferSize = None,
+    **options: Any,
+) -> None:
+    """Summarize documents, of plain text or of a table: standard streams or files.
+
+    Each document gives a line. Each row of a table gives a line of JSON: the
+    row with its summary. Of a document that is too long the beginning is
+    read, and such documents are counted.
+    """
+    _translate(
+        model,
+        (input_name, source_field, "text", documents),
+        (output_name, output_field, "summarized"),
+        n_best=1 if scores and n_best is None else n_best,
+        buffer_size=buffer_size,
+        **options,
+    )
+
+
+def _translate(
+    model: str,
+    source: tuple[str, str | None, str, Any],
+    target: tuple[str, str, str],
+    *,
+    n_best: int | None,
+    buffer_size: int | None,
+    **options: Any,
+) -> None:
+    """Write the outputs of an encoder-decoder for each text.
+
+    Args:
+        model: folder or name on the Hub.
+        source: name of the input, the table field that is given, its default, and what a document is.
+        target: name of the output, the table field that is added, and what the report says is done.
+        n_best: as in `translate_lines`.
+        buffer_size: texts to read ahead.
+        options: of `Translator`.
+    """
+    from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input
+    from vaswani.inference.inputs import open_texts
+
+    (input_name, field, default, documents), (output_name, output_field, done) = source, target
     check_not_input(output_name, input_name)
-    with open_lines(input_name) as lines:
+    added = [output_field] if n_best is None else ["hypotheses", "problem", "source_cut_off"]
+    where: dict[str, Any] = {"option": "source_field", "default": default, "documents": documents}
+    where["remedy"] = "choose another with --output_field" if n_best is None else "rename it"
+    with open_texts(input_name, field, added=added, **where) as texts:
         from vaswani.inference.batches import BUFFERED_TEXTS
         from vaswani.inference.translate.files import translate_lines
         from vaswani.inference.translate.translation import Translator
@@ -63,18 +146,19 @@ def translate(
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(model, **options)
             shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
-            typed = lines.isatty()
-            with progress_bar(count_lines(input_name), " lines", hidden=shares_terminal, typed=typed) as bar:
+            unit = f" {texts.report.unit}s"
+            with progress_bar(texts.total, unit, hidden=shares_terminal, typed=texts.typed) as bar:
                 report = translate_lines(
                     translator,
-                    lines,
+                    texts,
                     writer.write,
-                    n_best=1 if scores and n_best is None else n_best,
-                    buffer_size=buffer_size or (1 if typed else BUFFERED_TEXTS),
+                    n_best=n_best,
+                    buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
                     warn=warn,
                     progress=bar.update,
+                    output_field=output_field,
                 )
-    warn(f"translated {report}")
+    warn(f"{done} {report}")
 
 
 @app.command()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import codecs
 import errno
+import gzip
 import io
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from vaswani.errors import PipeClosedError, RunError, UserError
 
@@ -24,7 +26,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 @contextmanager
 def open_lines(name: str) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for "-", for reading lines of bytes.
+    """Open a file, gzipped if its name ends with .gz, or standard input for "-", for reading lines of bytes.
 
     Raises:
         UserError: the file cannot be opened.
@@ -37,7 +39,11 @@ def open_lines(name: str) -> Iterator[BinaryIO]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise UserError(f"cannot read {name}: {reason(error)}") from error
     with stream:
-        yield stream
+        if not name.lower().endswith(".gz"):
+            yield stream
+            return
+        with gzip.open(stream) as unpacked:
+            yield cast(BinaryIO, unpacked)
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -52,6 +58,10 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
         number += 1
         try:
             line = stream.readline(LONGEST_LINE + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(
+                f"the input is damaged or not gzip ({error}); write or download it again"
+            ) from error
         except OSError as error:
             raise RunError(f"cannot read line {number:,} of the input: {reason(error)}") from error
         if len(line) > LONGEST_LINE:
@@ -67,8 +77,8 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def count_lines(name: str) -> int | None:
-    """Count the lines of a file; None for pipes and streams, which can be read only once."""
-    if not os.path.isfile(name):
+    """Count the lines of a file; None for gzip, and for pipes and streams, which are read once."""
+    if not os.path.isfile(name) or name.lower().endswith(".gz"):
         return None
     with open_lines(name) as stream:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))

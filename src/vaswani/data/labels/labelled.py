@@ -157,7 +157,7 @@ def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
         return Source(name, partial(read_conll, path), identity)
     check_fields(table.fields(path), spec, name)
     if path.suffix.lower() == ".parquet":
-        with reading._open_parquet(path) as file:
+        with reading.open_parquet(path) as file:
             rows = file.read(_columns(spec, file.schema_arrow.names))
         return Source(name, partial(_arrow_rows, rows, spec), identity)
     return Source(name, partial(table.rows, path, *spec.options.values()), identity)

@@ -458,10 +458,7 @@ def _splits_of_dataset(
 def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
     """Raise a UserError unless each requested field exists exactly once."""
     for option, name in spec.options.items():
-        if (times := list(existing).count(name)) > 1:
-            raise UserError(f"{option}: {where} has {times} fields '{name}'; rename all but one")
-        if existing and name not in existing:
-            raise UserError(f"{option}: {where} has no field '{name}'; it has {listing(existing)}")
+        reading.check_field(option, name, existing, where)
 
 
 def existing_file(name: str) -> Path:

@@ -16,7 +16,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,13 +28,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
 ROWS_TO_FIND_FIELDS = 1000  # JSON rows may have different fields: so many rows are searched for them
 ROWS_PER_BATCH = 1000
 LONGEST_CSV_CELL = 1 << 24  # characters; limits what an unclosed quote swallows
+
+
+def check_field(option: str, name: str, existing: Sequence[str], where: str) -> None:
+    """Raise a UserError unless a field, which an option names, exists exactly once."""
+    if (times := list(existing).count(name)) > 1:
+        raise UserError(f"{option}: {where} has {times} fields '{name}'; rename all but one")
+    if existing and name not in existing:
+        raise UserError(f"{option}: {where} has no field '{name}'; it has {listing(existing)}")
 
 
 def problem_of(row: Row) -> str | None:
@@ -67,7 +75,7 @@ def _is_utf8(text: str) -> bool:
 
 
 @contextmanager
-def _open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
+def open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
     r"""Open a plain or gzipped text file without its byte order mark; newline as in `open`."""
     opener = cast(Callable[..., TextIO], gzip.open if path.suffix.lower() == ".gz" else open)
     try:
@@ -94,7 +102,7 @@ def _lines(path: Path) -> Iterator[str]:
     No other character ends a line: a lone carriage return, form feed, U+0085 or U+2028 inside a sentence
     would shift all later lines of this side against the other.
     """
-    with _open_text(path) as file:
+    with open_text(path) as file:
         for line in file:
             yield line.removesuffix("\n").removesuffix("\r")
 
@@ -142,7 +150,7 @@ parse_json: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_without_r
 
 def _json_lines(path: Path) -> Iterator[Any]:
     """Yield the values of a JSON Lines file: {} for a blank line, None for a line that is not JSON."""
-    with _open_text(path) as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 yield parse_json(line)
@@ -152,9 +160,9 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 yield {} if line.isspace() else None
 
 
-def _json_values(path: Path) -> Iterator[Any]:
+def json_values(path: Path) -> Iterator[Any]:
     """Yield the values of a .json file: one array (read whole), or JSON Lines."""
-    with _open_text(path) as file:
+    with open_text(path) as file:
         start = file.readline()
         while start.isspace():
             start = file.readline()
@@ -184,7 +192,8 @@ def _json_fields(values_of: Callable[[Path], Iterator[Any]], path: Path) -> list
     return list(dict.fromkeys(name for row in islice(rows, ROWS_TO_FIND_FIELDS) for name in _leaf_names(row)))
 
 
-def _json_cell(row: dict[str, Any], name: str) -> Any:
+def cell_of(row: dict[str, Any], name: str) -> Any:
+    """Return what a row holds in a field, whose dots reach into nested objects; None if it has nothing."""
     if name in row:  # a plain name, or one that contains a dot
         return row[name]
     value: Any = row
@@ -200,25 +209,31 @@ def _json_rows(values_of: Callable[[Path], Iterator[Any]], path: Path, *fields: 
         elif not value:
             yield ("",) * len(fields)  # a blank line
         else:
-            yield tuple(_json_cell(value, name) for name in fields)
+            yield tuple(cell_of(value, name) for name in fields)
 
 
-def _csv_cells(path: Path) -> Iterator[list[str] | None]:
-    """Yield the rows of a CSV file (RFC 4180); None for each line with broken quotes."""
+def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield the rows of a CSV file (RFC 4180) with their lines; None for each line with broken quotes."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CSV_CELL))
-    with _open_text(path, newline="") as file:
+    with open_text(path, newline="") as file:
         reader = csv.reader(file, strict=True)
         while True:
             lines_before = reader.line_num
             try:
-                yield next(reader)
+                cells = next(reader)
             except StopIteration:
                 return
             except csv.Error:  # strict: otherwise text after a closing quote silently loses its quotes
-                yield from repeat(None, reader.line_num - lines_before)
+                yield from ((number + 1, None) for number in range(lines_before, reader.line_num))
+            else:
+                yield lines_before + 1, cells
 
 
-def _tsv_cells(path: Path) -> Iterator[list[str] | None]:
+def _csv_cells(path: Path) -> Iterator[list[str] | None]:
+    return (cells for _, cells in numbered_csv_cells(path))
+
+
+def tsv_cells(path: Path) -> Iterator[list[str] | None]:
     """Yield the rows of a tab-separated file. Quotes are text, as corpora hold raw ones."""
     return (line.split("\t") if line else [] for line in _lines(path))
 
@@ -298,7 +313,7 @@ def arrow_rows(table: pa.Table | pa.RecordBatch, *fields: str) -> Iterator[Row]:
 
 
 @contextmanager
-def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
             yield file
@@ -309,12 +324,12 @@ def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _parquet_fields(path: Path) -> list[str]:
-    with _open_parquet(path) as file:
+    with open_parquet(path) as file:
         return [name for name, _ in _arrow_leaves(file.schema_arrow)]
 
 
 def _parquet_rows(path: Path, *fields: str) -> Iterator[Row]:
-    with _open_parquet(path) as file:
+    with open_parquet(path) as file:
         schema = file.schema_arrow
         for name in fields:
             check_holds_text(schema, name, str(path))
@@ -337,9 +352,9 @@ class TableFormat:
 
 
 _JSON_LINES = TableFormat(partial(_json_fields, _json_lines), partial(_json_rows, _json_lines))
-_JSON = TableFormat(partial(_json_fields, _json_values), partial(_json_rows, _json_values))
+_JSON = TableFormat(partial(_json_fields, json_values), partial(_json_rows, json_values))
 _CSV = TableFormat(partial(_separated_fields, _csv_cells), partial(_separated_rows, _csv_cells))
-_TSV = TableFormat(partial(_separated_fields, _tsv_cells), partial(_separated_rows, _tsv_cells))
+_TSV = TableFormat(partial(_separated_fields, tsv_cells), partial(_separated_rows, tsv_cells))
 
 TABLE_FORMATS = {
     ".jsonl": _JSON_LINES,

@@ -14,9 +14,9 @@ from safetensors.torch import save
 
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import write_whole
-from vaswani.files.json_files import finite_json
 from vaswani.files.line_files import LineWriter
 from vaswani.inference.embed.embedding import Unit
+from vaswani.inference.inputs import Texts
 
 _ARRAYS = (".npy", ".safetensors")
 
@@ -37,25 +37,32 @@ def check_output(unit: Unit, name: str) -> None:
         raise UserError(f"cannot write {name}: it is a folder; give the name of a file")
 
 
-def write_vectors(results: Iterable[Any], unit: Unit, name: str) -> int:
-    """Write the results of all texts and return their number."""
+def added_fields(unit: Unit) -> list[str]:
+    """Return the fields that `write_vectors` adds to the rows of a table."""
+    return ["vector"] if unit == "text" else [f"{unit}s", "vectors"]
+
+
+def write_vectors(results: Iterable[Any], texts: Texts, unit: Unit, name: str) -> None:
+    """Write the results of all texts.
+
+    A JSON line is {"index": 0, "vector": [...]}, or {"index": 0, "words": [...], "vectors": [[...], ...]}. Of
+    a row of a table, it is the row with these fields in place of the index.
+    """
     if name.endswith(_ARRAYS):
-        return _write_arrays(list(results), unit, Path(name))
-    lines = 0
+        texts.report.lines = _write_arrays(list(results), unit, Path(name))
+        return
     with LineWriter(name) as writer:
-        for result in results:
-            writer.write(_as_json(lines, result, unit))
-            lines += 1
-    return lines
+        for index, result in enumerate(results):
+            texts.take()
+            place = {"index": index} if texts.row is None else {}
+            writer.write(texts.record(**place, **_fields(result, unit)))
 
 
-def _as_json(index: int, result: Any, unit: Unit) -> str:
-    """Return {"index": 0, "vector": [...]}, or {"index": 0, "words": [...], "vectors": [[...], ...]}."""
+def _fields(result: Any, unit: Unit) -> dict[str, Any]:
     if unit == "text":
-        return finite_json({"index": index, "vector": _numbers(result)})
+        return {"vector": _numbers(result)}
     pieces, vectors = result
-    record = {"index": index, f"{unit}s": pieces, "vectors": [_numbers(vector) for vector in vectors]}
-    return finite_json(record, ensure_ascii=False)
+    return {f"{unit}s": pieces, "vectors": [_numbers(vector) for vector in vectors]}
 
 
 def _numbers(vector: torch.Tensor) -> list[float]:

@@ -1,110 +1,84 @@
-"""Translate a file or a stream line by line in bounded memory.
+"""Translate a file or a stream in bounded memory.
 
-Each input line gives one output line; only a line feed ends a line.
+Each line, or row of a table, gives one output line; only a line feed ends a line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import BinaryIO
 
-from vaswani.files.json_files import finite_json
-from vaswani.files.line_files import read_lines
 from vaswani.inference.batches import BUFFERED_TEXTS
+from vaswani.inference.inputs import LineReport, TextLines, Texts
 from vaswani.inference.translate.translation import Translation, Translator
-
-
-@dataclass
-class LineReport:
-    """Counts of the lines of one input."""
-
-    lines: int = 0
-    empty: int = 0
-    too_long: int = 0
-    not_utf8: int = 0
-    source_cut_off: int = 0
-    cut_off: int = 0
-
-    def __str__(self) -> str:
-        counts = {
-            "empty": self.empty,
-            "too long and left empty": self.too_long,
-            "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
-            "of which only the beginning was read": self.source_cut_off,
-            "cut off at the length limit": self.cut_off,
-        }
-        problems = "; ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        return f"{self.lines:,} line{'s' * (self.lines != 1)}" + (f"; {problems}" if problems else "")
 
 
 def translate_lines(
     translator: Translator,
-    lines: BinaryIO,
+    lines: BinaryIO | Texts,
     write: Callable[[str], None],
     *,
     n_best: int | None = None,
     buffer_size: int = BUFFERED_TEXTS,
     warn: Callable[[str], None],
     progress: Callable[[int], object] | None = None,
+    output_field: str = "translation",
 ) -> LineReport:
-    """Translate each line of a stream.
+    """Translate each line of a stream, or each text of an input.
 
     Args:
         translator: the model with its options.
-        lines: UTF-8 text; invalid bytes become U+FFFD.
-        write: receives each line in input order: the text of the best hypothesis or, with `n_best`, a JSON
-            object with the `source`, its `hypotheses` (as in `Translation`) and, where they apply, `problem`
-            and `source_cut_off`.
-        n_best: hypotheses of each line in JSON; None means the text of the best one.
-        buffer_size: lines read ahead; fewer at the beginning.
-        warn: is called with a message for each line that cannot be translated.
-        progress: is called with the number of lines of each finished batch.
+        lines: UTF-8 text, whose invalid bytes become U+FFFD; or the texts of an input (see `open_texts`).
+        write: receives each line in input order. Of a line, the text of the best hypothesis or, with
+            `n_best`, a JSON object with the `source`, its `hypotheses` (as in `Translation`) and, where they
+            apply, `problem` and `source_cut_off`. Of a row of a table, the row with `output_field` or, with
+            `n_best`, with these fields.
+        n_best: hypotheses of each text in JSON; None means the text of the best one.
+        buffer_size: texts read ahead; fewer at the beginning.
+        warn: is called with a message for each text that cannot be translated.
+        progress: is called with the number of texts of each finished batch.
+        output_field: of the translation of a row.
 
     Raises:
-        UserError: `n_best` or `buffer_size` is out of range, or a line is too long.
+        UserError: `n_best` or `buffer_size` is out of range, a line is too long, or a row is unreadable.
     """
-    report = LineReport()
+    texts = lines if isinstance(lines, Texts) else TextLines(lines)
+    report = texts.report
     translations = translator.translate(
-        decoded(lines, report),
+        texts,
         n_best=1 if n_best is None else n_best,
         with_scores=n_best is not None,
         buffer_size=buffer_size,
         progress=progress,
     )
     for translation in translations:
-        report.lines += 1
+        texts.take()
         report.empty += not translation.source.strip()
         report.source_cut_off += translation.source_cut_off
         report.cut_off += any(not best.complete for best in translation.hypotheses[:1])
         if translation.problem:
             report.too_long += 1
-            warn(f"line {report.lines} is left empty: {translation.problem}")
-        write(as_text(translation) if n_best is None else _as_json(translation))
+            warn(f"{texts.place} is left empty: {translation.problem}")
+        write(_line(texts, translation, n_best, output_field))
     return report
 
 
-def decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
-    """Yield lines of UTF-8 without their ends; replace invalid bytes and count their lines."""
-    for number, line in enumerate(read_lines(lines)):
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError:
-            report.not_utf8 += 1
-            text = line.decode("utf-8", errors="replace")
-        yield text.removeprefix("\ufeff") if number == 0 else text  # drop a byte order mark
+def _line(texts: Texts, translation: Translation, n_best: int | None, output_field: str) -> str:
+    """Return the output line of a translation."""
+    if n_best is None:
+        is_line = isinstance(texts, TextLines)
+        return as_text(translation) if is_line else texts.record(**{output_field: translation.text})
+    fields = asdict(translation)
+    if texts.row is not None:
+        del fields["source"]  # the row has it
+    for name in ("problem", "source_cut_off"):
+        if not fields[name]:
+            del fields[name]
+    return texts.record(**fields)
 
 
 def as_text(translation: Translation) -> str:
     """Return the translation as one line."""
     return re.sub(r"[\r\n]+", " ", translation.text)  # byte models can write line feeds
-
-
-def _as_json(translation: Translation) -> str:
-    record = asdict(translation)
-    for name in ("problem", "source_cut_off"):
-        if not record[name]:
-            del record[name]
-    return finite_json(record, ensure_ascii=False)

@@ -99,6 +99,8 @@ class Translator(FromPretrained):
         too_long: `"cut"` truncates a longer source, `"skip"` returns an empty translation with the problem.
             None means `"cut"` if `max_source_length` is a number, else `"skip"`.
         max_length: maximum tokens of a translation, which may have at most 50 more than its source.
+        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a translation. None means as the
+            model's generation_config.json says.
         max_tokens_per_batch: maximum tokens of a batch, with padding and the tokens that may be generated. A
             longer sentence is a batch by itself.
         source_language: of a multilingual model, as its tokenizer names it (see `for_languages`). None means
@@ -124,12 +126,16 @@ class Translator(FromPretrained):
         max_source_length: int | Literal["auto"] | None = "auto",
         too_long: TooLong | None = None,
         max_length: int = 1024,
+        no_repeat_ngram_size: int | None = None,
         max_tokens_per_batch: int = 8192,
         source_language: str | None = None,
         target_language: str | None = None,
         source_prefix: str | None = None,
     ):
         check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
+        if no_repeat_ngram_size is not None:
+            check_positive(no_repeat_ngram_size=no_repeat_ngram_size)
+        self.no_repeat_ngram_size = no_repeat_ngram_size
         self.model = model.eval()
         self.source_tokenizer, self.target_tokenizer = for_languages(
             source_tokenizer,
@@ -273,9 +279,11 @@ class Translator(FromPretrained):
         sources = [torch.tensor(source, device=device) for source in token_ids]
         input_ids = pad_sequence(sources, True, self.source_tokenizer.pad_token_id or 0)  # [S, L]
         attention_mask = pad_sequence([torch.ones_like(source) for source in sources], True)
-        ranking = (
+        ranking: dict[str, Any] = (
             {"length_penalty": self.length_penalty, "early_stopping": False} if self.num_beams > 1 else {}
         )
+        if self.no_repeat_ngram_size is not None:
+            ranking["no_repeat_ngram_size"] = self.no_repeat_ngram_size
         finite = FiniteScores(self.num_beams)
         sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
             input_ids=input_ids,

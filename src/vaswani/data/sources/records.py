@@ -1,0 +1,165 @@
+"""Read tables as whole rows, each with its place in the file, for commands that answer every row.
+
+A corpus leaves out rows that cannot be used (see `reading.py`). Here such a row is an error that names its
+place, because the answers must stay beside their rows. Only blank lines are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vaswani.data.sources import reading
+from vaswani.errors import UserError
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row of a table: its place, such as "line 3 of FILE", and its fields."""
+
+    place: str
+    row: dict[str, Any]
+
+    def text(self, field: str) -> str:
+        """Return the text of a field; an empty one for null and for a field that this row lacks.
+
+        Raises:
+            UserError: the field holds something else.
+        """
+        cell = reading.cell_of(self.row, field)
+        if cell is None:
+            return ""
+        if not isinstance(cell, str):
+            shown = repr(cell)
+            shown = shown if len(shown) <= 60 else f"{shown[:60]} …"
+            raise UserError(f"{self.place}: field '{field}' holds {shown}; expected a text")
+        return cell
+
+    def has(self, field: str) -> bool:
+        """Return whether the row has a field, which may be null if its name has no dots."""
+        return field in self.row or reading.cell_of(self.row, field) is not None
+
+    def check_lacks(self, fields: Iterable[str], remedy: str) -> None:
+        """Raise a UserError if the row has one of the fields that a command adds."""
+        for field in fields:
+            if field in self.row:
+                raise UserError(f"{self.place} has a field '{field}', which the output adds; {remedy}")
+
+
+def fields_of(path: Path) -> list[str]:
+    """Return the names of the fields of a table, nested ones with dots."""
+    return _format(path).fields(path)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the rows of a table.
+
+    Raises:
+        UserError: the file is damaged, or a row cannot be read.
+    """
+    name = path.name.lower().removesuffix(".gz")
+    readers = {".jsonl": _json_lines, ".json": _json_values, ".csv": _csv_rows, ".tsv": _tsv_rows}
+    return readers.get(Path(name).suffix, _parquet_rows)(path)
+
+
+def count_records(path: Path) -> int | None:
+    """Return the number of rows where the file states it, as Parquet does; else None."""
+    if path.suffix.lower() != ".parquet":
+        return None
+    with reading.open_parquet(path) as file:
+        return file.metadata.num_rows
+
+
+def check_text_field(path: Path, option: str, field: str) -> None:
+    """Raise a UserError unless a table has the field that an option names, and it may hold text."""
+    reading.check_field(option, field, fields_of(path), str(path))
+    if path.suffix.lower() == ".parquet":
+        with reading.open_parquet(path) as file:
+            reading.check_holds_text(file.schema_arrow, field, str(path))
+
+
+def json_records(lines: Iterable[str], name: str) -> Iterator[Record]:
+    """Yield the objects of JSON Lines.
+
+    Args:
+        lines: each holds an object, or is blank.
+        name: of the file or stream, for messages.
+
+    Raises:
+        UserError: a line is not a JSON object.
+    """
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        place = f"line {number:,} of {name}"
+        try:
+            value = reading.parse_json(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{place} is not JSON ({error}); correct or remove it") from error
+        yield _record(place, value)
+
+
+def _record(place: str, value: Any) -> Record:
+    if not isinstance(value, dict):
+        raise UserError(f"{place} holds a JSON {type(value).__name__}; expected an object with fields")
+    return Record(place, value)
+
+
+def _format(path: Path) -> reading.TableFormat:
+    table = reading.table_format(path)
+    if table is None:
+        known = ", ".join(reading.TABLE_FORMATS)
+        raise UserError(f"{path} has none of the endings of tables, {known}")
+    return table
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
+    with reading.open_text(path) as file:
+        yield from json_records(file, str(path))
+
+
+def _json_values(path: Path) -> Iterator[Record]:
+    """Yield the objects of a .json file: one array, or JSON Lines."""
+    with reading.open_text(path) as file:
+        start = next((line for line in file if not line.isspace()), "")
+    if not start.lstrip().startswith("["):
+        yield from _json_lines(path)
+        return
+    for number, value in enumerate(reading.json_values(path), start=1):
+        yield _record(f"row {number:,} of {path}", value)
+
+
+def _csv_rows(path: Path) -> Iterator[Record]:
+    return _separated_rows(reading.numbered_csv_cells(path), path)
+
+
+def _tsv_rows(path: Path) -> Iterator[Record]:
+    return _separated_rows(enumerate(reading.tsv_cells(path), start=1), path)
+
+
+def _separated_rows(numbered: Iterable[tuple[int, list[str] | None]], path: Path) -> Iterator[Record]:
+    header: list[str] | None = None
+    for number, cells in numbered:
+        place = f"line {number:,} of {path}"
+        if cells is None:
+            raise UserError(f"{place} has broken quotes; correct them")
+        if not cells:
+            continue
+        if header is None:
+            header = cells
+        elif len(cells) != len(header):
+            raise UserError(f"{place} has {len(cells)} cells, and the header has {len(header)}; correct it")
+        else:
+            yield Record(place, dict(zip(header, cells, strict=True)))
+
+
+def _parquet_rows(path: Path) -> Iterator[Record]:
+    number = 0
+    with reading.open_parquet(path) as file:
+        names = file.schema_arrow.names
+        for batch in file.iter_batches(batch_size=reading.ROWS_PER_BATCH):
+            for cells in reading.arrow_rows(batch, *names):
+                number += 1
+                yield Record(f"row {number:,} of {path}", dict(zip(names, cells or (), strict=True)))

@@ -1,0 +1,268 @@
+"""The texts that a command reads: lines of text, or a field of the rows of a table.
+
+The results of a text become one output line. For a table that line is a JSON object, the row with new fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from vaswani.errors import UserError, listing
+from vaswani.files.json_files import finite_json, without_non_finite
+from vaswani.files.line_files import STANDARD_STREAM, count_lines, open_lines, read_lines
+
+if TYPE_CHECKING:
+    from vaswani.data.sources.records import Record
+
+Documents = Literal["line", "blank_line", "file"]
+DOCUMENTS = ("line", "blank_line", "file")
+_SURROGATES = re.compile("[\ud800-\udfff]")  # bytes that were not UTF-8, or such escapes in JSON
+
+
+@dataclass
+class LineReport:
+    """Counts of the texts of one input."""
+
+    lines: int = 0
+    empty: int = 0
+    too_long: int = 0
+    not_utf8: int = 0
+    source_cut_off: int = 0
+    cut_off: int = 0
+    unit: str = "line"
+
+    def __str__(self) -> str:
+        counts = {
+            "empty": self.empty,
+            "too long and left empty": self.too_long,
+            "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
+            "of which only the beginning was read": self.source_cut_off,
+            "cut off at the length limit": self.cut_off,
+        }
+        problems = "; ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        return f"{self.lines:,} {self.unit}{'s' * (self.lines != 1)}" + (f"; {problems}" if problems else "")
+
+
+def decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
+    """Yield lines of UTF-8 without their ends; replace invalid bytes and count their lines."""
+    for number, line in enumerate(read_lines(lines)):
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError:
+            report.not_utf8 += 1
+            text = line.decode("utf-8", errors="replace")
+        yield text.removeprefix("\ufeff") if number == 0 else text  # drop a byte order mark
+
+
+class TextLines:
+    """The texts of a stream of lines.
+
+    Args:
+        lines: UTF-8 text; invalid bytes become U+FFFD.
+        documents: what is one text: a line, the lines up to a blank one, or the whole stream.
+        total: number of lines, if it is known.
+
+    Attributes:
+        row: None; texts of lines have no other fields.
+        place: of the text whose result was `taken` last, such as "line 3".
+    """
+
+    row: None = None
+
+    def __init__(self, lines: BinaryIO, documents: Documents = "line", total: int | None = None):
+        self.report = LineReport(unit="line" if documents == "line" else "document")
+        self.total = total if documents == "line" else None
+        self.typed = lines.isatty()
+        self._texts = _GROUPED[documents](decoded(lines, self.report))
+
+    def __iter__(self) -> Iterator[str]:
+        return self._texts
+
+    @property
+    def place(self) -> str:
+        return f"{self.report.unit} {self.report.lines}"
+
+    def take(self) -> None:
+        """Go on to the next text in order; called before its result is written."""
+        self.report.lines += 1
+
+    def record(self, **fields: Any) -> str:
+        """Return the fields as one line of JSON."""
+        return finite_json(fields, ensure_ascii=False)
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    document: list[str] = []
+    for line in chain(lines, [""]):
+        if line.strip():
+            document.append(line)
+        elif document:
+            yield "\n".join(document)
+            document = []
+
+
+def _whole(lines: Iterable[str]) -> Iterator[str]:
+    if (text := "\n".join(lines)).strip():
+        yield text
+
+
+_GROUPED: dict[str, Callable[[Iterator[str]], Iterator[str]]] = {
+    "line": iter,
+    "blank_line": _paragraphs,
+    "file": _whole,
+}
+
+
+class TableTexts:
+    """The texts in a field of a table's rows.
+
+    Args:
+        records: the rows (see `read_records`).
+        field: of the text; dots reach into nested objects.
+        added: names of the fields that the output adds.
+        remedy: what to do where a row has one of these.
+        total: number of rows, if it is known.
+
+    Attributes:
+        row: the row whose result was taken last.
+        place: its place, such as "line 3 of FILE".
+    """
+
+    def __init__(
+        self,
+        records: Iterator[Record],
+        field: str,
+        *,
+        added: Sequence[str] = (),
+        remedy: str = "rename it",
+        total: int | None = None,
+        typed: bool = False,
+    ):
+        self.report = LineReport(unit="row")
+        self.total, self.typed = total, typed
+        self.row: dict[str, Any] = {}
+        self.place = ""
+        self._records, self._field = records, field
+        self._added, self._remedy = added, remedy
+        self._waiting: deque[Record] = deque()
+
+    def __iter__(self) -> Iterator[str]:
+        for record in self._records:
+            record.check_lacks(self._added, self._remedy)
+            text = record.text(self._field)
+            valid = _SURROGATES.sub("\ufffd", text)
+            self.report.not_utf8 += valid != text
+            self._waiting.append(record)
+            yield valid
+
+    def take(self) -> None:
+        """Go on to the next row in order; called before its result is written."""
+        record = self._waiting.popleft()
+        self.row, self.place = record.row, record.place
+        self.report.lines += 1
+
+    def record(self, **fields: Any) -> str:
+        """Return the row with the fields as one line of JSON."""
+        row = {**self.row, **fields}
+        try:
+            return json.dumps(row, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError):  # the row holds NaN, a date ...
+            finite_json(fields)  # raises for such a result
+            return json.dumps(without_non_finite(row), ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a date or another value of Parquet."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+Texts = TextLines | TableTexts
+
+
+@contextmanager
+def open_texts(
+    name: str,
+    field: str | None,
+    *,
+    option: str,
+    default: str,
+    added: Sequence[str],
+    remedy: str = "rename it",
+    documents: Documents = "line",
+) -> Iterator[Texts]:
+    """Open the texts of a file or of standard input.
+
+    A file with the ending of a table (JSONL, JSON, CSV, TSV, also .gz; Parquet) is one: all its rows are
+    checked before the first is yielded. A field makes standard input JSON Lines. Anything else is lines.
+
+    Args:
+        name: of the file; "-" for standard input.
+        field: of the text in a table; None means `default`.
+        option: that gives the field, for messages.
+        default: see `field`.
+        added: names of the fields that the output adds to the rows of a table.
+        remedy: what to do where a row has one of these.
+        documents: in lines, what is one text.
+
+    Raises:
+        UserError: the input cannot be read, has no such field, or has a field that would be added.
+    """
+    if documents not in DOCUMENTS:
+        raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
+    is_table = name != STANDARD_STREAM and _has_table_ending(name)
+    if is_table and Path(name).is_file():
+        with open_lines(name):  # raises where the file cannot be read
+            pass
+        yield _table(Path(name), field or default, option, added=added, remedy=remedy)
+        return
+    with open_lines(name) as lines:
+        if field is None and not is_table:
+            yield TextLines(lines, documents, count_lines(name))
+        elif name == STANDARD_STREAM or is_table:  # a pipe, which can be read once
+            where = "standard input" if name == STANDARD_STREAM else name
+            yield _json_stream(lines, where, field or default, added=added, remedy=remedy)
+        else:
+            raise UserError(
+                f"--{option} {field} is for tables, and {name} is read as lines; leave it out, or give a "
+                "file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
+            )
+
+
+def _has_table_ending(name: str) -> bool:
+    endings = [f"{ending}{gz}" for ending in (".jsonl", ".json", ".csv", ".tsv") for gz in ("", ".gz")]
+    return name.lower().endswith((*endings, ".parquet"))
+
+
+def _table(path: Path, field: str, option: str, *, added: Sequence[str], remedy: str) -> TableTexts:
+    from vaswani.data.sources.records import check_text_field, count_records, read_records
+
+    check_text_field(path, f"--{option}", field)
+    total = count_records(path)
+    if total is None:
+        total = 0
+        for record in read_records(path):
+            record.text(field)
+            record.check_lacks(added, remedy)
+            total += 1
+    return TableTexts(read_records(path), field, added=added, remedy=remedy, total=total)
+
+
+def _json_stream(lines: BinaryIO, name: str, field: str, *, added: Sequence[str], remedy: str) -> TableTexts:
+    from vaswani.data.sources.records import json_records
+
+    decoded_lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(lines))
+    records = json_records(decoded_lines, name)
+    first = next(records, None)
+    if first is not None and not first.has(field):
+        raise UserError(f"{first.place} has no field '{field}'; it has {listing(first.row)}")
+    rows = records if first is None else chain([first], records)
+    return TableTexts(rows, field, added=added, remedy=remedy, typed=lines.isatty())
