@@ -7,6 +7,8 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -14,12 +16,14 @@ from transformers import (
     BertModel,
     BigBirdConfig,
     BigBirdForMaskedLM,
+    BigBirdForMultipleChoice,
     BigBirdForPreTraining,
     BigBirdForSequenceClassification,
     BigBirdForTokenClassification,
     BigBirdModel,
     DistilBertConfig,
     DistilBertForMaskedLM,
+    DistilBertForMultipleChoice,
     DistilBertForQuestionAnswering,
     DistilBertForSequenceClassification,
     DistilBertForTokenClassification,
@@ -27,12 +31,16 @@ from transformers import (
     FSMTConfig,
     FSMTForConditionalGeneration,
     GPT2Config,
+    GPT2ForQuestionAnswering,
+    GPT2ForSequenceClassification,
+    GPT2ForTokenClassification,
     GPT2LMHeadModel,
     GPT2Model,
     MarianConfig,
     MarianModel,
     MarianMTModel,
     OpenAIGPTConfig,
+    OpenAIGPTForSequenceClassification,
     OpenAIGPTLMHeadModel,
     OpenAIGPTModel,
     PreTrainedModel,
@@ -78,7 +86,7 @@ def randomize(model: nn.Module, scale: float = 0.08) -> Any:
                 tensor.copy_(scale * noise + (1.0 if norm else 0.0))
     if isinstance(model, PreTrainedModel):
         model.tie_weights()
-    if hasattr(model, "cls"):
+    if hasattr(model, "cls") and hasattr(model.cls, "predictions"):
         model.cls.predictions.bias = model.cls.predictions.decoder.bias  # one, though the weights be untied
     return model.eval()
 
@@ -92,7 +100,8 @@ ENCODERS = [
     *_bert_like(
         (
             *(BertModel, BertForPreTraining, BertForMaskedLM, BertForSequenceClassification),
-            *(BertForTokenClassification, BertForQuestionAnswering),
+            *(BertForTokenClassification, BertForQuestionAnswering, BertForMultipleChoice),
+            BertForNextSentencePrediction,
         ),
         BertConfig,
         BERT_SHAPES,
@@ -105,7 +114,7 @@ ENCODERS = [
     *_bert_like(
         (
             *(DistilBertModel, DistilBertForMaskedLM, DistilBertForSequenceClassification),
-            *(DistilBertForTokenClassification, DistilBertForQuestionAnswering),
+            *(DistilBertForTokenClassification, DistilBertForQuestionAnswering, DistilBertForMultipleChoice),
         ),
         DistilBertConfig,
         DISTILBERT_SHAPES,
@@ -113,7 +122,7 @@ ENCODERS = [
     *_bert_like(
         (
             *(BigBirdModel, BigBirdForPreTraining, BigBirdForMaskedLM, BigBirdForSequenceClassification),
-            BigBirdForTokenClassification,
+            *(BigBirdForTokenClassification, BigBirdForMultipleChoice),
         ),
         BigBirdConfig,
         BERT_SHAPES,
@@ -129,7 +138,15 @@ ENCODERS = [
     ),
 ]
 DECODERS = [
-    *_bert_like((GPT2Model, GPT2LMHeadModel), GPT2Config, GPT_SHAPES),
+    *_bert_like(
+        (
+            *(GPT2Model, GPT2LMHeadModel, GPT2ForSequenceClassification, GPT2ForTokenClassification),
+            GPT2ForQuestionAnswering,
+        ),
+        GPT2Config,
+        GPT_SHAPES,
+    ),
+    *_bert_like((OpenAIGPTForSequenceClassification,), OpenAIGPTConfig, GPT_SHAPES[:1]),
     *_bert_like((GPT2LMHeadModel,), GPT2Config, GPT_SHAPES[:1], n_inner=20, tie_word_embeddings=False),
     *_bert_like((OpenAIGPTModel, OpenAIGPTLMHeadModel), OpenAIGPTConfig, GPT_SHAPES),
     *_bert_like((OpenAIGPTLMHeadModel,), OpenAIGPTConfig, GPT_SHAPES[:1], afn="relu"),

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
-    BertForMultipleChoice,
+    BertLMHeadModel,
     BigBirdConfig,
     BigBirdForMaskedLM,
     GPT2Config,
@@ -54,6 +54,8 @@ def fsmt_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 def inputs_for(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A batch with all that a model takes besides."""
     inputs: dict[str, Any] = {**batch}
+    if type(model).__name__.endswith("ForMultipleChoice"):  # the rows are the choices of one text
+        return {name: tensor[None] for name, tensor in batch.items()}
     if getattr(model.config, "type_vocab_size", 0):
         second = torch.arange(batch["input_ids"].shape[1]) > 4
         inputs["token_type_ids"] = second.long().expand_as(batch["input_ids"])
@@ -77,6 +79,8 @@ def labels_for(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, to
         return {"start_positions": 5 + rows % 2, "end_positions": 6 + rows % 3}
     if kind.endswith("ForSequenceClassification"):
         return {"labels": rows / 3 if model.config.num_labels == 1 else rows % 2}
+    if kind.endswith(("ForMultipleChoice", "ForNextSentencePrediction")):
+        return {"labels": rows[:1] if kind.endswith("Choice") else rows % 2}
     if kind.endswith("ForTokenClassification"):
         return {"labels": torch.where(tokens < 0, tokens, tokens % 2)}
     if kind.endswith("ForPreTraining"):
@@ -130,6 +134,9 @@ def gradients_in_our_names(theirs: nn.Module, ours: nn.Module) -> dict[str, torc
     rules = format_of(type(theirs).__name__).rules(type(theirs).__name__)
     tables = {rule.theirs for rule in rules if not rule.ours}
     found = {name: gradient for name, gradient in gradients(theirs).items() if name not in tables}
+    if type(theirs).__name__ == "GPT2ForQuestionAnswering":
+        # Its answers may lie in the padding, which trains the padding's embedding; ours is fixed.
+        found["transformer.wte.weight"][theirs.config.pad_token_id] = 0
     return to_ours(found, rules, ours.state_dict(), {})
 
 
@@ -300,8 +307,8 @@ def test_what_is_trained_on_goes_on_in_training_mode() -> None:
     ("model", "message"),
     [
         (
-            lambda: BertForMultipleChoice(BertConfig(**SMALL_BERT)),
-            "BertForMultipleChoice cannot be converted; these can: MarianModel, MarianMTModel, FSMTFor",
+            lambda: BertLMHeadModel(BertConfig(**SMALL_BERT, is_decoder=True)),
+            "BertLMHeadModel cannot be converted; these can: MarianModel, MarianMTModel, FSMTFor",
         ),
         (
             lambda: BertForMaskedLM(BertConfig(**SMALL_BERT, is_decoder=True)),

@@ -11,12 +11,17 @@ from transformers.models.auto import modeling_auto
 from vaswani import (
     VaswaniConfig,
     VaswaniDecoderConfig,
+    VaswaniDecoderForQuestionAnswering,
+    VaswaniDecoderForSequenceClassification,
+    VaswaniDecoderForTokenClassification,
     VaswaniDecoderModel,
     VaswaniEncoderConfig,
     VaswaniEncoderModel,
     VaswaniForCausalLM,
     VaswaniForConditionalGeneration,
     VaswaniForMaskedLM,
+    VaswaniForMultipleChoice,
+    VaswaniForNextSentencePrediction,
     VaswaniForPreTraining,
     VaswaniForQuestionAnswering,
     VaswaniForSequenceClassification,
@@ -31,10 +36,21 @@ LISTS = {
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": (VaswaniForConditionalGeneration,),
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": (VaswaniForCausalLM,),
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES": (VaswaniForMaskedLM,),
+    "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES": (VaswaniForMultipleChoice,),
+    "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES": (VaswaniForNextSentencePrediction,),
     "MODEL_FOR_PRETRAINING_MAPPING_NAMES": (VaswaniForPreTraining,),
-    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": (VaswaniForQuestionAnswering,),
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": (VaswaniForSequenceClassification,),
-    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": (VaswaniForTokenClassification,),
+    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": (
+        VaswaniForQuestionAnswering,
+        VaswaniDecoderForQuestionAnswering,
+    ),
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": (
+        VaswaniForSequenceClassification,
+        VaswaniDecoderForSequenceClassification,
+    ),
+    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": (
+        VaswaniForTokenClassification,
+        VaswaniDecoderForTokenClassification,
+    ),
 }
 
 
@@ -76,7 +92,8 @@ class VaswaniEncoderTest(harness.EncoderSuite):
     config_class = VaswaniEncoderConfig
     all_model_classes = (
         *(VaswaniEncoderModel, VaswaniForPreTraining, VaswaniForMaskedLM, VaswaniForSequenceClassification),
-        *(VaswaniForTokenClassification, VaswaniForQuestionAnswering),
+        *(VaswaniForTokenClassification, VaswaniForQuestionAnswering, VaswaniForMultipleChoice),
+        VaswaniForNextSentencePrediction,
     )
     peers = (peers.BertTest,)
     settings: ClassVar[dict[str, object]] = {
@@ -114,7 +131,10 @@ class VaswaniDecoderTest(harness.DecoderSuite):
     """GPT-2."""
 
     config_class = VaswaniDecoderConfig
-    all_model_classes = (VaswaniDecoderModel, VaswaniForCausalLM)
+    all_model_classes = (
+        *(VaswaniDecoderModel, VaswaniForCausalLM, VaswaniDecoderForSequenceClassification),
+        *(VaswaniDecoderForTokenClassification, VaswaniDecoderForQuestionAnswering),
+    )
     peers = (peers.GPT2Test,)
     settings: ClassVar[dict[str, object]] = {
         "d_model": 32,

@@ -23,7 +23,7 @@ CLASSES = {
         suffix: f"Vaswani{suffix}"
         for suffix in (
             *("ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
-            "ForQuestionAnswering",
+            *("ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"),
         )
     },
 }
@@ -120,7 +120,7 @@ def _big_bird_attention(config: Any, class_name: str) -> dict[str, Any]:
         "encoder_attention": "sparse" if config.attention_type == "block_sparse" else "full",
         "sparse_block_size": config.block_size,
         "sparse_random_blocks": config.num_random_blocks,
-        "classifier_activation": config.hidden_act,
+        "classifier_activation": None if class_name.endswith("MultipleChoice") else config.hidden_act,
     }
 
 
@@ -139,7 +139,9 @@ BIG_BIRD = Format(
     our_config_class=VaswaniEncoderConfig,
     # BigBirdForQuestionAnswering has other layers.
     classes={
-        f"BigBird{suffix}": ours for suffix, ours in CLASSES.items() if suffix != "ForQuestionAnswering"
+        f"BigBird{suffix}": ours
+        for suffix, ours in CLASSES.items()
+        if suffix not in ("ForQuestionAnswering", "ForNextSentencePrediction")
     },
     fields={**FIELDS, "use_bias": "attention_bias", "rescale_embeddings": "scale_embedding"},
     theirs={"is_decoder": False, "add_cross_attention": False},
@@ -174,7 +176,11 @@ DISTILBERT = Format(
     name="distilbert",
     config_class=DistilBertConfig,
     our_config_class=VaswaniEncoderConfig,
-    classes={f"DistilBert{suffix}": ours for suffix, ours in CLASSES.items() if suffix != "ForPreTraining"},
+    classes={
+        f"DistilBert{suffix}": ours
+        for suffix, ours in CLASSES.items()
+        if suffix not in ("ForPreTraining", "ForNextSentencePrediction")
+    },
     fields={
         "vocab_size": "vocab_size",
         "dim": "d_model",

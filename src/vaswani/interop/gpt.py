@@ -46,13 +46,24 @@ def _decoder(tokens: str, positions: str) -> tuple[Rule, ...]:
     )
 
 
-HEADS = (Rule("lm_head.weight", ("lm_head.weight",)),)
+HEADS = (
+    Rule("lm_head.weight", ("lm_head.weight",)),
+    Rule("score.weight", ("score.weight",)),
+    *linear("classifier", "classifier"),
+    *linear("qa_outputs", "qa_outputs"),
+)
 
 GPT2 = Format(
     name="gpt2",
     config_class=GPT2Config,
     our_config_class=VaswaniDecoderConfig,
-    classes={"GPT2Model": "VaswaniDecoderModel", "GPT2LMHeadModel": "VaswaniForCausalLM"},
+    classes={
+        "GPT2Model": "VaswaniDecoderModel",
+        "GPT2LMHeadModel": "VaswaniForCausalLM",
+        "GPT2ForSequenceClassification": "VaswaniDecoderForSequenceClassification",
+        "GPT2ForTokenClassification": "VaswaniDecoderForTokenClassification",
+        "GPT2ForQuestionAnswering": "VaswaniDecoderForQuestionAnswering",
+    },
     fields={**FIELDS, "activation_function": "activation_function"},
     theirs={
         "scale_attn_weights": True,
@@ -90,7 +101,11 @@ OPENAI_GPT = Format(
     name="openai-gpt",
     config_class=OpenAIGPTConfig,
     our_config_class=VaswaniDecoderConfig,
-    classes={"OpenAIGPTModel": "VaswaniDecoderModel", "OpenAIGPTLMHeadModel": "VaswaniForCausalLM"},
+    classes={
+        "OpenAIGPTModel": "VaswaniDecoderModel",
+        "OpenAIGPTLMHeadModel": "VaswaniForCausalLM",
+        "OpenAIGPTForSequenceClassification": "VaswaniDecoderForSequenceClassification",
+    },
     fields=FIELDS,
     ours=OURS,
     base=_decoder("tokens_embed", "positions_embed"),

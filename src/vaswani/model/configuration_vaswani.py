@@ -363,6 +363,8 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
         "AutoModelForSequenceClassification": "modeling_vaswani_encoder.VaswaniForSequenceClassification",
         "AutoModelForTokenClassification": "modeling_vaswani_encoder.VaswaniForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_vaswani_encoder.VaswaniForQuestionAnswering",
+        "AutoModelForMultipleChoice": "modeling_vaswani_encoder.VaswaniForMultipleChoice",
+        "AutoModelForNextSentencePrediction": "modeling_vaswani_encoder.VaswaniForNextSentencePrediction",
     }
     attribute_map = {
         "hidden_size": "d_model",
@@ -409,6 +411,10 @@ class VaswaniDecoderConfig(VaswaniFamilyConfig):
         "AutoConfig": "configuration_vaswani.VaswaniDecoderConfig",
         "AutoModel": "modeling_vaswani_decoder.VaswaniDecoderModel",
         "AutoModelForCausalLM": "modeling_vaswani_decoder.VaswaniForCausalLM",
+        **{
+            f"AutoModelFor{task}": f"modeling_vaswani_decoder.VaswaniDecoderFor{task}"
+            for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+        },
     }
     attribute_map = {
         "hidden_size": "d_model",

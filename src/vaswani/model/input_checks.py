@@ -174,3 +174,37 @@ def check_no_lost_arguments(arguments: dict[str, Any]) -> None:
             "token_type_ids have no effect on this model; leave them out: "
             "tokenizer(..., return_token_type_ids=False)."
         )
+
+
+def check_class_labels(labels: torch.Tensor, rows: int, config: Any) -> None:
+    """Raise `ValueError` unless each row has one class, one number, or a number for each label."""
+    count, kind = config.num_labels, config.problem_type
+    is_number = count == 1 or kind == "regression"
+    is_class = not is_number and kind != "multi_label_classification"
+    if is_class and (labels.dtype in (torch.long, torch.int) or kind):
+        check_labels("labels", labels, (rows, 1) if labels.ndim == 2 else (rows,), count)
+        return
+    shapes = [(rows,), (rows, 1)] if count == 1 else [(rows, count)]
+    if has_values(labels) and tuple(labels.shape) not in shapes:
+        raise ValueError(
+            f"labels has the shape {list(labels.shape)} and the dtype {labels.dtype}; expected "
+            f"{list(shapes[0])} with num_labels={count} and problem_type={kind!r}."
+        )
+
+
+def check_answers(
+    rows: int, start_positions: torch.Tensor | None, end_positions: torch.Tensor | None
+) -> None:
+    """Raise `ValueError` unless both ends of the answers are given, one for each row, or none."""
+    if (start_positions is None) != (end_positions is None):
+        missing = "start_positions" if start_positions is None else "end_positions"
+        raise ValueError(f"{missing} is missing: give both ends of the answers, or none.")
+    for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
+        if positions is None:
+            continue
+        check_ids(name, positions, (rows,) if positions.ndim == 1 else (rows, 1))
+        if can_be_checked(positions) and positions.min() < 0:
+            raise ValueError(
+                f"{name} holds {int(positions.min())}; tokens are counted from 0; the text's length "
+                "stands for no answer."
+            )

@@ -10,14 +10,26 @@ B batch · T length · d_model width · V vocabulary
 import torch
 from torch import nn
 from transformers import Cache, GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
 from .compatibility import keep_positions
 from .configuration_vaswani import VaswaniDecoderConfig
-from .input_checks import check_labels, check_logits_to_keep, check_loss_options
-from .losses import next_token_loss_function, smoothed_loss
+from .input_checks import (
+    check_answers,
+    check_class_labels,
+    check_labels,
+    check_logits_to_keep,
+    check_loss_options,
+)
+from .losses import next_token_loss_function, smoothed_loss, token_loss_function
 from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, other_outputs, tensor_parallel_plan
 
 
@@ -114,3 +126,135 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
             if labels is not None:
                 loss = self.loss_function(logits, labels, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **other_outputs(outputs))
+
+
+@auto_docstring
+class VaswaniDecoderForSequenceClassification(VaswaniDecoderPreTrainedModel):
+    def __init__(self, config: VaswaniDecoderConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = VaswaniDecoderModel(config)
+        self.score = nn.Linear(config.d_model, config.num_labels, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutputWithPast:
+        r"""
+        labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
+            A class of each row; or, for regression and several labels at once, numbers
+            (see `config.problem_type`). A text is classified by the state of its last token.
+        """
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        outputs = self.model(*inputs, **kwargs)
+        states = outputs.last_hidden_state
+        last = self.last_tokens(states, input_ids, attention_mask)
+        logits = self.score(states[torch.arange(len(states), device=states.device), last])
+        loss = None
+        if labels is not None:
+            check_class_labels(labels, len(logits), self.config)
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **other_outputs(outputs))
+
+    def last_tokens(
+        self, states: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Places of the last tokens that are no padding: int64 [B], by the mask [B, T] or by the token ids.
+
+        Raises `ValueError` for several texts where neither tells what is padding.
+        """
+        rows, length = states.shape[:2]
+        if attention_mask is not None and attention_mask.ndim == 2:
+            kept = attention_mask[:, -length:] != 0
+        elif input_ids is not None and self.config.pad_token_id is not None:
+            kept = input_ids != self.config.pad_token_id
+        elif rows == 1 or input_ids is None:
+            kept = states.new_ones((rows, length), dtype=torch.bool)
+        else:
+            raise ValueError(
+                "nothing tells which tokens are padding: give an attention_mask, or set config.pad_token_id."
+            )
+        return (torch.arange(length, device=states.device) * kept).argmax(-1)
+
+
+@auto_docstring
+class VaswaniDecoderForTokenClassification(VaswaniDecoderPreTrainedModel):
+    def __init__(self, config: VaswaniDecoderConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = VaswaniDecoderModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.loss_function = token_loss_function
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            A class of each token; −100 is ignored.
+        """
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        outputs = self.model(*inputs, **kwargs)
+        check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.num_labels)
+        check_loss_options(None, kwargs.get("num_items_in_batch"))
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else self.loss_function(logits, labels, **kwargs)
+        others = other_outputs(outputs)
+        others.pop("past_key_values", None)
+        return TokenClassifierOutput(loss=loss, logits=logits, **others)
+
+
+@auto_docstring
+class VaswaniDecoderForQuestionAnswering(VaswaniDecoderPreTrainedModel):
+    def __init__(self, config: VaswaniDecoderConfig):
+        super().__init__(config)
+        self.model = VaswaniDecoderModel(config)
+        self.qa_outputs = nn.Linear(config.d_model, 2)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        inputs = (input_ids, attention_mask, position_ids, None, inputs_embeds, False)
+        outputs = self.model(*inputs, **kwargs)
+        check_answers(len(outputs.last_hidden_state), start_positions, end_positions)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, T] each
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        others = other_outputs(outputs)
+        others.pop("past_key_values", None)
+        return QuestionAnsweringModelOutput(
+            loss=loss, start_logits=start_logits, end_logits=end_logits, **others
+        )

@@ -8,6 +8,7 @@ B batch · S length · d_model width · V vocabulary
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,8 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
@@ -26,10 +29,11 @@ from .configuration_vaswani import VaswaniEncoderConfig
 from .input_checks import (
     IGNORED_LABEL,
     can_be_checked,
+    check_answers,
+    check_class_labels,
     check_ids,
     check_labels,
     check_loss_options,
-    has_values,
 )
 from .losses import smoothed_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, other_outputs, tensor_parallel_plan
@@ -285,17 +289,36 @@ def classifier_dropout(config: VaswaniEncoderConfig) -> nn.Dropout:
     return nn.Dropout(config.dropout if config.classifier_dropout is None else config.classifier_dropout)
 
 
-@auto_docstring
-class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
-    def __init__(self, config: VaswaniEncoderConfig):
+class VaswaniClassifierBase(VaswaniEncoderPreTrainedModel):
+    """Base of the models that rate texts."""
+
+    def __init__(self, config: VaswaniEncoderConfig, num_outputs: int):
         super().__init__(config)
-        self.num_labels = config.num_labels
         activation = config.classifier_activation
         self.model = VaswaniEncoderModel(config, add_pooling_layer=activation is None)
         self.pre_classifier = None if activation is None else nn.Linear(config.d_model, config.d_model)
         self.classifier_activation = None if activation is None else ACT2FN[activation]
         self.dropout = classifier_dropout(config)
-        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.classifier = nn.Linear(config.d_model, num_outputs)
+
+    def classify(
+        self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, *inputs: Any, **kwargs: Any
+    ) -> tuple[BaseModelOutputWithPooling, torch.Tensor]:
+        """The encoder's outputs for texts [B, S], and a number for each output of the classifier, [B, L]."""
+        outputs = self.model(input_ids, attention_mask, *inputs, **kwargs)
+        if self.pre_classifier is None:
+            pooled = outputs.pooler_output
+        else:
+            state = self.text_state(outputs.last_hidden_state, attention_mask)
+            pooled = self.classifier_activation(self.pre_classifier(state))
+        return outputs, self.classifier(self.dropout(pooled))
+
+
+@auto_docstring
+class VaswaniForSequenceClassification(VaswaniClassifierBase):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config, config.num_labels)
+        self.num_labels = config.num_labels
         self.post_init()
 
     @can_return_tuple
@@ -315,33 +338,78 @@ class VaswaniForSequenceClassification(VaswaniEncoderPreTrainedModel):
             A class of each row; or, for regression and several labels at once, numbers
             (see `config.problem_type`).
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        if self.pre_classifier is None:
-            pooled = outputs.pooler_output
-        else:
-            state = self.text_state(outputs.last_hidden_state, attention_mask)
-            pooled = self.classifier_activation(self.pre_classifier(state))
-        logits = self.classifier(self.dropout(pooled))
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, logits = self.classify(*inputs, **kwargs)
         loss = None
         if labels is not None:
-            self.check_class_labels(labels, len(logits))
+            check_class_labels(labels, len(logits), self.config)
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
         return SequenceClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
-    def check_class_labels(self, labels: torch.Tensor, rows: int) -> None:
-        """Raise `ValueError` unless each row has one class, one number, or a number for each label."""
-        is_number = self.num_labels == 1 or self.config.problem_type == "regression"
-        is_class = not is_number and self.config.problem_type != "multi_label_classification"
-        if is_class and (labels.dtype in (torch.long, torch.int) or self.config.problem_type):
-            check_labels("labels", labels, (rows, 1) if labels.ndim == 2 else (rows,), self.num_labels)
-            return
-        shapes = [(rows,), (rows, 1)] if self.num_labels == 1 else [(rows, self.num_labels)]
-        if has_values(labels) and tuple(labels.shape) not in shapes:
-            raise ValueError(
-                f"labels has the shape {list(labels.shape)} and the dtype {labels.dtype}; expected "
-                f"{list(shapes[0])} with num_labels={self.num_labels} and "
-                f"problem_type={self.config.problem_type!r}."
-            )
+
+@auto_docstring
+class VaswaniForMultipleChoice(VaswaniClassifierBase):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config, 1)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MultipleChoiceModelOutput:
+        r"""
+        input_ids (`torch.LongTensor` of shape `(batch_size, num_choices, sequence_length)`):
+            The text with each of its choices. The other inputs have the same first three dimensions.
+        labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+            The number of the right choice.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        shape = (inputs_embeds if input_ids is None else input_ids).shape[:2]  # [B, C]
+        flat = (None if each is None else each.flatten(0, 1) for each in inputs)
+        outputs, logits = self.classify(*flat, **kwargs)
+        logits = logits.view(shape)
+        check_labels("labels", labels, shape[:1], shape[1])
+        loss = None if labels is None else token_loss_function(logits, labels)
+        return MultipleChoiceModelOutput(loss=loss, logits=logits, **other_outputs(outputs))
+
+
+@auto_docstring
+class VaswaniForNextSentencePrediction(VaswaniEncoderPreTrainedModel):
+    def __init__(self, config: VaswaniEncoderConfig):
+        super().__init__(config)
+        self.model = VaswaniEncoderModel(config, add_pooling_layer=True)
+        self.next_sentence = nn.Linear(config.d_model, 2)
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> NextSentencePredictorOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+            0 where the second segment follows the first in its text, 1 where it comes from elsewhere.
+        """
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.next_sentence(outputs.pooler_output)
+        check_labels("labels", labels, logits.shape[:1], 2)
+        loss = None if labels is None else token_loss_function(logits, labels)
+        return NextSentencePredictorOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
 @auto_docstring
@@ -404,7 +472,7 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        self.check_positions(len(outputs.last_hidden_state), start_positions, end_positions)
+        check_answers(len(outputs.last_hidden_state), start_positions, end_positions)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
         start_logits, end_logits = logits.unbind(-1)  # [B, S] each
         loss = None
@@ -416,21 +484,3 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
             end_logits=end_logits,
             **other_outputs(outputs),
         )
-
-    @staticmethod
-    def check_positions(
-        rows: int, start_positions: torch.Tensor | None, end_positions: torch.Tensor | None
-    ) -> None:
-        """Raise `ValueError` unless both are given, one for each row, or none."""
-        if (start_positions is None) != (end_positions is None):
-            missing = "start_positions" if start_positions is None else "end_positions"
-            raise ValueError(f"{missing} is missing: give both ends of the answers, or none.")
-        for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
-            if positions is None:
-                continue
-            check_ids(name, positions, (rows,) if positions.ndim == 1 else (rows, 1))
-            if can_be_checked(positions) and positions.min() < 0:
-                raise ValueError(
-                    f"{name} holds {int(positions.min())}; tokens are counted from 0; the text's length "
-                    "stands for no answer."
-                )
