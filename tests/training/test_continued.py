@@ -64,7 +64,7 @@ def test_a_model_of_the_library_trains_resumes_and_translates(kind: str, pairs: 
 def test_what_is_learned_is_translated(kind: str, pairs: Path, tmp_path: Path) -> None:
     """Encoding, the language and the decoder's start are the same in training and translation."""
     model = save_translator(kind, tmp_path / "model")
-    train(config_for(model, pairs, max_steps=150))
+    train(config_for(model, pairs, max_steps=300))
     outputs = Translator.from_pretrained(tmp_path / "run", max_length=40)(SOURCES)
     assert sum(output == target for output, target in zip(outputs, TARGETS, strict=True)) >= 3
 

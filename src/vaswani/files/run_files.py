@@ -4,3 +4,6 @@ SETTINGS_FILE = "training_config.yaml"
 HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
 CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
+
+# Of an adapter, as PEFT names them.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -17,8 +17,9 @@ from transformers.pytorch_utils import Conv1D
 
 from vaswani.errors import UserError, listing, one_line
 from vaswani.files.json_files import read_object
+from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vaswani.hub.hashes import check_hashes
-from vaswani.hub.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_finite, stored_tensors, without_remarks
+from vaswani.hub.weights import check_finite, stored_tensors, without_remarks
 
 
 def check_peft() -> None:
@@ -82,20 +83,6 @@ def check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
                 f"lora_targets={target} is no linear layer that can be adapted; this model has "
                 f"{listing(sorted(linear))}"
             )
-
-
-def base_model(model: Any) -> Any:
-    """The model without the wrapper of its adapter, whose layers remain adapted; other models as they are."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def describe_adapted(model: Any, folder: Path) -> None:
-    """Write the configuration of an adapted model beside its adapter; nothing for other models."""
-    whole = base_model(model)
-    if whole is not model:
-        whole.config.save_pretrained(folder)
-        if whole.can_generate():
-            whole.generation_config.save_pretrained(folder)
 
 
 # ---------------------------------------------------------------------------------------------------- loading

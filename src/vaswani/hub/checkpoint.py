@@ -25,13 +25,13 @@ from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.hub_client import last_problem, use_patient_client
 from vaswani.files.json_files import read_object
+from vaswani.files.run_files import ADAPTER_WEIGHTS
 from vaswani.hub.adapters import adapted_model, with_adapter
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
 from vaswani.hub.names import check_hub_name
 from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
-    ADAPTER_WEIGHTS,
     OTHER_CHECKPOINT,
     PICKLED_WEIGHTS,
     check_places,

@@ -17,14 +17,20 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import RunError, UserError, listing
 from vaswani.files.hub_client import use_patient_client
-from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
+from vaswani.files.run_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CORPUS_FILE,
+    EVALUATION_FILE,
+    SETTINGS_FILE,
+)
 from vaswani.hub.adapters import adapted_model, check_published_base
 from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.plain_card import CARD_FILE_NAME, MARK
 from vaswani.hub.run_metadata import DISTILLATION_PLOT, DISTILLATION_REPORT, RunMetadata
-from vaswani.hub.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_finite_files, holds_adapter
+from vaswani.hub.weights import check_finite_files, holds_adapter
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 

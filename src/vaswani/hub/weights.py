@@ -18,12 +18,12 @@ from transformers.utils import logging
 
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object, unreadable
+from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vaswani.hub.hashes import check_hashes
 from vaswani.hub.run_metadata import meta_model
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as PEFT names them
 PICKLED_WEIGHTS = "pytorch_model*.bin"  # many older checkpoints on the Hub have no others
 OTHER_CHECKPOINT = "they are incomplete, or belong to another model: use another checkpoint"
 _MOST_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions

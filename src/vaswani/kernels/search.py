@@ -63,7 +63,7 @@ def unavailable() -> str | None:
 def hook_in() -> None:
     """Generate with `VaswaniForConditionalGeneration`."""
     model_class: Any = VaswaniForConditionalGeneration
-    model_class.generate = generate
+    model_class.generate = _remembering_the_cache(model_class.generate)
     model_class._sample = _search_by(GenerationMixin._sample)
     model_class._beam_search = _search_by(GenerationMixin._beam_search)
     model_class._beam_search_has_unfinished_sequences = staticmethod(has_unfinished_sequences)
@@ -177,14 +177,18 @@ _running_search: ContextVar[SearchCache | None] = ContextVar("running_search", d
 _given_cache: ContextVar[Cache | None] = ContextVar("given_cache", default=None)
 
 
-@wraps(GenerationMixin.generate)
-def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """As in transformers; remembers the caller's cache."""
-    token = _given_cache.set(kwargs.get("past_key_values"))
-    try:
-        return GenerationMixin.generate(self, *args, **kwargs)
-    finally:
-        _given_cache.reset(token)
+def _remembering_the_cache(generate: Callable) -> Callable:
+    """The `generate` of a model, which also remembers the caller's cache."""
+
+    @wraps(generate)
+    def remembering(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _given_cache.set(kwargs.get("past_key_values"))
+        try:
+            return generate(self, *args, **kwargs)
+        finally:
+            _given_cache.reset(token)
+
+    return remembering
 
 
 def _search_by(library_search: Callable) -> Callable:

@@ -33,10 +33,10 @@ from transformers.trainer_utils import (
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.errors import UserError
 from vaswani.files.run_files import HISTORY
-from vaswani.hub.adapters import describe_adapted
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.schedule import inverse_sqrt_schedule
+from vaswani.training.trainer.adapted import describe_adapted
 from vaswani.training.trainer.callbacks import EpochOrder, GivenSettings, StopOnSignal
 from vaswani.training.trainer.checkpoints import (
     checkpoint_to_resume,

@@ -24,8 +24,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, sync
-from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.hub.weights import ADAPTER_WEIGHTS
+from vaswani.files.run_files import ADAPTER_WEIGHTS, SETTINGS_FILE
 
 _WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, ADAPTER_WEIGHTS)
 logger = logging.get_logger(__name__)

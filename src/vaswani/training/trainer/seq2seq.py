@@ -15,10 +15,10 @@ from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.trainer_utils import PredictionOutput
 
 from vaswani.data.tokenization import save_tokenizers
-from vaswani.hub.adapters import base_model
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.model.losses import token_loss_function
 from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, lengths_of
 
 

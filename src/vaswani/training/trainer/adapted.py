@@ -1,0 +1,20 @@
+"""What a trainer has to know of a model with an adapter (see `hub/adapters.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def base_model(model: Any) -> Any:
+    """The model without the wrapper of its adapter, whose layers remain adapted; other models as they are."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def describe_adapted(model: Any, folder: Path) -> None:
+    """Write the configuration of an adapted model beside its adapter; nothing for other models."""
+    whole = base_model(model)
+    if whole is not model:
+        whole.config.save_pretrained(folder)
+        if whole.can_generate():
+            whole.generation_config.save_pretrained(folder)
