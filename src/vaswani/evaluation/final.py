@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, Trainer
 
-from vaswani.evaluation.confidence import RESAMPLES
+from vaswani.evaluation.confidence import RESAMPLES, Estimate
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.files.run_files import EVALUATION_FILE
@@ -57,7 +57,7 @@ def record(
     Args:
         split: the name of the split.
         rows: of the split.
-        metrics: each with name, value, interval and signature.
+        metrics: see `metric_entries`.
         of: the resampled units of the intervals.
         also: a package that computed scores, whose version is recorded too.
         more: other entries, such as examples.
@@ -70,6 +70,16 @@ def record(
         "intervals": f"from {RESAMPLES:,} bootstrap resamples of the {of} (Koehn, 2004), seed 0",
         **more,
         "versions": {name: version(name) for name in packages},
+    }
+
+
+def metric_entries(
+    names: Mapping[str, str], estimates: Mapping[str, Estimate], signatures: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the `metrics` of `record`: the name, value, interval and signature of each estimate."""
+    return {
+        metric: {"name": names[metric], **vars(estimate), "signature": (signatures or {}).get(metric)}
+        for metric, estimate in estimates.items()
     }
 
 

@@ -7,7 +7,7 @@ the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -171,8 +171,8 @@ class PairsArguments(Section):
 
     @property
     def corpus(self) -> CorpusSpec:
-        """Where the corpus lies."""
-        return CorpusSpec(**{field.name: getattr(self, field.name) for field in fields(CorpusSpec)})
+        """Location and columns of the corpus."""
+        return self.part(CorpusSpec)
 
 
 @dataclass
@@ -238,7 +238,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     """transformers' training arguments with the paper's defaults and a few more fields, for any model.
 
     Raises:
-        UserError: for a combination that cannot work, before any work is done.
+        UserError: the fields contradict each other.
     """
 
     learning_rate: float | None = option(  # type: ignore[assignment]  # None is resolved before the optimizer is built
@@ -295,8 +295,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         super().__post_init__()
         del store  # by now the process group keeps it
         self._check_reporting()
-        self._check_early_stopping()
-        self._check_best()
+        self._check_ranking()
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
             raise UserError(
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
@@ -310,23 +309,18 @@ class BaseTrainingArguments(transformers.TrainingArguments):
             if name in REPORTING_PACKAGES and importlib.util.find_spec(name) is None:
                 raise UserError(f"report_to={name} needs a package: pip install 'vaswani[{name}]'")
 
-    def _check_best(self) -> None:
-        if self.save_strategy == SaveStrategy.BEST and (
-            self.metric_for_best_model is None or self.eval_strategy == "no"
-        ):
-            raise UserError(
-                f"save_strategy=best needs an eval_strategy, which is {_name(self.eval_strategy)} (give "
-                f"steps or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
-            )
-
-    def _check_early_stopping(self) -> None:
-        if self.early_stopping_patience is None:
-            return
-        if self.eval_strategy == "no" or self.metric_for_best_model is None:
-            raise UserError(
-                f"early_stopping_patience needs an eval_strategy, which is {_name(self.eval_strategy)} "
-                f"(give steps or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
-            )
+    def _check_ranking(self) -> None:
+        """Raise `UserError` for an option that ranks models without an evaluation or a metric."""
+        ranks = {
+            "early_stopping_patience": self.early_stopping_patience is not None,
+            "save_strategy=best": self.save_strategy == SaveStrategy.BEST,
+        }
+        for option_name in (name for name, is_set in ranks.items() if is_set):
+            if self.eval_strategy == "no" or self.metric_for_best_model is None:
+                raise UserError(
+                    f"{option_name} needs an eval_strategy, which is {_name(self.eval_strategy)} (give steps "
+                    f"or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
+                )
 
     def _check_dictionaries(self) -> None:
         """Raise `UserError` for a text that is neither JSON nor the path of a JSON file."""
@@ -381,11 +375,7 @@ class FinetuningDefaults:
 
 @dataclass
 class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
-    """Training arguments of an encoder-decoder: label smoothing, and evaluation by decoding.
-
-    Raises:
-        UserError: for a combination that cannot work, before any work is done.
-    """
+    """Training arguments of an encoder-decoder: label smoothing, and evaluation by decoding."""
 
     label_smoothing_factor: float = option(
         0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.", at_least=0, below=1
@@ -458,11 +448,7 @@ class TrainedModelArguments(Section):
 
 @dataclass
 class ContinuedTrainingArguments(FinetuningDefaults, TrainingArguments):  # type: ignore[misc]  # a rate is needed
-    """As `TrainingArguments`, with the usual defaults of fine-tuning.
-
-    Raises:
-        UserError: for a combination that cannot work, before any work is done.
-    """
+    """As `TrainingArguments`, with the usual defaults of fine-tuning."""
 
 
 @dataclass

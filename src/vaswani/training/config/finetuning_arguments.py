@@ -1,7 +1,7 @@
 """The arguments of a fine-tuning: the pre-trained model, the labelled rows and the training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vaswani.data.labels.labelled import LabelledSpec
@@ -85,18 +85,13 @@ class LabelledDataArguments(Section):
 
     @property
     def corpus(self) -> LabelledSpec:
-        """The files of the rows, and their columns."""
-        names = {field.name for field in fields(LabelledSpec)} & {field.name for field in fields(self)}
-        return LabelledSpec(**{name: getattr(self, name) for name in names})
+        """Location and columns of the rows."""
+        return self.part(LabelledSpec)
 
 
 @dataclass
 class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
-    """Training arguments of a fine-tuning on labels.
-
-    Raises:
-        UserError: for a combination that cannot work, before any work is done.
-    """
+    """Training arguments of a fine-tuning on labels."""
 
     label_smoothing_factor: float = option(
         0.0, "Label smoothing epsilon, for classification and tagging.", at_least=0, below=1

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import yaml
 
@@ -24,15 +24,17 @@ from vaswani.files.run_files import HISTORY
 if TYPE_CHECKING:
     from vaswani.training.config.arguments import BaseTrainingArguments
 
+Part = TypeVar("Part")
+
 
 def option(default: Any, text: str, *, may_be_blank: bool = False, **bounds: Any) -> Any:
-    """Return a dataclass field with its help and the values that it accepts.
+    """Return a dataclass field with its help text and the values that it accepts.
 
     Args:
         default: a list is copied for each object.
-        text: its help.
-        may_be_blank: whether a text may be only white space.
-        bounds: of a number, as for `Bounds`.
+        text: the help.
+        may_be_blank: accept a text of white space alone.
+        bounds: of numbers, as for `Bounds`.
     """
     metadata = {"help": text, "bounds": Bounds(**bounds), "may_be_blank": may_be_blank}
     if isinstance(default, list):
@@ -46,11 +48,9 @@ def redefault(section: type[Any], name: str, default: Any) -> Any:
 
 
 def kept_by_the_model(new: Sequence[type[Any]], given: Sequence[type[Any]]) -> dict[str, str]:
-    """Return the fields that have no effect where training continues with a model, and why.
+    """Return the fields that have no effect when training continues with a model, and why.
 
-    Args:
-        new: sections for new weights.
-        given: sections that take their places where a model is given.
+    They are the fields of the sections for new weights that the sections for a given model lack.
     """
     names, left = ({each.name for section in group for each in fields(section)} for group in (new, given))
     return dict.fromkeys(
@@ -102,6 +102,12 @@ class Section:
     def __post_init__(self) -> None:
         check_values(self)
 
+    def part(self, part_class: type[Part]) -> Part:
+        """The fields that the section shares with another dataclass, as an object of that class."""
+        mine = {each.name for each in fields(cast(Any, self))}
+        names = [each.name for each in fields(cast(Any, part_class)) if each.name in mine]
+        return part_class(**{name: getattr(self, name) for name in names})
+
 
 def check_values(section: Any) -> None:
     """Raise `UserError` for the first field of a section with a value that it does not accept."""
@@ -113,12 +119,8 @@ def check_values(section: Any) -> None:
             if isinstance(leaf, str | Path):
                 _check_text(one, str(leaf))
             elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
-                bounds_of(one).check(one.name, leaf)
-
-
-def bounds_of(one: Field) -> Bounds:
-    """The numbers that a field accepts."""
-    return one.metadata.get("bounds") or INHERITED_BOUNDS.get(one.name, Bounds())
+                bounds = one.metadata.get("bounds") or INHERITED_BOUNDS.get(one.name, Bounds())
+                bounds.check(one.name, leaf)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -213,12 +215,7 @@ class BaseConfig:
         return values | default_settings(self.training)
 
     def save(self, path: Path, history: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write a configuration file that repeats this run.
-
-        Args:
-            path: of the file.
-            history: the settings that changed when the run was resumed (see `resuming.Resumption.record`).
-        """
+        """Write a configuration file that repeats this run, with its history (see `Resumption.record`)."""
         command = f"vaswani {self.command} --config {path.name} --output_dir ..."
         header = f"# A resolved run; repeat it with: {command}\n"
         values = self.to_dict()

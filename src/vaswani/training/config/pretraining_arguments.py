@@ -6,7 +6,7 @@ arXiv:1810.04805) and GPT-2 small (Radford et al., 2019).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -111,8 +111,8 @@ class TextArguments(Section):
 
     @property
     def corpus(self) -> TextCorpusSpec:
-        """Where the corpus lies."""
-        return TextCorpusSpec(**{field.name: getattr(self, field.name) for field in fields(TextCorpusSpec)})
+        """Location and columns of the corpus."""
+        return self.part(TextCorpusSpec)
 
 
 @dataclass

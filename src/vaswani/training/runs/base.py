@@ -180,6 +180,37 @@ class BaseRun(ABC):
 
     # -------------------------------------------------------------------------------- what several kinds use
 
+    def vocabulary_texts(self, corpus: Corpus, columns: Sequence[str]) -> Iterator[list[str]]:
+        """The texts of training from which a vocabulary is learned, in batches."""
+        rows = corpus.split("train")
+        if self.config.data.tokenizer_rows is not None:
+            rows = rows.take(self.config.data.tokenizer_rows)
+        for batch in rows.iter(batch_size=1000):
+            yield from (batch[name] for name in columns)
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a text or source that the model has positions for; None for any number."""
+        model = self.config.model
+        return model.max_position_embeddings if model.position_embedding == "learned" else None
+
+    def check_positions(self, name: str, length: int) -> None:
+        """Raise `UserError` if a length, given by the option `name`, exceeds the positions of the model."""
+        if self.positions is not None and length > self.positions:
+            raise UserError(
+                f"{name}={length} is longer than max_position_embeddings={self.positions}; lower the one or "
+                "raise the other"
+            )
+
+    def check_budget(self, split: str, longest: int, limit: str | None) -> None:
+        """Raise `UserError` if the longest row of a split fits no batch; `limit` names options to lower."""
+        budget = self.config.training.max_tokens_per_batch
+        if longest > budget:
+            raise UserError(
+                f"max_tokens_per_batch={budget} is too small: {split} has a row of {longest} tokens; raise it"
+                + (f", or lower {limit}" if limit else "")
+            )
+
     def trainer_options(self, splits: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
         """Arguments of every trainer."""
         patience = self.config.training.early_stopping_patience

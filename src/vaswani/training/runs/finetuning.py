@@ -16,7 +16,7 @@ from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, token
 from vaswani.data.sources.corpus import Corpus
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -59,11 +59,9 @@ class FinetuningRun(BaseRun):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Those of the task."""
         return list(TASKS[self.config.data.task].metric.names)
 
     def check(self) -> None:
-        """Raise `UserError` for what would fail only after the rows are read, or in an evaluation."""
         args, data = self.config.training, self.config.data
         task = TASKS[data.task]
         if args.label_smoothing_factor and not task.smooths:
@@ -116,22 +114,12 @@ class FinetuningRun(BaseRun):
             splits[split] = tokenize_labelled(
                 rows, tokenizers[0], self.task.target, limit, report, truncate=cuts
             )
-            self._check_budget(splits[split], split)
+            self.check_budget(split, max(splits[split]["length"][:]), "max_length")
         return splits
-
-    def _check_budget(self, rows: Dataset, split: str) -> None:
-        """Raise `UserError` for a row that fits no batch."""
-        longest, budget = max(rows["length"][:]), self.config.training.max_tokens_per_batch
-        if longest > budget:
-            raise UserError(
-                f"max_tokens_per_batch={budget} is too small: {split} has a row of {longest} tokens; raise "
-                "it, or lower max_length"
-            )
 
     # ---------------------------------------------------------------------------------------------- the model
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """The tokenizer of the pre-trained model."""
         return self.pretrained.tokenizer, self.pretrained.tokenizer
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -150,7 +138,6 @@ class FinetuningRun(BaseRun):
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
     ) -> FinetuningTrainer:
-        """A trainer for the tokenized rows."""
         tokenizer = tokenizers[0]
         return FinetuningTrainer(
             task=self.task,
@@ -201,11 +188,7 @@ class LabelScores:
 
 
 def _tell(label_scores: LabelScores, split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
-    names = label_scores.metric.names
-    metrics = {
-        metric: {"name": names[metric], **vars(estimate), "signature": None}
-        for metric, estimate in label_scores.estimates().items()
-    }
+    metrics = metric_entries(label_scores.metric.names, label_scores.estimates())
     more: dict[str, Any] = {"examples": _examples(label_scores, rows)}
     if isinstance(label_scores.metric, TaggingMetric) and mark_spans(label_scores.task.names):
         more["types"] = scores_by_type(label_scores.predictions, label_scores.references)

@@ -40,15 +40,10 @@ Shape = TypeVar("Shape", bound=PreTrainedConfig)
 
 
 def config_from(config_class: type[Shape], arguments: FamilyArguments, **others: Any) -> Shape:
-    """Return a model's configuration from the arguments of a run.
-
-    Args:
-        config_class: of the model.
-        arguments: its fields as a run was given them.
-        others: fields that the data decide, such as the size of the vocabulary.
+    """Return a model's configuration from the arguments of a run and other fields, such as `vocab_size`.
 
     Raises:
-        UserError: for values that make no model, such as heads that do not divide the width.
+        UserError: the values make no model; for example, the heads do not divide the width.
     """
     values = asdict(arguments)
     values.pop("attn_implementation")
@@ -62,12 +57,7 @@ def config_from(config_class: type[Shape], arguments: FamilyArguments, **others:
 
 
 def new_model(config: BaseConfig, auto_class: Any, shape: PreTrainedConfig) -> PreTrainedModel:
-    """Return a model with new weights, drawn from the run's seed.
-
-    Args:
-        config: of the run.
-        auto_class: the Auto class whose model it is.
-        shape: its configuration.
+    """Return a model of an Auto class with new weights, drawn from the run's seed.
 
     Raises:
         UserError: there is no such attention kernel.
@@ -79,17 +69,7 @@ def new_model(config: BaseConfig, auto_class: Any, shape: PreTrainedConfig) -> P
 def pretrained_model(
     config: BaseConfig, pretrained: Pretrained, auto_class: Any, fields: dict[str, Any]
 ) -> PreTrainedModel:
-    """Load a pre-trained model with the heads that a run trains; print which of its weights are new.
-
-    Args:
-        config: of the run, whose seed draws the new weights.
-        pretrained: the model.
-        auto_class: with those heads.
-        fields: of its configuration, for the task.
-
-    Raises:
-        UserError: the weights are missing, damaged or another model's, or there is no such attention kernel.
-    """
+    """As `load_with_head`, with the run's seed and attention kernel; print which weights are new."""
     seed_everything(config)
     model, new = load_with_head(pretrained, auto_class, fields, **kernel_options(config))
     if new:
@@ -98,13 +78,13 @@ def pretrained_model(
 
 
 def seed_everything(config: BaseConfig) -> None:
-    """Draw first weights, and what follows, from the run's seed."""
+    """Seed all random generators with the run's seed."""
     args = config.training
     enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
 
 
 def kernel_options(config: BaseConfig) -> dict[str, Any]:
-    """Return the attention kernel of a run as the Auto classes take it; nothing for their own choice."""
+    """Return the attention kernel of a run as an option of the Auto classes; without it, they choose one."""
     kernel = config.model.attn_implementation
     return {"attn_implementation": kernel} if kernel else {}
 
@@ -114,25 +94,16 @@ def kernel_options(config: BaseConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pre-trained model whose weights are not loaded yet.
-
-    Args:
-        folder: of the model.
-        config: of the model, with a head of another task or none.
-        tokenizer: pads on the right.
-        longest: tokens that the model has positions for, special tokens counted; None for any number. Of an
-            encoder-decoder, in its sources.
-        longest_target: likewise, in its targets.
-    """
+    """A pre-trained model whose weights are not loaded yet."""
 
     folder: Path
-    config: PreTrainedConfig
-    tokenizer: PreTrainedTokenizerBase
-    longest: int | None
-    longest_target: int | None
+    config: PreTrainedConfig  # of a model with no head, or with that of another task
+    tokenizer: PreTrainedTokenizerBase  # pads on the right
+    longest: int | None  # most tokens of a text or source, special tokens included; None for any number
+    longest_target: int | None  # likewise, of a target
 
     def check_length(self, length: int, name: str = "max_length") -> None:
-        """Raise `UserError` for sequences that are longer than the model's positions."""
+        """Raise `UserError` for sequences with more tokens than the model has positions."""
         most = self.longest_target if name == "max_target_length" else self.longest
         if most is not None and length > most:
             raise UserError(
@@ -142,14 +113,10 @@ class Pretrained:
 
 
 def open_pretrained(name: str, auto_class: Any) -> Pretrained:
-    """Open a folder, or a model on the Hub, without loading its weights.
-
-    Args:
-        name: of the folder or of the model.
-        auto_class: that will load it.
+    """Open a folder, or a model on the Hub, for an Auto class, without loading its weights.
 
     Raises:
-        UserError: there is no model, none that this class loads, or no tokenizer that can be used.
+        UserError: there is no model, the class does not load it, or there is no usable tokenizer.
     """
     folder = local_folder(name)
     config = read_config(folder)
@@ -185,7 +152,7 @@ def _longest(
 ) -> tuple[int | None, int | None]:
     """The tokens of a source and of a target that a model has positions for.
 
-    They may be fewer than its configuration tells: RoBERTa's begin behind its padding.
+    Asks the model itself: it may have fewer positions than its configuration says, as RoBERTa does.
     """
     with torch.device("meta"):
         model = auto_class.from_config(config, trust_remote_code=False)
@@ -205,11 +172,11 @@ def load_with_head(
         options: of `from_pretrained`.
 
     Returns:
-        The model, and the names of the weights that are new: those of a head that the model had not, or of
-        another size. They are drawn from torch's generator.
+        The model, and the names of its new weights, drawn from torch's generator: of a head that the saved
+        model lacks or has in another size.
 
     Raises:
-        UserError: the weights are missing, damaged or another model's.
+        UserError: weights of the saved model are missing or damaged, or an option does not work.
     """
     folder = pretrained.folder
     check_weights(folder, pretrained.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
@@ -41,7 +42,7 @@ from vaswani.data.tokenization import (
 )
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import RESAMPLES, Estimate
-from vaswani.evaluation.final import evaluate_finished, record
+from vaswani.evaluation.final import evaluate_finished, metric_entries, record
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.training.config.pretraining_arguments import (
     ContinuedModelArguments,
@@ -93,7 +94,6 @@ class PretrainingRun(BaseRun):
     # ----------------------------------------------------------------------------------- before the corpus
 
     def check(self) -> None:
-        """Raise `UserError` for what would fail only after the corpus is read, or in an evaluation."""
         budget, max_length = self.config.training.max_tokens_per_batch, self.config.data.max_length
         if self.pretrained is None:
             self._check_new()
@@ -107,17 +107,13 @@ class PretrainingRun(BaseRun):
 
     def _check_new(self) -> None:
         """Raise `UserError` unless the shape makes a model that has positions for the sequences."""
-        data, model = self.config.data, self.config.model
+        data = self.config.data
         if self.given_tokenizer is None and data.tokenizer_kind != "byte":
             check_vocab_size(data.vocab_size, self.purpose)
         shape = self.model_config(self.given_tokenizer)
-        check_attention_kernel(self.auto_class, shape, model.attn_implementation)
+        check_attention_kernel(self.auto_class, shape, self.config.model.attn_implementation)
         self.config.training.resolve_learning_rate(shape.hidden_size)
-        if model.position_embedding == "learned" and data.max_length > model.max_position_embeddings:
-            raise UserError(
-                f"max_length={data.max_length} is longer than max_position_embeddings="
-                f"{model.max_position_embeddings}; lower the one or raise the other"
-            )
+        self.check_positions("max_length", data.max_length)
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         """Raise `UserError` unless the model suits the objective and has positions for the sequences."""
@@ -142,14 +138,14 @@ class PretrainingRun(BaseRun):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """What an evaluation computes, beside the loss, by which models can be ranked."""
         return ["accuracy"]
 
     @property
+    @abstractmethod
     def auto_class(self) -> Any:
-        """Of the model, with the heads that are trained."""
-        raise NotImplementedError
+        """The Auto class of the model, with the heads that are trained."""
 
+    @abstractmethod
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
         """Raise `UserError` unless the objective can be trained with a tokenizer that was given.
 
@@ -157,11 +153,10 @@ class PretrainingRun(BaseRun):
             tokenizer: that was given, or a given model's.
             name: for the message.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedConfig:
         """A new model's configuration; without a tokenizer, for one that will be trained."""
-        raise NotImplementedError
 
     def of_tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int | None]:
         """The fields of a new model's configuration that the tokenizer decides."""
@@ -172,13 +167,13 @@ class PretrainingRun(BaseRun):
         return {"vocab_size": len(tokenizer), **special}
 
     @property
+    @abstractmethod
     def sequence_builder(self) -> SequenceBuilder:
-        """How sequences are made of documents."""
-        raise NotImplementedError
+        """Builds sequences from documents."""
 
+    @abstractmethod
     def collators(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """How batches are made of sequences, by the names of the trainer's arguments."""
-        raise NotImplementedError
+        """The collators of sequences, as arguments of the trainer."""
 
     # ---------------------------------------------------------------------------- tokenizer, rows and model
 
@@ -190,17 +185,13 @@ class PretrainingRun(BaseRun):
     def _new_tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerBase:
         if self.given_tokenizer is not None:
             return self.given_tokenizer
-        data, model = self.config.data, self.config.model
-        learned = model.position_embedding == "learned"
+        data = self.config.data
         options: dict[str, Any] = {
             "purpose": self.purpose,
             "token_types": isinstance(self.sequence_builder, SegmentPairs),
-            "model_max_length": model.max_position_embeddings if learned else None,
+            "model_max_length": self.positions,
         }
-        rows = corpus.split("train")
-        if data.tokenizer_rows is not None:
-            rows = rows.take(data.tokenizer_rows)
-        texts = (batch["text"] for batch in rows.iter(batch_size=1000))
+        texts = self.vocabulary_texts(corpus, ["text"])
         return train_tokenizer(texts, data.vocab_size, kind=data.tokenizer_kind, **options)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -231,7 +222,6 @@ class PretrainingRun(BaseRun):
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
     ) -> PretrainingTrainer:
-        """A trainer for the sequences."""
         return PretrainingTrainer(
             processing_class=tokenizers[0],
             **self.trainer_options(splits, model),
@@ -282,18 +272,12 @@ class MaskedLMRun(PretrainingRun):
         return AutoModelForPreTraining if self.config.task.next_sentence else AutoModelForMaskedLM
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniEncoderConfig:
-        """A new model's configuration; with token types where there are two segments."""
-        token_types = 2 if self.config.task.next_sentence else 0
-        return config_from(
-            VaswaniEncoderConfig,
-            self.config.model,
-            token_type_vocab_size=token_types,
-            **self.of_tokenizer(tokenizer),
-        )
+        token_types = 2 if self.config.task.next_sentence else 0  # of the two segments
+        fields = {"token_type_vocab_size": token_types, **self.of_tokenizer(tokenizer)}
+        return config_from(VaswaniEncoderConfig, self.config.model, **fields)
 
     @property
     def sequence_builder(self) -> SequenceBuilder:
-        """Pairs of segments, or sentences."""
         length = self.config.data.max_length
         if self.config.task.next_sentence:
             return SegmentPairs(length, seed=self.config.training.seed)
@@ -356,7 +340,6 @@ class CausalLMRun(PretrainingRun):
             )
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniDecoderConfig:
-        """A new model's configuration."""
         return config_from(VaswaniDecoderConfig, self.config.model, **self.of_tokenizer(tokenizer))
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -367,7 +350,6 @@ class CausalLMRun(PretrainingRun):
 
     @property
     def sequence_builder(self) -> SequenceBuilder:
-        """Packed blocks, or parts of documents."""
         length = self.config.data.max_length
         return PackedBlocks(length) if self.config.task.pack else DocumentParts(length)
 
@@ -383,10 +365,7 @@ class CausalLMRun(PretrainingRun):
 
 def _tell(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
     """Print the scores; return what `evaluation.json` holds of them."""
-    metrics = {
-        name: {"name": SCORE_NAMES[name], **vars(estimate), "signature": None}
-        for name, estimate in estimates(trainer).items()
-    }
+    metrics = metric_entries(SCORE_NAMES, estimates(trainer))
     print(f"\n{split} ({len(rows):,} sequences), with 95 % intervals:")
     for score in metrics.values():
         print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_voca
 from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer, with_bpe_dropout
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_scores
-from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.text_metrics import (
     METRIC_NAMES,
     METRICS,
@@ -79,7 +79,6 @@ class TrainingRun(BaseRun):
     # ----------------------------------------------------------------------------------- before the corpus
 
     def check(self) -> None:
-        """Raise `UserError` for what would fail only after the corpus is read, or in an evaluation."""
         data = self.config.data
         self.check_model()
         self._check_lengths()
@@ -105,14 +104,8 @@ class TrainingRun(BaseRun):
         self.config.training.resolve_learning_rate(model.d_model)
 
     @property
-    def positions(self) -> int | None:
-        """The longest source that the model has positions for; None for any."""
-        model = self.config.model
-        return model.max_position_embeddings if model.position_embedding == "learned" else None
-
-    @property
     def target_positions(self) -> int | None:
-        """The longest target, likewise."""
+        """Most tokens of a target that the model has positions for; None for any number."""
         return self.positions
 
     @property
@@ -141,9 +134,8 @@ class TrainingRun(BaseRun):
     @property
     def metrics(self) -> Sequence[str]:
         """Those of the task, unless evaluation decodes nothing."""
-        return (
-            list(METRICS_OF_TASK[self.config.data.task]) if self.config.training.predict_with_generate else []
-        )
+        decodes = self.config.training.predict_with_generate
+        return list(METRICS_OF_TASK[self.config.data.task]) if decodes else []
 
     def _check_lengths(self) -> None:
         """Raise `UserError` where the longest rows of training fit no batch or have too few positions."""
@@ -157,14 +149,6 @@ class TrainingRun(BaseRun):
                 "or lower these"
             )
 
-    def check_positions(self, name: str, length: int) -> None:
-        """Raise `UserError` for a length that the model has no positions for."""
-        if self.positions is not None and length > self.positions:
-            raise UserError(
-                f"{name}={length} is longer than max_position_embeddings={self.positions}; lower the one or "
-                "raise the other"
-            )
-
     # ---------------------------------------------------------------------------- tokenizers, rows and model
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
@@ -172,23 +156,19 @@ class TrainingRun(BaseRun):
         data = self.config.data
         if self.given_tokenizers is not None:
             return self.given_tokenizers
-        rows = corpus.split("train")
-        if data.tokenizer_rows is not None:
-            rows = rows.take(data.tokenizer_rows)
         sides = [("source", "target")] if data.shared_vocab else [("source",), ("target",)]
         trained = [
             train_tokenizer(
-                _texts(rows, names),
+                self.vocabulary_texts(corpus, side),
                 data.vocab_size,
                 kind=data.tokenizer_kind,
                 model_max_length=self.positions,
             )
-            for names in sides
+            for side in sides
         ]
         return trained[0], trained[-1]
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The model as it is before training."""
         source, target = tokenizers
         one_vocabulary = has_one_vocabulary(source, target)
         shape = model_config(
@@ -250,7 +230,9 @@ class TrainingRun(BaseRun):
         tokenized = tokenize_corpus(rows, *tokenizers, *limits, report, truncated)
         if isinstance(tokenized, IterableDataset):
             return tokenized
-        _check_budget(tokenized, split, self.config.training.max_tokens_per_batch)
+        lengths = [np.array(tokenized[name][:]) for name in ("source_length", "target_length")]
+        limits_of_rows = "max_source_length and max_target_length" if split == "train" else None
+        self.check_budget(split, int(np.add(*lengths).max()), limits_of_rows)
         if split == "validation" and data.max_validation_rows is not None:
             tokenized = tokenized.select(evenly_spread(len(tokenized), data.max_validation_rows))
         return tokenized
@@ -372,20 +354,16 @@ class ContinuedRun(TrainingRun):
 
     @property
     def positions(self) -> int | None:
-        """The longest source that the model has positions for; None for any."""
         return self.pretrained.longest
 
     @property
     def target_positions(self) -> int | None:
-        """The longest target, likewise."""
         return self.pretrained.longest_target
 
     def check_positions(self, name: str, length: int) -> None:
-        """Raise `UserError` for a length that the model has no positions for."""
         self.pretrained.check_length(length, name)
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """The model's."""
         return self.tokenizers
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -429,12 +407,10 @@ def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedToken
 
 
 def freeze(model: PreTrainedModel, parts: Sequence[str]) -> None:
-    """Keep the weights of parts of a model as they are.
+    """Keep the weights of parts of an encoder-decoder as they are.
 
-    Args:
-        model: an encoder-decoder.
-        parts: "encoder": the encoder's layers, with its embeddings; "embeddings": those of source and target,
-            and the output projection where it shares their weights.
+    "encoder" includes its embeddings; "embeddings" are those of source and target, with the output projection
+    if it shares their weights.
     """
     frozen: list[Any] = []
     if "encoder" in parts:
@@ -479,37 +455,27 @@ def model_config(
     """Return the model's configuration.
 
     Args:
-        arguments: its fields as the run was given them.
-        vocab_size: tokens of the source.
-        decoder_vocab_size: tokens of the target.
+        arguments: the fields that the run was given.
+        vocab_size: number of source tokens.
+        decoder_vocab_size: number of target tokens.
         one_vocabulary: whether a token id means the same in sources and in targets.
         tokens: ids of special tokens, by default those of our own tokenizers.
 
     Raises:
-        UserError: for values that make no model, such as heads that do not divide the width, or one
-            embedding for two vocabularies.
+        UserError: the values make no model; for example, the heads do not divide the width, or two
+            vocabularies have one embedding.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "decoder_vocab_size": decoder_vocab_size}
     if arguments.share_encoder_decoder_embeddings is None:
         shares = one_vocabulary and vocab_size == decoder_vocab_size
         arguments = replace(arguments, share_encoder_decoder_embeddings=shares)
-    _check_sharing(arguments, one_vocabulary)
-    return config_from(VaswaniConfig, arguments, **sizes, **tokens)
-
-
-def _check_sharing(arguments: ModelArguments, one_vocabulary: bool) -> None:
-    """Raise `UserError` for one embedding of two vocabularies."""
     if arguments.share_encoder_decoder_embeddings and not one_vocabulary:
         raise UserError(
             "share_encoder_decoder_embeddings=true needs one vocabulary, and here a token id means one thing "
             "in sources and another in targets; leave share_encoder_decoder_embeddings out, or set "
             "shared_vocab=true to train one vocabulary"
         )
-
-
-def _texts(rows: Dataset | IterableDataset, names: Sequence[str]) -> Iterator[list[str]]:
-    for batch in rows.iter(batch_size=1000):
-        yield from (batch[name] for name in names)
+    return config_from(VaswaniConfig, arguments, **sizes, **tokens)
 
 
 def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -> None:
@@ -542,17 +508,6 @@ def _tell_unknown(rows: Dataset | IterableDataset, tokenizers: Tokenizers) -> di
     return {str(side): share for side, share in known.items()}
 
 
-def _check_budget(tokenized: Dataset, split: str, max_tokens: int) -> None:
-    """Raise `UserError` for a row that fits no batch."""
-    lengths = [np.array(tokenized[name][:]) for name in ("source_length", "target_length")]
-    longest = int(np.add(*lengths).max())
-    if longest > max_tokens:
-        raise UserError(
-            f"max_tokens_per_batch={max_tokens} is too small: {split} has a row of {longest} tokens; raise it"
-            + (", or lower max_source_length and max_target_length" if split == "train" else "")
-        )
-
-
 # ---------------------------------------------------------------------------------- what the evaluation tells
 
 
@@ -574,8 +529,9 @@ def _tell(
     ]
     for example in examples:
         _show(**example)
+    entries = metric_entries(METRIC_NAMES, _estimates(metrics), metrics.signatures)
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
-    return record(split, rows, _scores(metrics), also=SCORING_PACKAGE[metrics.task], **more)
+    return record(split, rows, entries, also=SCORING_PACKAGE[metrics.task], **more)
 
 
 def _search(trainer: Trainer) -> dict[str, Any]:
@@ -584,15 +540,13 @@ def _search(trainer: Trainer) -> dict[str, Any]:
     return {"num_beams": num_beams, **penalty}
 
 
-def _scores(metrics: TextMetrics) -> dict[str, Any]:
-    """Each metric with its name, its 95 % interval and, if it has one, its signature."""
-    scores = {}
+def _estimates(metrics: TextMetrics) -> dict[str, Estimate]:
+    """Each score with its 95 % interval."""
     resamples = resampled_scores(metrics.predictions, metrics.references, metrics.task)
-    for metric, resampled in resamples.items():
-        estimate = Estimate.from_resamples(metrics.scores[metric], resampled)
-        signature = metrics.signatures.get(metric)
-        scores[metric] = {"name": METRIC_NAMES[metric], **vars(estimate), "signature": signature}
-    return scores
+    return {
+        metric: Estimate.from_resamples(metrics.scores[metric], resampled)
+        for metric, resampled in resamples.items()
+    }
 
 
 def _show(source: str, translation: str, reference: str) -> None:

@@ -37,7 +37,7 @@ from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.schedule import inverse_sqrt_schedule
 from vaswani.training.trainer.adapted import describe_adapted
-from vaswani.training.trainer.callbacks import EpochOrder, GivenSettings, StopOnSignal
+from vaswani.training.trainer.callbacks import ResumedRun, StopOnSignal
 from vaswani.training.trainer.checkpoints import (
     checkpoint_to_resume,
     discard_unfinished,
@@ -98,7 +98,7 @@ class BaseTrainer(Trainer):
         )
         self.finite_updates = FiniteUpdates(self)
         self.stop_on_signal = StopOnSignal(self)
-        for callback in (EpochOrder(self), GivenSettings(self), self.meter, self.stop_on_signal):
+        for callback in (ResumedRun(self), self.meter, self.stop_on_signal):
             self.add_callback(callback)
         self.identity: dict[str, Any] = {}
         self.settings: dict[str, Any] | None = None
@@ -327,16 +327,10 @@ class BaseTrainer(Trainer):
         """As in transformers; raises `UserError` where a push cannot work, before anything is trained."""
         self.publisher.open_repository(token, private)
 
-    def create_model_card(  # type: ignore[override]  # a run knows the library's other fields better
-        self,
-        language: str | list[str] | None = None,
-        license: str | None = None,
-        model_name: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Write `README.md` in `output_dir` from the model and the files of the run; ignore other fields."""
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write `README.md` in `output_dir` (see `Publisher.write_card`)."""
         if self.is_world_process_zero():
-            self.publisher.write_card(language, license, model_name)
+            self.publisher.write_card(*args, **kwargs)
 
     def push_to_hub(
         self,

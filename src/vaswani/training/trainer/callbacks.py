@@ -1,4 +1,4 @@
-"""Callbacks of every training: SIGTERM, the order of each epoch, and the settings of a resumed run."""
+"""Callbacks of every training: stop at SIGTERM, and resume with the run's own order and settings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,9 @@ if TYPE_CHECKING:
 class StopOnSignal(TrainerCallback):
     """Saves a checkpoint and stops after the update in which SIGTERM came, in all processes at once.
 
-    Schedulers, and machines that shut down, send SIGTERM some time before SIGKILL. Processes learn of it at
-    different moments: with every update each tells the others, and one update later reads what they agreed
-    on, so that nobody waits.
-
-    Args:
-        trainer: saves during an evaluation, which ends there.
+    Schedulers, and machines that shut down, send SIGTERM some time before SIGKILL. It reaches processes at
+    different moments, so in every update each process tells the others, and reads one update later what they
+    agreed on: no process waits.
     """
 
     def __init__(self, trainer: BaseTrainer):
@@ -107,22 +104,27 @@ class StopOnSignal(TrainerCallback):
         return agreed
 
 
-class EpochOrder(TrainerCallback):
-    """Tells the batch sampler, and the collator, which epoch begins.
-
-    The library does so too, but after a resume in several processes its wrappers hide the sampler from it.
-
-    Args:
-        trainer: whose collator it is.
-    """
+class ResumedRun(TrainerCallback):
+    """Keeps the order of the data, the intervals and the patience of the arguments when a run is resumed."""
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
 
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Replace the intervals and the patience, which the library has restored from the checkpoint."""
+        state.compute_steps(args, state.max_steps)
+        state.num_train_epochs = self.trainer.num_epochs
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback) and args.early_stopping_patience is not None:
+                callback.early_stopping_patience = args.early_stopping_patience
+
     def on_epoch_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Set the epoch of both."""
+        """Tell the collator and the batch sampler which epoch begins.
+
+        The library does so too, but in a resumed run of several processes its wrappers hide the sampler.
+        """
         epoch = int(state.epoch or 0)
         if hasattr(self.trainer.train_data_collator, "set_epoch"):
             self.trainer.train_data_collator.set_epoch(epoch)
@@ -131,22 +133,3 @@ class EpochOrder(TrainerCallback):
             sampler = getattr(sampler, "batch_sampler", None)
         if sampler is not None:
             sampler.set_epoch(epoch)
-
-
-class GivenSettings(TrainerCallback):
-    """Gives a resumed run its own intervals and patience; the library restores those of the checkpoint.
-
-    Args:
-        trainer: whose run it is.
-    """
-
-    def __init__(self, trainer: BaseTrainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Set them before the first update."""
-        state.compute_steps(args, state.max_steps)
-        state.num_train_epochs = self.trainer.num_epochs
-        for callback in self.trainer.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback) and args.early_stopping_patience is not None:
-                callback.early_stopping_patience = args.early_stopping_patience

@@ -40,14 +40,14 @@ def unfinished_checkpoint(output_dir: Path, step: int) -> Path:
 
 
 def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
-    """Write the manifest of a checkpoint, which marks it as whole, and move it to its place.
+    """Write the manifest, which marks a checkpoint as whole, and move the checkpoint to its place.
 
     Args:
         unfinished: its folder (see `unfinished_checkpoint`).
-        facts: what the manifest holds besides hashes; plain JSON values.
+        facts: other content of the manifest than hashes; plain JSON values.
 
     Returns:
-        The folder in its place, where it has replaced an older one.
+        The folder in its place, where it replaces an older one.
     """
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     hashes = {str(path.relative_to(unfinished)): sha256_of(path) for path in files}
@@ -163,11 +163,7 @@ def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -
 
 
 def given_checkpoint(path: Path) -> Path:
-    """A checkpoint that was named.
-
-    Raises:
-        UserError: training cannot continue from it.
-    """
+    """Return a checkpoint that the user named; raise `UserError` if training cannot continue from it."""
     if not path.is_dir():
         raise UserError(
             f"resume_from_checkpoint={path} is not a directory; give true or the path of a checkpoint"
@@ -184,12 +180,7 @@ def given_checkpoint(path: Path) -> Path:
 
 
 def check_writable(folder: Path, option: str = "output_dir") -> None:
-    """Raise `UserError` unless a folder can be written to, or made; nothing is left there.
-
-    Args:
-        folder: that may exist.
-        option: that named it.
-    """
+    """Raise `UserError`, naming the option, unless a folder can be written to or created; leave nothing."""
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{option}={folder} is a file; choose a directory")
@@ -204,12 +195,7 @@ def check_writable(folder: Path, option: str = "output_dir") -> None:
 
 
 def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
-    """Raise `UserError` if the corpus is not the one that a checkpoint was trained on.
-
-    Args:
-        checkpoint: that the run resumes.
-        identity: of the corpus as it is now.
-    """
+    """Raise `UserError` if the identity of the corpus is not the one in the checkpoint's manifest."""
     data = read_manifest(checkpoint).get("data", {})
     if data and data != identity:
         changed = sorted(name for name in {*data, *identity} if data.get(name) != identity.get(name))

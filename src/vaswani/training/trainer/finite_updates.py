@@ -22,11 +22,7 @@ MOST_SKIPPED = 10  # updates in a row; then it is not the batches
 
 
 class FiniteUpdates:
-    """Checks each update before it is made; stops the run, or skips the update, as `non_finite_loss` says.
-
-    Args:
-        trainer: whose updates they are.
-    """
+    """Checks each update before it is made; stops the run, or skips the update, as `non_finite_loss` says."""
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer

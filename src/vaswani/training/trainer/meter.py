@@ -56,7 +56,9 @@ class Meter(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Measure the peak, and start to count."""
         if self._peak is None and isinstance(self.config, VaswaniFamilyConfig):
-            self._peak = matrix_peak(self.accelerator.device, _computes_in(self.accelerator))
+            dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+            dtype = dtypes.get(self.accelerator.mixed_precision, torch.float32)
+            self._peak = matrix_peak(self.accelerator.device, dtype)
         self._start_again()
 
     def count(self, inputs: dict[str, Any]) -> None:
@@ -105,7 +107,3 @@ class Meter(TrainerCallback):
             speed = flops / self.copies / seconds
             told |= {"tflops": speed / 1e12, "mfu": speed / peak}
         return told
-
-
-def _computes_in(accelerator: Accelerator) -> torch.dtype:
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32)

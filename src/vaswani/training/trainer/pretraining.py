@@ -26,25 +26,15 @@ MOST_NATS = 700  # whose exponential a float can hold
 
 
 class Sums(NamedTuple):
-    """Values of each row of an evaluation, which are then summed over all rows: [B] each, or one number.
+    """What an evaluation adds up: values [B] of the rows of a batch, or their sums over all rows."""
 
-    Args:
-        nats: loss of the labels, in nats.
-        labels: their number.
-        correct: how many of them are the likeliest tokens.
-        bytes: of their text.
-        pairs: 1 where the row is a pair of segments.
-        pair_nats: next-sentence loss, in nats.
-        pairs_correct: 1 where the next-sentence prediction is correct.
-    """
-
-    nats: Any
-    labels: Any
-    correct: Any
-    bytes: Any
-    pairs: Any = 0
-    pair_nats: Any = 0
-    pairs_correct: Any = 0
+    nats: Any  # loss of the labels
+    labels: Any  # their number
+    correct: Any  # labels that are the likeliest tokens
+    bytes: Any  # of the labels' text
+    pairs: Any = 0  # 1 where the row is a pair of segments
+    pair_nats: Any = 0  # next-sentence loss
+    pairs_correct: Any = 0  # 1 where the next-sentence prediction is correct
 
 
 class PretrainingTrainer(BaseTrainer):
@@ -63,9 +53,7 @@ class PretrainingTrainer(BaseTrainer):
 
     def __init__(self, *, model: Any, **kwargs: Any):
         self._is_causal = model.can_generate()
-        if (
-            self._is_causal and model.loss_type is None
-        ):  # GPT-2's; else the library counts its first token too
+        if self._is_causal and model.loss_type is None:  # GPT-2's: the library would count the first token
             model.loss_type = "ForCausalLM"
         super().__init__(model=model, **kwargs)
         fields = signature(model.forward).parameters

@@ -59,11 +59,7 @@ _API = HfApi()  # its background pushes are made one after the other
 
 
 class Publisher:
-    """Writes the card of a trainer's model, and pushes the model and its checkpoints.
-
-    Args:
-        trainer: that knows the model, its arguments and the repository.
-    """
+    """Writes the card of a trainer's model, and pushes the model and its checkpoints."""
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
@@ -90,7 +86,7 @@ class Publisher:
         model_name: str | None = None,
         **_: Any,
     ) -> RunMetadata:
-        """Write the card into the run's folder; return what is known of the run."""
+        """Write the card from the model, the files of the run and these fields; ignore all others."""
         folder = self.trainer.output_dir
         facts = self._run_metadata()
         languages = [language] if isinstance(language, str) else language

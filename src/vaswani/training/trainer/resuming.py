@@ -172,11 +172,7 @@ MAY_CHANGE = {name: condition for condition, names in _CONDITIONS.items() for na
 
 
 def manifest_of(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
-    """Settings of a training as the manifest of a checkpoint stores them: plain JSON values.
-
-    Args:
-        config: of a run, or the arguments of a trainer that is used without one.
-    """
+    """Settings of a run, or of a trainer without one, for the manifest of a checkpoint: plain JSON values."""
     training = _arguments(config)
     processes = training.world_size  # first, for it sets up the devices, and fields that depend on them
     command, settings = None, training_settings(training)
@@ -197,11 +193,7 @@ def _arguments(config: BaseConfig | BaseTrainingArguments) -> BaseTrainingArgume
 
 
 def check_resumable(checkpoint: Path, config: BaseConfig | BaseTrainingArguments) -> Resumption:
-    """Compare the settings of a run with those of the checkpoint that it resumes; print what has changed.
-
-    Args:
-        checkpoint: complete (see `checkpoints.fault_of`).
-        config: of the run as it is now, or the arguments of a trainer that is used without one.
+    """Compare the settings of a run, or of a trainer without one, with its checkpoint; print the changes.
 
     Raises:
         UserError: a setting has changed that cannot; with both values, and the remedy.
