@@ -239,16 +239,16 @@ class DistillationTrainer(Trainer):
     def _state_losses(self, kept: torch.Tensor, num_target_tokens: Count) -> dict[str, torch.Tensor]:
         """The losses of hidden states and of relations, each the mean over both stacks."""
         student, teacher = (recorder.take() for recorder in self._recorders)
-        source_mask = self._source_mask
-        both_ways = source_mask[:, :, None] & source_mask[:, None]
-        backwards = (kept[:, :, None] & kept[:, None]).tril()
-        masks = {"encoder": (source_mask, both_ways), "decoder": (kept, backwards)}
-        counts = {"encoder": self._num_source_tokens, "decoder": num_target_tokens}
+        source = self._source_mask
+        sides: dict[str, tuple[torch.Tensor, torch.Tensor, Count]] = {  # tokens, what each sees, the divisor
+            "encoder": (source, source[:, :, None] & source[:, None], self._num_source_tokens),
+            "decoder": (kept, (kept[:, :, None] & kept[:, None]).tril(), num_target_tokens),
+        }
         losses: dict[str, list[torch.Tensor]] = {"cosine": [], "relation": []}
-        for stack, (tokens, visible) in masks.items():
+        for stack, (tokens, visible, num_tokens) in sides.items():
             if self.objectives.cosine_weight:
                 states = self._to_teacher_width(student[stack]["states"], stack)
-                loss = cosine_loss(states, teacher[stack]["states"], tokens, num_tokens=counts[stack])
+                loss = cosine_loss(states, teacher[stack]["states"], tokens, num_tokens=num_tokens)
                 losses["cosine"].append(loss)
             if self.objectives.relation_weight:
                 for a, b in (("query", "key"), ("value", "value")):
@@ -257,7 +257,7 @@ class DistillationTrainer(Trainer):
                         (teacher[stack][a], teacher[stack][b]),
                         visible,
                         num_heads=self.objectives.relation_heads,
-                        num_tokens=counts[stack],
+                        num_tokens=num_tokens,
                     )
                     losses["relation"].append(loss)
         return {name: torch.stack(parts).mean() for name, parts in losses.items() if parts}

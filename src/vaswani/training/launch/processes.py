@@ -102,7 +102,7 @@ def join_processes(timeout: int, use_cpu: bool) -> dist.Store | None:
     Raises:
         RunError: a process is missing.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = _started_processes()
     by_environment = all(name in os.environ for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     if world_size == 1 or not by_environment or dist.is_initialized():
         return None

@@ -69,7 +69,7 @@ class BaseRun(ABC):
         return scores
 
     def train_and_evaluate(self) -> dict[str, float]:
-        """The same without the card; returns the scores."""
+        """As `run`, without the report, the card and the push."""
         folder = self.config.output_dir
         with ends_on_sigterm(lambda: f"before training began; {what_was_saved(folder)}"):
             splits, tokenizers, trainer = self._prepare()
@@ -140,7 +140,7 @@ class BaseRun(ABC):
         """What an evaluation computes, beside the loss, by which models can be ranked."""
 
     def load(self) -> Corpus:
-        """The corpus, with all splits that it has; training and, where one is evaluated, validation exist."""
+        """The corpus with all its splits, among them those that training and its evaluations need."""
         corpus = load_corpus(self.config.data.corpus)
         self.check_splits(corpus)
         return corpus
