@@ -26,6 +26,7 @@ from vaswani.data.tokenization import save_tokenizers, train_tokenizer
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
+from vaswani.training.config import config_file
 from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig, TrainingArguments
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -73,6 +74,37 @@ KINDS = {
     ),
     "finetune": Kind(FinetuningConfig, FinetuningConfig, FinetuningRun, {"dataset": "x", "max_length": 24}),
 }
+
+
+def nullable(config: type[BaseConfig]) -> list[str]:
+    """The fields of a configuration that may be None."""
+    return [
+        name
+        for section in sections(config).values()
+        for name, hint in typing.get_type_hints(section).items()
+        if type(None) in typing.get_args(hint)
+        and name not in config.without_effect
+        and name in {one.name for one in fields(section) if one.init}
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flag_sets_any_field_that_may_be_none_back_to_it(kind):
+    of_flags = config_file._Fields(KINDS[kind].config).of_flags
+    names = nullable(KINDS[kind].config)
+    assert {"learning_rate", "max_test_rows"} & {*names}
+    for name in names:
+        assert of_flags([(f"--{name}", name, ["none"])]) == {name: None}, name
+        assert of_flags([(f"--{name}", name, ["None"])]) == {name: None}, name
+
+
+def test_none_overrides_a_file(tmp_path):
+    (tmp_path / "run.yaml").write_text("dataset: dates\nmax_validation_rows: 3\n")
+    flags = ["--max_validation_rows", "none"]
+    config = load_config(tmp_path / "run.yaml", flags)
+    assert config.data.max_validation_rows is None
+    with pytest.raises(UserError, match="seed: invalid int value: 'none'"):
+        load_config(None, ["--seed", "none"])
 
 
 def save_teacher(folder: Path) -> Path:

@@ -411,6 +411,8 @@ CHANGES = {  # of a run of 4 updates, with the options of `tiny_run`
     "eval_delay": 7,
     "eval_on_start": True,
     "max_validation_rows": 5,
+    "max_test_rows": 5,
+    "evaluate_test": False,
     "generation_num_beams": 2,
     "generation_length_penalty": 0.3,
     "generation_max_length": 7,
@@ -492,6 +494,7 @@ def test_changes_take_effect(resumed):
     assert list(folder.rglob("events.out.tfevents.*"))
     assert len(trainer.eval_dataset) == 5
     record = json.loads((folder / "evaluation.json").read_text())
+    assert (record["split"], record["rows"]) == ("validation", 5)
     assert (record["search"]["num_beams"], record["search"]["length_penalty"]) == (2, 0.3)
     for name in CHANGES.keys() & {field.name for field in dataclasses.fields(trainer.args)}:
         assert getattr(trainer.args, name) == CHANGES[name], name

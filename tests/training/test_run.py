@@ -294,6 +294,16 @@ def test_validation_rows_can_be_limited(tiny_run, capsys):
     assert "validation: kept 30 of 30 rows, of which 10 are used" in capsys.readouterr().out
 
 
+def test_test_rows_can_be_limited_or_left_alone(tiny_run, capsys):
+    run(tiny_run, max_test_rows=7)
+    assert "test: kept 40 of 40 rows, of which 7 are used" in capsys.readouterr().out
+    record = json.loads((Path(tiny_run["output_dir"]) / "evaluation.json").read_text())
+    assert (record["split"], record["rows"]) == ("test", 7)
+    scores = run(tiny_run, evaluate_test=False, output_dir=f"{tiny_run['output_dir']}2")
+    assert "test:" not in capsys.readouterr().out
+    assert "validation_loss" in scores
+
+
 @pytest.mark.slow
 def test_the_best_model_is_kept_and_training_stops_early(tiny_run):
     """A learning rate that destroys the model: the first evaluation is the best."""

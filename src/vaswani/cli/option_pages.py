@@ -36,7 +36,7 @@ def make_page(config_class: type[BaseConfig]) -> str:
     lines += textwrap.wrap(
         f"{config_class.purpose} The configuration is a name that `vaswani configs` lists, or a file of flat "
         "YAML. It sets defaults; flags override it. A boolean flag may stand alone (--bf16) or take true or "
-        "false; a list takes several values.",
+        "false; a list takes several values; `none` sets an option back to nothing where that is possible.",
         100,
     )
     for title, section in sections(config_class).items():

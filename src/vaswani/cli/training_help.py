@@ -24,7 +24,7 @@ def _page(command: str, arguments: Sequence[str]) -> str:
     if command not in ("train", "pretrain"):
         return command
     given = first_values(split_flags(arguments))
-    continued = "-continued" if "model" in given else ""
+    continued = "-continued" if given.get("model") is not None else ""
     if command == "train":
         return f"train{continued}"
     objective = given.get("objective", "masked")

@@ -281,6 +281,13 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     ddp_find_unused_parameters: bool | None = option(
         False, "Search for parameters without gradient in each update. These models use all parameters."
     )
+    evaluate_test: bool = option(
+        True,
+        "Score the final model on the test split; otherwise on the validation split, and leave test alone.",
+    )
+    max_test_rows: int | None = option(
+        None, "Number of test rows to evaluate on, evenly spread. Default: all.", at_least=1
+    )
     use_cache: bool = option(True, "Decode with cached keys and values; saved in the model's configuration.")
     restore_callback_states_from_checkpoint: bool = option(
         True, "When resuming, restore the early-stopping counter too."

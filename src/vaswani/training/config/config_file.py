@@ -20,7 +20,7 @@ from vaswani.files.named_configs import find_config
 from vaswani.files.run_files import HISTORY
 from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.training.config.arguments import RunConfig
-from vaswani.training.config.flags import Flag, check_name, first_values, split_flags, unexpected
+from vaswani.training.config.flags import Flag, check_name, first_values, is_none, split_flags, unexpected
 from vaswani.training.config.options import BaseConfig, sections
 
 Config = TypeVar("Config", bound=BaseConfig)
@@ -103,12 +103,14 @@ class _Fields:
         return {name: self._typed(name, self._value(name, texts)) for name, texts in given.items()}
 
     def _value(self, name: str, texts: list[str]) -> Any:
-        """What the texts behind a flag give: a list, or one text, or true for a flag that stands alone."""
+        """What the texts behind a flag give: a list, one text, none, or true for a flag that stands alone."""
         kinds = kinds_of(self._hints[name])
         if not texts and bool in kinds:
             return True
         if not texts:
             raise UserError(f"{name}: expected {'at least ' * bool(items_of(kinds))}one argument")
+        if is_none(texts) and type(None) in kinds and "none" not in _choices(kinds):
+            return None
         if len(texts) > 1 and not items_of(kinds):
             raise unexpected(texts[1])
         return texts if len(texts) > 1 else texts[0]

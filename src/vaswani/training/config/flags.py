@@ -24,9 +24,14 @@ def split_flags(arguments: Sequence[str]) -> list[Flag]:
     return flags
 
 
-def first_values(flags: Sequence[Flag]) -> dict[str, str]:
+def is_none(texts: Sequence[str]) -> bool:
+    """Return whether the values of a flag set its field back to nothing, as `--name none` does."""
+    return len(texts) == 1 and texts[0].lower() == "none"
+
+
+def first_values(flags: Sequence[Flag]) -> dict[str, str | None]:
     """Return the first value of each flag that has one, by the name of its field."""
-    return {name: texts[0] for _, name, texts in flags if texts}
+    return {name: None if is_none(texts) else texts[0] for _, name, texts in flags if texts}
 
 
 def unexpected(argument: str) -> UserError:

@@ -173,7 +173,7 @@ FIELDS_WITHOUT_EFFECT = {
     "bf16_full_eval": "evaluation runs as training does; set bf16",
     "fp16_full_eval": "evaluation runs as training does; set fp16",
     "do_train": "training always runs",
-    "do_predict": "the test split is evaluated at the end whenever there is one",
+    "do_predict": "the test split is evaluated at the end if there is one; set evaluate_test",
 }
 
 

@@ -18,6 +18,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoConfig, EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
@@ -97,6 +98,8 @@ class BaseRun(ABC):
             self.history = check_resumable(self.checkpoint, config).record
         with _first_the_main_process():
             corpus = self.load()
+        if not training.evaluate_test:
+            corpus.splits.pop("test", None)
         if self.checkpoint:
             check_same_data(self.checkpoint, corpus.identity())
             tokenizers = load_tokenizers(self.checkpoint)
@@ -108,7 +111,7 @@ class BaseRun(ABC):
         if self.checkpoint:
             _check_same_model(config.model, model, self.checkpoint)
         with _first_the_main_process():
-            splits = self.tokenize(corpus, tokenizers)
+            splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
         trainer = self.build_trainer(splits, tokenizers, model)
         trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
         counts = self.row_counts(corpus, splits)
@@ -118,6 +121,13 @@ class BaseRun(ABC):
             provenance = {"rows": counts, **corpus.fingerprint, **self.origin(splits, tokenizers)}
             self._record(provenance, tokenizers)
         return splits, tokenizers, trainer
+
+    def _with_fewer_test_rows(self, splits: dict[str, Any]) -> dict[str, Any]:
+        """The splits, of whose test rows only `max_test_rows` stay."""
+        most = self.config.training.max_test_rows
+        if most is None or "test" not in splits:
+            return splits
+        return {**splits, "test": splits["test"].select(evenly_spread(len(splits["test"]), most))}
 
     def _train(self, trainer: BaseTrainer) -> None:
         """Train, and save the final model."""
