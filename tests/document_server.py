@@ -19,6 +19,7 @@ import yaml
 
 import vaswani.distillation.run
 import vaswani.hub.push
+import vaswani.inference.classify.files
 import vaswani.inference.embed.embedding
 import vaswani.inference.prompt.prompting
 import vaswani.inference.translate.translation
@@ -57,6 +58,7 @@ SMALL: dict[str, dict[str, object]] = {
     "compare": SEARCH,
     "student": {"encoder_layers": 1, "decoder_layers": 1},
     "prompt": {"device": "cpu"},
+    "predict": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "plot": {"length": 512},
     **{name: {} for name in ("card", "combine", "configs", "convert", "env", "merge", "push", "report")},

@@ -9,7 +9,13 @@ import yaml
 from transformers import BertConfig, BertForMaskedLM
 
 from toy_translation import save_toy_checkpoint, toy_rows, toy_tokenizer
-from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
+from vaswani import (
+    VaswaniDecoderConfig,
+    VaswaniEncoderConfig,
+    VaswaniForCausalLM,
+    VaswaniForMaskedLM,
+    VaswaniForSequenceClassification,
+)
 
 
 def save_models(folder: Path) -> Path:
@@ -17,6 +23,11 @@ def save_models(folder: Path) -> Path:
     torch.manual_seed(0)
     save_toy_checkpoint(folder / "translator")
     for kind, model in {
+        "classifier": VaswaniForSequenceClassification(
+            VaswaniEncoderConfig(
+                vocab_size=304, d_model=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8
+            )
+        ),
         "encoder": VaswaniForMaskedLM(
             VaswaniEncoderConfig(
                 vocab_size=304, d_model=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8
@@ -50,6 +61,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "summarize": ([*translator, "--input", models / "in.txt", *search], ["summaries.txt"]),
         "evaluate": ([*translator, "--data", models / "rows.jsonl", *search], ["evaluated.txt"]),
         "embed": (["--model", models / "encoder", "--input", models / "in.txt"], ["vectors.jsonl"]),
+        "predict": (["--model", models / "classifier", "--input", models / "in.txt"], ["predicted.jsonl"]),
         "prompt": (["--model", models / "decoder", "--task", models / "task.yaml"], ["answers.jsonl"]),
         "student": ([folder / "student", "--teacher", models / "translator"], ["student/model.safetensors"]),
         "convert": ([models / "bert", folder / "ours"], ["ours/model.safetensors"]),
@@ -57,7 +69,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "card": (["--model", models / "translator"], []),
         "plot": (["sparse-pattern", "--output", folder / "plot.svg", "--length", "512"], ["plot.svg"]),
     }
-    for name in ("translate", "summarize", "evaluate", "embed", "prompt"):
+    for name in ("translate", "summarize", "evaluate", "predict", "embed", "prompt"):
         found[name][0].extend(["--output", folder / found[name][1][0]])
     found["compare"] = (
         [models / "translator", folder / "student", "--data", models / "rows.jsonl", *search],

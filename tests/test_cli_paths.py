@@ -66,7 +66,12 @@ def test_each_path(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture, n
         assert "Traceback" not in errors, case
         assert "--debug prints" not in errors, case
         if status == 0:
-            reads_text = kind in ("binary", "empty file") and name in ("translate", "summarize", "embed")
+            reads_text = kind in ("binary", "empty file") and name in (
+                "translate",
+                "summarize",
+                "predict",
+                "embed",
+            )
             assert is_output or reads_text, case
             continue
         assert status == 2, case

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from tiny_runs import write_dates
-from toy_labels import save_toy_encoder
+from toy_labels import save_toy_classifier, save_toy_encoder
 from toy_translation import save_toy_checkpoint
 from unprivileged import file_modes_hold
 from vaswani.cli import run
@@ -55,6 +55,9 @@ OPTIONS = {
     "evaluate --model {path} --data {data}": READ_FOLDER,
     "evaluate --model {model} --data {path}": READ_FILE,
     "evaluate --model {model} --data {data} --output {path}": WRITE_FILE,
+    "predict --model {path}": READ_FOLDER,
+    "predict --model {classifier} --input {path}": READ_FILE,
+    "predict --model {classifier} --text_field source --input {data} --output {path}": WRITE_FILE,
     "embed --model {path}": READ_FOLDER,
     "embed --model {encoder} --input {path}": READ_FILE,
     "embed --model {encoder} --text_field source --input {data} --output {path}": WRITE_FILE,
@@ -92,6 +95,7 @@ def place() -> Iterator[Path]:
     save_toy_checkpoint(folder / "model")
     save_toy_checkpoint(folder / "other")
     save_toy_encoder(folder / "encoder")
+    save_toy_classifier(folder / "classifier", "classification")
     write_dates(folder, train_rows=20, validation_rows=2, test_rows=2)
     for suffix in {"", *SUFFIXES.values()}:
         (folder / f"folder{suffix}").mkdir()
@@ -126,6 +130,7 @@ def test_a_path_that_cannot_be_used_is_refused(place, closed, monkeypatch, capfd
     path = place / (sort if "/" in sort or sort in ("file", "closed folder") else f"{sort}{ending}")
     places = {"path": path, "run": place / "run", "data": place / "train.jsonl", "made": place / "made"}
     places |= {"model": place / "model", "other": place / "other", "encoder": place / "encoder"}
+    places |= {"classifier": place / "classifier"}
     status = run([word.format(**places) for word in command.split()])
     said = capfd.readouterr().err.splitlines()
     assert status == 2, said

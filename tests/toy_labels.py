@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from vaswani import VaswaniEncoderConfig
 from vaswani.data.tokenization import train_tokenizer
@@ -91,5 +98,22 @@ def save_toy_encoder(folder: Path, library: bool = False, **fields: Any) -> Path
     """A folder as a pre-training writes it, with weights that have learned nothing."""
     torch.manual_seed(0)
     AutoModelForMaskedLM.from_config(toy_config(library, **fields)).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    return folder
+
+
+NAMES = {"classification": ["bad", "good", "so so"], "multi_label": ["bad", "good"], "regression": ["x"]}
+NAMES["tagging"] = ["O", "B-PER", "I-PER"]
+PROBLEMS = {"classification": None, "multi_label": "multi_label_classification", "regression": "regression"}
+
+
+def save_toy_classifier(folder: Path, task: str, library: bool = False) -> Path:
+    """A model with a head for labels, whose weights have learned nothing."""
+    names = NAMES[task]
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: at for at, name in enumerate(names)}}
+    config = toy_config(library, **labels, problem_type=PROBLEMS.get(task))
+    kind = AutoModelForTokenClassification if task == "tagging" else AutoModelForSequenceClassification
+    torch.manual_seed(0)
+    kind.from_config(config).save_pretrained(folder)
     toy_tokenizer().save_pretrained(folder)
     return folder

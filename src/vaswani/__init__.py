@@ -16,6 +16,7 @@ from vaswani.registration import register_auto_classes
 if TYPE_CHECKING:
     from vaswani.distillation.arguments import DistillationObjectives
     from vaswani.distillation.trainer import DistillationTrainer
+    from vaswani.inference.classify.classification import Classifier
     from vaswani.inference.embed.embedding import Embedder
     from vaswani.inference.embed.scalar_mix import ScalarMix
     from vaswani.inference.prompt.prompting import Prompter
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Classifier",
     "DistillationObjectives",
     "DistillationTrainer",
     "Embedder",
@@ -87,6 +89,7 @@ __all__ = [
 _MODULES = {
     "distillation.arguments": ["DistillationObjectives"],
     "distillation.trainer": ["DistillationTrainer"],
+    "inference.classify.classification": ["Classifier"],
     "inference.embed.embedding": ["Embedder"],
     "inference.prompt.prompting": ["Prompter"],
     "inference.translate.translation": ["Translator"],

@@ -17,10 +17,12 @@ most 50 tokens more than the source has. Both rules are made for transformers' `
 from typing import Any, Literal, cast
 
 import torch
-from transformers import PreTrainedModel, StoppingCriteria
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from vaswani.bounds import LARGEST_ALPHA
+from vaswani.data.tokenization import length_limit
 
+DEFAULT_LENGTH = 4096  # tokens; attention takes seconds for such a text, and quadratic time
 EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to input length + 50"
 
 
@@ -40,6 +42,18 @@ def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
         return None
     of_both = getattr(model.config, "max_position_embeddings", None)
     return getattr(model.config, _POSITIONS[side], of_both)
+
+
+def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
+    """Return the maximum tokens of a text: the requested number, limited by the model's positions."""
+    positions = position_limit(model)
+    if positions is None or positions < 0:  # XLNet has -1 for no limit
+        return asked or length_limit(tokenizer) or DEFAULT_LENGTH
+    table: Any = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    if padding is not None:
+        positions -= padding + 1  # RoBERTa's positions start there
+    return min(positions, asked or tokenizer.model_max_length)
 
 
 class GNMTLengthPenalty(float):

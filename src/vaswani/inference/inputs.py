@@ -127,7 +127,8 @@ class TableTexts:
 
     Args:
         records: the rows (see `read_records`).
-        field: of the text; dots reach into nested objects.
+        fields: of the text; dots reach into nested objects. Of two fields the texts are pairs.
+        words: texts may be lists of words.
         added: names of the fields that the output adds.
         remedy: what to do where a row has one of these.
         total: number of rows, if it is known.
@@ -140,8 +141,8 @@ class TableTexts:
     def __init__(
         self,
         records: Iterator[Record],
-        field: str,
-        *,
+        *fields: str,
+        words: bool = False,
         added: Sequence[str] = (),
         remedy: str = "rename it",
         total: int | None = None,
@@ -151,18 +152,18 @@ class TableTexts:
         self.total, self.typed = total, typed
         self.row: dict[str, Any] = {}
         self.place = ""
-        self._records, self._field = records, field
+        self._records, self._fields, self._words = records, fields, words
         self._added, self._remedy = added, remedy
         self._waiting: deque[Record] = deque()
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Any]:
         for record in self._records:
             record.check_lacks(self._added, self._remedy)
-            text = record.text(self._field)
-            valid = _SURROGATES.sub("\ufffd", text)
-            self.report.not_utf8 += valid != text
+            cells = [record.text(field, self._words) for field in self._fields]
+            valid = [_valid(cell) for cell in cells]
+            self.report.not_utf8 += valid != cells
             self._waiting.append(record)
-            yield valid
+            yield valid[0] if len(valid) == 1 else tuple(valid)
 
     def take(self) -> None:
         """Go on to the next row in order; called before its result is written."""
@@ -178,6 +179,13 @@ class TableTexts:
         except (TypeError, ValueError):  # the row holds NaN, a date ...
             finite_json(fields)  # raises for such a result
             return json.dumps(without_non_finite(row), ensure_ascii=False, default=_plain)
+
+
+def _valid(text: str | list[str]) -> str | list[str]:
+    """Return a text, or the words of one, with U+FFFD in place of bytes that were not UTF-8."""
+    if isinstance(text, list):
+        return [_SURROGATES.sub("\ufffd", word) for word in text]
+    return _SURROGATES.sub("\ufffd", text)
 
 
 def _plain(value: Any) -> Any:
@@ -198,6 +206,8 @@ def open_texts(
     added: Sequence[str],
     remedy: str = "rename it",
     documents: Documents = "line",
+    pair_field: str | None = None,
+    words: bool = False,
 ) -> Iterator[Texts]:
     """Open the texts of a file or of standard input.
 
@@ -212,28 +222,32 @@ def open_texts(
         added: names of the fields that the output adds to the rows of a table.
         remedy: what to do where a row has one of these.
         documents: in lines, what is one text.
+        pair_field: of a second text in a table; texts are then pairs.
+        words: in tables, a text may be a list of words.
 
     Raises:
         UserError: the input cannot be read, has no such field, or has a field that would be added.
     """
     if documents not in DOCUMENTS:
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
+    fields = [field or default, *([] if pair_field is None else [pair_field])]
+    rows: dict[str, Any] = {"added": added, "remedy": remedy, "words": words}
     is_table = name != STANDARD_STREAM and _has_table_ending(name)
     if is_table and Path(name).is_file():
         with open_lines(name):  # raises where the file cannot be read
             pass
-        yield _table(Path(name), field or default, option, added=added, remedy=remedy)
+        yield _table(Path(name), fields, option, **rows)
         return
     with open_lines(name) as lines:
-        if field is None and not is_table:
+        if field is pair_field is None and not is_table:
             yield TextLines(lines, documents, count_lines(name))
         elif name == STANDARD_STREAM or is_table:  # a pipe, which can be read once
             where = "standard input" if name == STANDARD_STREAM else name
-            yield _json_stream(lines, where, field or default, added=added, remedy=remedy)
+            yield _json_stream(lines, where, fields, **rows)
         else:
             raise UserError(
-                f"--{option} {field} is for tables, and {name} is read as lines; leave it out, or give a "
-                "file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
+                f"--{option} {fields[-1]} is for tables, and {name} is read as lines; leave it out, or give "
+                "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
             )
 
 
@@ -242,27 +256,31 @@ def _has_table_ending(name: str) -> bool:
     return name.lower().endswith((*endings, ".parquet"))
 
 
-def _table(path: Path, field: str, option: str, *, added: Sequence[str], remedy: str) -> TableTexts:
+def _table(path: Path, fields: list[str], option: str, **rows: Any) -> TableTexts:
     from vaswani.data.sources.records import check_text_field, count_records, read_records
 
-    check_text_field(path, f"--{option}", field)
+    for field in fields:
+        check_text_field(path, f"--{option}", field, words=rows["words"])
     total = count_records(path)
     if total is None:
         total = 0
         for record in read_records(path):
-            record.text(field)
-            record.check_lacks(added, remedy)
+            record.check_lacks(rows["added"], rows["remedy"])
+            for field in fields:
+                record.text(field, rows["words"])
             total += 1
-    return TableTexts(read_records(path), field, added=added, remedy=remedy, total=total)
+    return TableTexts(read_records(path), *fields, total=total, **rows)
 
 
-def _json_stream(lines: BinaryIO, name: str, field: str, *, added: Sequence[str], remedy: str) -> TableTexts:
+def _json_stream(lines: BinaryIO, name: str, fields: list[str], **rows: Any) -> TableTexts:
     from vaswani.data.sources.records import json_records
 
     decoded_lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(lines))
     records = json_records(decoded_lines, name)
     first = next(records, None)
-    if first is not None and not first.has(field):
-        raise UserError(f"{first.place} has no field '{field}'; it has {listing(first.row)}")
-    rows = records if first is None else chain([first], records)
-    return TableTexts(rows, field, added=added, remedy=remedy, typed=lines.isatty())
+    if first is None:
+        return TableTexts(records, *fields, **rows)
+    for field in fields:
+        if not first.has(field):
+            raise UserError(f"{first.place} has no field '{field}'; it has {listing(first.row)}")
+    return TableTexts(chain([first], records), *fields, typed=lines.isatty(), **rows)

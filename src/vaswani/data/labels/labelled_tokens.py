@@ -88,6 +88,33 @@ def _encode(
 ) -> dict[str, list[Any]]:
     """Return the columns that `tokenize_labelled` adds, and whether rows are too long or empty."""
     texts = [rows[name] for name in ("text", "text_pair") if name in rows]
+    encoded, is_long = encode_texts(tokenizer, texts, max_length)
+    for row, label in zip(encoded, rows["label"], strict=True):
+        row |= {"labels": target({**row, "label": label}), "length": len(row["input_ids"])}
+        row.pop("word_starts", None)
+    special = TextCodec(tokenizer).special_ids()
+    is_empty = [special.issuperset(row["input_ids"]) for row in encoded]
+    columns = {name: [row[name] for row in encoded] for name in encoded[0]}
+    return columns | {"is_long": is_long, "is_empty": is_empty}
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: list[list[Any]], max_length: int | None
+) -> tuple[list[dict[str, Any]], list[bool]]:
+    """Encode texts, pairs of texts or lists of words.
+
+    Args:
+        tokenizer: a copy, as truncation is stored in it.
+        texts: one list, or two of equal length for pairs; a text may be a list of words.
+        max_length: longer rows are truncated; None for no limit.
+
+    Returns:
+        The tokenizer's columns of each row with, for words, `word_starts` (the positions of their first
+        tokens, as far as they are not truncated), and whether each row was too long.
+
+    Raises:
+        UserError: the tokenizer does not map tokens to words, or a word has no token.
+    """
     of_words = isinstance(texts[0][0], list)
     if of_words:
         texts = [_words_as_in_text(tokenizer, texts[0])]
@@ -106,13 +133,7 @@ def _encode(
         parts = [[text[number] for number in long] for text in texts]
         for number, row in zip(long, encode(parts, truncation=True, max_length=max_length), strict=True):
             encoded[number] = row
-    for row, label in zip(encoded, rows["label"], strict=True):
-        row |= {"labels": target({**row, "label": label}), "length": len(row["input_ids"])}
-        row.pop("word_starts", None)
-    special = TextCodec(tokenizer).special_ids()
-    is_empty = [special.issuperset(row["input_ids"]) for row in encoded]
-    columns = {name: [row[name] for row in encoded] for name in encoded[0]}
-    return columns | {"is_long": is_long, "is_empty": is_empty}
+    return encoded, is_long
 
 
 def _row(encoding: BatchEncoding, number: int, of_words: bool) -> dict[str, Any]:

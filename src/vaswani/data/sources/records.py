@@ -22,8 +22,12 @@ class Record:
     place: str
     row: dict[str, Any]
 
-    def text(self, field: str) -> str:
+    def text(self, field: str, words: bool = False) -> Any:
         """Return the text of a field; an empty one for null and for a field that this row lacks.
+
+        Args:
+            field: its name; dots reach into nested objects.
+            words: a text may be a list of words.
 
         Raises:
             UserError: the field holds something else.
@@ -31,6 +35,8 @@ class Record:
         cell = reading.cell_of(self.row, field)
         if cell is None:
             return ""
+        if words and isinstance(cell, list) and all(isinstance(word, str) for word in cell):
+            return cell
         if not isinstance(cell, str):
             shown = repr(cell)
             shown = shown if len(shown) <= 60 else f"{shown[:60]} …"
@@ -72,10 +78,10 @@ def count_records(path: Path) -> int | None:
         return file.metadata.num_rows
 
 
-def check_text_field(path: Path, option: str, field: str) -> None:
-    """Raise a UserError unless a table has the field that an option names, and it may hold text."""
+def check_text_field(path: Path, option: str, field: str, words: bool = False) -> None:
+    """Raise a UserError unless a table has the field that an option names, and it may hold text, or words."""
     reading.check_field(option, field, fields_of(path), str(path))
-    if path.suffix.lower() == ".parquet":
+    if path.suffix.lower() == ".parquet" and not words:
         with reading.open_parquet(path) as file:
             reading.check_holds_text(file.schema_arrow, field, str(path))
 

@@ -26,10 +26,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec
-from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive, one_line
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.decoding import longest_text
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import (
     SUBTOKEN_POOLINGS,
@@ -50,7 +49,6 @@ COMBINATIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
     "concat": lambda layers: torch.cat(tuple(layers), dim=-1),
     "mean": lambda layers: torch.stack(tuple(layers)).mean(dim=0),
 }
-DEFAULT_LENGTH = 4096  # tokens; attention takes seconds for such a text, and quadratic time
 
 
 class TokenVectors(NamedTuple):
@@ -128,7 +126,7 @@ class Embedder(FromPretrained):
         self._counting = threading.Lock()
         self.backward = backward
         self.max_tokens_per_batch = max_tokens_per_batch
-        self.max_length = _longest_text(model, tokenizer, max_length)
+        self.max_length = longest_text(model, tokenizer, max_length)
         if truncation:
             self._texts.frame().check_room(max_length=self.max_length)
         self.dtype = torch.promote_types(model.dtype, torch.float32)
@@ -336,18 +334,6 @@ def _pooled(states: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.
     mask = (torch.arange(states.shape[1]) < lengths[:, None]).to(states.device)
     features = {"token_embeddings": states, "attention_mask": mask.long()}
     return Pooling(states.shape[2], pooling)(features)["sentence_embedding"]
-
-
-def _longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
-    """Return the maximum tokens of a text: the requested number, limited by the model's positions."""
-    positions = position_limit(model)
-    if positions is None or positions < 0:  # XLNet has -1 for no limit
-        return asked or length_limit(tokenizer) or DEFAULT_LENGTH
-    table: Any = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    if padding is not None:
-        positions -= padding + 1  # RoBERTa's positions start there
-    return min(positions, asked or tokenizer.model_max_length)
 
 
 def _choice(name: str, value: str, choices: Mapping[str, Value]) -> Value:

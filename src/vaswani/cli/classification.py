@@ -1,0 +1,99 @@
+"""`vaswani predict`."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.options import (
+    AllowMismatch,
+    Device,
+    DType,
+    InputName,
+    OutputName,
+    Revision,
+    model_option,
+    number,
+    table_field,
+)
+from vaswani.cli.screen import begin_work, progress_bar, warn
+
+
+@app.command()
+def predict(
+    model: Annotated[
+        str, model_option("--model", help="Folder or Hub name of a classifier, regressor or tagger.")
+    ],
+    input_name: InputName = "-",
+    output_name: OutputName = "-",
+    text_field: Annotated[str | None, table_field("text_field", "text, or the words", "text")] = None,
+    text_pair_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text_pair_field", help="Table field of a second text, for a model of pairs of texts."
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        number("--top_k", help="Also write the probabilities of the K most probable labels.", at_least=1),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        number(
+            "--max_length",
+            help="Longer texts are cut after so many tokens, and counted. Default: the model's maximum, or "
+            "4096 if it has none.",
+            at_least=1,
+        ),
+    ] = None,
+    max_tokens_per_batch: Annotated[
+        int, number("--max_tokens_per_batch", help="Tokens per batch, including padding.", at_least=1)
+    ] = 8192,
+    buffer_size: Annotated[
+        int | None,
+        number("--buffer_size", help="Texts to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
+    ] = None,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
+) -> None:
+    """Predict the label of each line or table row, or the tags of its words, as JSON Lines.
+
+    Each text gets its prediction with the probability; each row of a table
+    comes back with these fields.
+    """
+    from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input
+    from vaswani.inference.batches import BUFFERED_TEXTS
+    from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
+    from vaswani.inference.classify.files import ADDED, predict_texts
+    from vaswani.inference.inputs import open_texts
+
+    check_not_input(output_name, input_name)
+    is_tagger = task_of_checkpoint(model, revision) == "tagging"
+    where: dict[str, Any] = {"option": "text_field", "default": "text", "pair_field": text_pair_field}
+    with open_texts(input_name, text_field, added=ADDED, words=is_tagger, **where) as texts:
+        begin_work()
+        with LineWriter(output_name) as writer:
+            classifier = Classifier.from_pretrained(
+                model,
+                max_length=max_length,
+                max_tokens_per_batch=max_tokens_per_batch,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                allow_mismatch=allow_mismatch,
+            )
+            shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
+            unit = f" {texts.report.unit}s"
+            with progress_bar(texts.total, unit, hidden=shares_terminal, typed=texts.typed) as bar:
+                report = predict_texts(
+                    classifier,
+                    texts,
+                    writer.write,
+                    top_k=top_k,
+                    buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
+                    progress=bar.update,
+                )
+    warn(f"predicted {report}")

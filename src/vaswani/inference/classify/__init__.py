@@ -1,0 +1,1 @@
+"""Labels of texts and of their words."""

@@ -1,0 +1,278 @@
+"""Predict labels with a trained classifier, regressor or tagger of transformers or vaswani.
+
+A prediction does not depend on the batch, except for rounding.
+
+S texts of a batch · T tokens of a text · L labels
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from vaswani.data.labels.labelled_tokens import check_room, encode_texts
+from vaswani.data.text_codec import TextCodec
+from vaswani.errors import RunError, UserError, check_positive
+from vaswani.hub.checkpoint import local_folder
+from vaswani.hub.run_metadata import auto_class_of, read_config
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.decoding import longest_text
+from vaswani.inference.pretrained import FromPretrained
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Text = str | tuple[str, str] | list[str]  # a text, a pair of texts, or words
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one text; nothing (None) of a text without tokens.
+
+    Args:
+        label: of a classifier the most probable label, with several labels those with a probability above
+            1/2, of a regressor the number, and of a tagger a tag for each word (None for words beyond the
+            length limit).
+        probability: of the label, or of each label or tag; None for a number.
+        probabilities: of all labels, the most probable first; of a tagger those of each word. None for a
+            number.
+        words: of a tagger.
+        cut_off: whether only the beginning of the text was read.
+    """
+
+    label: Any = None
+    probability: Any = None
+    probabilities: Any = None
+    words: list[str] | None = None
+    cut_off: bool = False
+
+
+def task_of(config: PreTrainedConfig) -> str | None:
+    """Return what a model predicts: "classification", "multi_label", "regression" or "tagging".
+
+    Args:
+        config: of the model, with the name of its class.
+
+    Returns:
+        None for a model without a head for labels.
+    """
+    auto_class = auto_class_of(config)
+    if auto_class is AutoModelForTokenClassification:
+        return "tagging"
+    if auto_class is not AutoModelForSequenceClassification:
+        return None
+    if config.problem_type == "multi_label_classification":
+        return "multi_label"
+    return "regression" if config.problem_type == "regression" or config.num_labels == 1 else "classification"
+
+
+def task_of_checkpoint(name: str | Path, revision: str | None = None) -> str:
+    """Return what the model of a folder or on the Hub predicts (see `task_of`), before it is loaded.
+
+    Raises:
+        UserError: it has no head for labels.
+    """
+    folder = local_folder(name, revision, weights=False)
+    config = read_config(folder)
+    task = task_of(config)
+    if task is None:
+        held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
+        raise UserError(f"{folder} holds {held}, which predicts no labels; expected {_EXPECTED}")
+    return task
+
+
+class Classifier(FromPretrained):
+    """Predicts the labels of texts, or of their words, with any model with a head for them.
+
+        classifier = Classifier.from_pretrained("runs/finetune_reviews")
+        classifier(["A joy from the first minute to the last."])[0].label  # "pos"
+
+    Args:
+        model: a sequence or token classifier; it is put into evaluation mode.
+        tokenizer: adds the special tokens that the model was trained with.
+        max_length: maximum tokens of a text, of which longer ones are truncated. None means the limit of the
+            model and tokenizer, or 4,096 if they have none.
+        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text is a batch by itself.
+
+    Attributes:
+        task: what the model predicts (see `task_of`).
+        names: the labels.
+
+    Raises:
+        UserError: an option is out of range, or the model predicts no labels.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        max_tokens_per_batch: int = 8192,
+    ):
+        check_positive(max_tokens_per_batch=max_tokens_per_batch)
+        if max_length is not None:
+            check_positive(max_length=max_length)
+        task = task_of(model.config)
+        if task is None:
+            raise UserError(f"a {type(model).__name__} predicts no labels; expected {_EXPECTED}")
+        self.task = task
+        self.model = model.eval()
+        self.tokenizer = copy.deepcopy(tokenizer)  # truncation is stored in it
+        labels: dict[Any, str] = dict(model.config.id2label or {})
+        self.names = [str(labels[number]) for number in sorted(labels)]
+        self.max_length = longest_text(model, tokenizer, max_length)
+        check_room(tokenizer, self.max_length, pairs=False)
+        self.max_tokens_per_batch = max_tokens_per_batch
+        self._special = TextCodec(self.tokenizer).special_ids()
+        self._arguments = inspect.signature(model.forward).parameters
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Any) -> Self:
+        """Load a model with its tokenizer; as in `FromPretrained`, from the class that it was saved from."""
+        task_of_checkpoint(name, options.get("revision"))
+        return super().from_pretrained(name, **options)
+
+    def __call__(self, texts: Iterable[Text]) -> list[Prediction]:
+        """Predict the labels of texts, in order.
+
+        Args:
+            texts: each a text or a pair of texts; for a tagger a text, which is split at white space, or a
+                list of words.
+
+        Raises:
+            UserError: a single text is given, or the tokenizer does not map tokens to words.
+            RunError: a batch does not fit into the device's memory, or its results are not finite.
+        """
+        return list(self.stream(texts))
+
+    def stream(
+        self,
+        texts: Iterable[Text],
+        *,
+        buffer_size: int = BUFFERED_TEXTS,
+        progress: Callable[[int], object] | None = None,
+    ) -> Iterator[Prediction]:
+        """Predict the labels of a stream of texts, in order and in bounded memory.
+
+        Args:
+            texts: as in `__call__`; they are read, sorted by length and predicted one buffer at a time.
+            buffer_size: texts read ahead; fewer at the beginning, and if they are very long.
+            progress: is called with the number of texts of each finished batch.
+
+        Raises:
+            UserError, RunError: as `__call__`.
+        """
+        if isinstance(texts, str):
+            raise UserError(f"expected a list of texts, got one text: write [{texts[:20]!r}]")
+        check_positive(buffer_size=buffer_size)
+        done = progress or (lambda count: None)
+        for buffer in buffers(texts, buffer_size):
+            yield from self._predict_buffer(buffer, done)
+
+    def _predict_buffer(self, texts: list[Text], done: Callable[[int], object]) -> list[Prediction]:
+        if self.task == "tagging":
+            texts = [text.split() if isinstance(text, str) else list(text) for text in texts]
+        elif found := next((text for text in texts if isinstance(text, list)), None):
+            raise UserError(
+                f"expected a text, got the list {str(found)[:60]}; lists of words are for taggers"
+            )
+        predictions = [Prediction(words=text if isinstance(text, list) else None) for text in texts]
+        rows, is_long = self._encode(texts)
+        done(len(texts) - len(rows))
+        lengths = {number: len(row["input_ids"]) for number, row in rows.items()}
+        # Without a padding token, decoders cannot tell where a padded text ends.
+        most = self.max_tokens_per_batch if self.model.config.pad_token_id is not None else 1
+        for batch in batches(lengths, most):
+            with within_memory("texts", len(batch), lengths[batch[0]]):
+                logits = self._logits([rows[number] for number in batch])
+            for number, of_text in zip(batch, logits, strict=True):
+                words = predictions[number].words
+                values = self._values(of_text, rows[number].get("word_starts"), len(words or ()))
+                predictions[number] = Prediction(**values, words=words, cut_off=is_long[number])
+            done(len(batch))
+        return predictions
+
+    def _encode(self, texts: list[Text]) -> tuple[dict[int, dict[str, Any]], dict[int, bool]]:
+        """Return the tokens of the texts that have some, and whether they are too long, by position."""
+        filled = [number for number, text in enumerate(texts) if text and any(map(str.strip, _parts(text)))]
+        if not filled:
+            return {}, {}
+        kept = [texts[number] for number in filled]
+        pairs = isinstance(kept[0], tuple)
+        columns: list[list[Any]] = [list(side) for side in zip(*kept, strict=True)] if pairs else [kept]
+        encoded, is_long = encode_texts(self.tokenizer, columns, self.max_length)
+        rows = dict(zip(filled, encoded, strict=True))
+        rows = {number: row for number, row in rows.items() if not self._special.issuperset(row["input_ids"])}
+        return rows, dict(zip(filled, is_long, strict=True))
+
+    @torch.inference_mode()
+    def _logits(self, rows: Sequence[dict[str, Any]]) -> torch.Tensor:
+        """Return the logits of a batch, float32 on the CPU: [S, L], of a tagger [S, T, L]."""
+        names = [name for name in rows[0] if name in self._arguments]
+        columns = {name: [torch.tensor(row[name]) for row in rows] for name in names}
+        columns["attention_mask"] = [torch.ones_like(row) for row in columns["input_ids"]]
+        pad = self.tokenizer.pad_token_id or 0
+        inputs: dict[str, Any] = {
+            name: pad_sequence(column, True, pad if name == "input_ids" else 0).to(self.model.device)
+            for name, column in columns.items()
+        }
+        if "use_cache" in self._arguments:
+            inputs["use_cache"] = False
+        logits = self.model(**inputs).logits.float().cpu()
+        kept = inputs["attention_mask"].bool().cpu() if self.task == "tagging" else slice(None)
+        if not logits[kept].isfinite().all():
+            raise RunError(f"the model's results leave the range of {self.model.dtype}; try dtype float32")
+        return logits
+
+    def _values(self, logits: torch.Tensor, word_starts: Any, num_words: int) -> dict[str, Any]:
+        """Return the label and the probabilities of a text, from its logits [L], or [T, L] of a tagger."""
+        if self.task == "regression":
+            return {"label": float(logits[0])}
+        if self.task == "multi_label":
+            all_of = self._ranked(logits.sigmoid())
+            shares = zip(self.names, logits.sigmoid().tolist(), strict=True)
+            likely = {name: share for name, share in shares if share > 0.5}
+            return {
+                "label": list(likely),
+                "probability": list(likely.values()),
+                "probabilities": all_of,
+            }
+        if self.task == "classification":
+            all_of = self._ranked(logits.softmax(-1))
+            label, probability = next(iter(all_of.items()))
+            return {"label": label, "probability": probability, "probabilities": all_of}
+        of_words = [self._ranked(row) for row in logits[word_starts].softmax(-1)]
+        best = [next(iter(of_word.items())) for of_word in of_words]
+        unread = [None] * (num_words - len(best))
+        return {
+            "label": [*(label for label, _ in best), *unread],
+            "probability": [*(probability for _, probability in best), *unread],
+            "probabilities": [*of_words, *unread],
+        }
+
+    def _ranked(self, probabilities: torch.Tensor) -> dict[str, float]:
+        """Return the labels with their probabilities, the most probable first."""
+        order = probabilities.argsort(descending=True, stable=True).tolist()
+        return {self.names[number]: float(probabilities[number]) for number in order}
+
+
+_EXPECTED = "a sequence or token classifier, such as one of vaswani finetune"
+
+
+def _parts(text: Text) -> Sequence[str]:
+    return [text] if isinstance(text, str) else text

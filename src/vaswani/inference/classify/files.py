@@ -1,0 +1,73 @@
+"""Predict the labels of a file or a stream, in bounded memory, as lines of JSON."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from vaswani.inference.batches import BUFFERED_TEXTS
+from vaswani.inference.classify.classification import Classifier, Prediction
+from vaswani.inference.inputs import LineReport, Texts
+
+ADDED = ["prediction", "probability", "probabilities", "cut_off"]  # fields, to the rows of a table
+
+
+def predict_texts(
+    classifier: Classifier,
+    texts: Texts,
+    write: Callable[[str], None],
+    *,
+    top_k: int | None = None,
+    buffer_size: int = BUFFERED_TEXTS,
+    progress: Callable[[int], object] | None = None,
+) -> LineReport:
+    """Predict the labels of each text of an input.
+
+    Args:
+        classifier: the model with its options.
+        texts: of the input (see `open_texts`).
+        write: receives a JSON object for each text, in order: the `text`, or the `words` of a tagger, or the
+            row; the `prediction` with its `probability` (see `Prediction`), and `cut_off` where it applies.
+        top_k: add the `probabilities` of so many labels, the most probable first.
+        buffer_size: texts read ahead; fewer at the beginning.
+        progress: is called with the number of texts of each finished batch.
+    """
+    report, given = texts.report, iter(texts)
+    kept: deque[Any] = deque()
+
+    def remembered() -> Any:
+        for text in given:
+            kept.append(text)
+            yield text
+
+    found = classifier.stream(remembered(), buffer_size=buffer_size, progress=progress)
+    for prediction in found:
+        texts.take()
+        text = kept.popleft()
+        report.empty += prediction.label is None
+        report.source_cut_off += prediction.cut_off
+        fields = _fields(prediction, top_k)
+        if prediction.words is not None and isinstance(text, str) and "words" not in (texts.row or ()):
+            fields = {"words": prediction.words, **fields}
+        elif texts.row is None:
+            fields = {"text": text, **fields}
+        write(texts.record(**fields))
+    return report
+
+
+def _fields(prediction: Prediction, top_k: int | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"prediction": prediction.label}
+    if prediction.probabilities is not None or prediction.label is None:
+        fields["probability"] = prediction.probability
+    if top_k is not None and prediction.probabilities is not None:
+        fields["probabilities"] = _most_probable(prediction.probabilities, top_k)
+    if prediction.cut_off:
+        fields["cut_off"] = True
+    return fields
+
+
+def _most_probable(probabilities: Any, top_k: int) -> Any:
+    if isinstance(probabilities, list):  # of words
+        return [each and _most_probable(each, top_k) for each in probabilities]
+    return dict(list(probabilities.items())[:top_k])
