@@ -1,4 +1,4 @@
-"""Toy texts whose labels a tiny encoder learns in seconds, for each task, and such an encoder, untrained.
+"""Toy texts whose labels a tiny model learns in seconds, for each task, and such models, untrained.
 
 A word decides: good and bad ones the label, names and cities the tags. The rest says nothing.
 """
@@ -12,15 +12,18 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     BertConfig,
+    GPT2Config,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
-from vaswani import VaswaniEncoderConfig
+import given_tokenizers
+from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.tokenization import train_tokenizer
 
 TASKS = ("classification", "multi_label", "regression", "tagging")
@@ -116,4 +119,23 @@ def save_toy_classifier(folder: Path, task: str, library: bool = False) -> Path:
     torch.manual_seed(0)
     kind.from_config(config).save_pretrained(folder)
     toy_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_toy_decoder(folder: Path, library: bool = False, **fields: Any) -> Path:
+    """Of ours, whose tokenizer begins texts; or the library's GPT-2, whose tokenizer only splits them."""
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    if library:
+        tokenizer = given_tokenizers.gpt2(folder)
+        shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS, "initializer_range": 0.1}
+        config: PreTrainedConfig = GPT2Config(
+            vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, **{**shape, **fields}
+        )
+    else:
+        tokenizer = train_tokenizer([" ".join(WORDS)] * 4, 400, purpose="causal")
+        shape = {name.replace("encoder", "decoder"): value for name, value in SHAPE.items()}
+        config = VaswaniDecoderConfig(**{**shape, "vocab_size": len(tokenizer), **fields})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -11,7 +11,15 @@ from transformers import pipeline
 
 from rank_processes import train_in_processes
 from tiny_runs import as_flags
-from toy_labels import POSITIONS, TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
+from toy_labels import (
+    POSITIONS,
+    TASKS,
+    save_toy_decoder,
+    save_toy_encoder,
+    toy_rows,
+    write_jsonl,
+    write_toy_rows,
+)
 from vaswani.cli import run as run_command
 from vaswani.errors import UserError
 from vaswani.files import named_configs
@@ -33,6 +41,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_toy_rows(folder / task, task)
     save_toy_encoder(folder / "ours")
     save_toy_encoder(folder / "library", library=True)
+    save_toy_decoder(folder / "decoder")
     save_toy_encoder(folder / "any length", position_embedding="sinusoidal")
     return folder
 
@@ -144,10 +153,16 @@ def as_conll(rows: list[dict]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "task"), [("finetune_reviews", "classification"), ("finetune_tagging", "tagging")]
+    ("name", "task"),
+    [
+        ("finetune_reviews", "classification"),
+        ("finetune_gpt", "classification"),
+        ("finetune_tagging", "tagging"),
+    ],
 )
 def test_the_configurations_train(toys, tmp_path, name, task):
-    small = {**QUICK, "model": toys / "ours", "num_train_epochs": 2, "output_dir": tmp_path / "run"}
+    model = "decoder" if name == "finetune_gpt" else "ours"
+    small = {**QUICK, "model": toys / model, "num_train_epochs": 2, "output_dir": tmp_path / "run"}
     place = {"dataset": toys / task}
     if task == "tagging":
         place = {f"{split}_file": tmp_path / f"{split}.conll" for split in ("train", "validation", "test")}
@@ -364,7 +379,7 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"model": None}, "no model was given; set model to the folder of a pre-trained encoder"),
+        ({"model": None}, "no model was given; set model to the folder of a pre-trained model"),
         ({"model": "./nowhere"}, "model folder ./nowhere does not exist"),
         ({"label_field": "stars"}, "label_field: .* has no field 'stars'; it has 'text', 'label'"),
         (

@@ -1,4 +1,4 @@
-"""Tokenizers that a user gives to a training from new weights, made ready for an encoder-decoder."""
+"""Tokenizers of others, made ready for an encoder-decoder, or for a decoder that classifies texts."""
 
 from __future__ import annotations
 
@@ -48,15 +48,32 @@ def ready_for_pairs(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrained
     Raises:
         UserError: it has no end token, or it is a slow one that cannot be changed.
     """
+    return _ending_texts(tokenizer, name, pads=tokenizer.pad_token_id is not None)
+
+
+def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that ends each text, whose last state a decoder classifies (Radford et al., 2018).
+
+    As `ready_for_pairs`, with another padding than the end token: models of transformers take the last token
+    that is no padding. Two texts are `<s> A </s> B </s>`, or without `<s>` where the tokenizer adds none.
+
+    Raises:
+        UserError: as `ready_for_pairs`.
+    """
+    return _ending_texts(tokenizer, name, pads=tokenizer.pad_token not in (None, _end_token(tokenizer)))
+
+
+def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that ends texts; it gets a padding token unless it `pads` already."""
     tokenizer.padding_side = "right"
     if _end_token(tokenizer) is None:
         raise UserError(f"the tokenizer {name} has no token that ends a text; give it an eos_token")
-    if tokenizer.pad_token_id is not None and _is_ready(tokenizer):
+    if pads and _is_ready(tokenizer):
         return tokenizer
     if not tokenizer.is_fast:
-        lacks = "no padding token" if tokenizer.pad_token_id is None else "no end token behind each text"
+        lacks = "no end token behind each text" if pads else "no padding token"
         raise UserError(f"the tokenizer {name} has {lacks}, and it is a slow one; give a fast one")
-    return _made_ready(tokenizer)
+    return _made_ready(tokenizer, pads)
 
 
 def _end_token(tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -67,10 +84,12 @@ def _is_ready(tokenizer: PreTrainedTokenizerBase) -> bool:
     return TextCodec(tokenizer, "target").ends_sequences()
 
 
-def _made_ready(tokenizer: Any) -> PreTrainedTokenizerBase:
+def _made_ready(tokenizer: Any, pads: bool) -> PreTrainedTokenizerBase:
     """A plain fast tokenizer: the classes of some models would undo the changes when they are loaded."""
     named = tokenizer.special_tokens_map.items()
-    special = {name: token for name, token in named if isinstance(token, str)}
+    special = {
+        name: token for name, token in named if isinstance(token, str) and (pads or name != "pad_token")
+    }
     frame = TextCodec(tokenizer, "target").frame()
     begin = tokenizer.bos_token
     is_free = begin not in (None, _end_token(tokenizer)) and tokenizer.bos_token_id not in frame.leading
@@ -80,14 +99,16 @@ def _made_ready(tokenizer: Any) -> PreTrainedTokenizerBase:
         model_max_length=tokenizer.model_max_length,
         split_special_tokens=tokenizer.split_special_tokens,
         clean_up_tokenization_spaces=False,
+        model_input_names=tokenizer.model_input_names,
         **{"pad_token": begin if is_free else PAD_TOKEN, **special},
     )
     if not _is_ready(ready):
         before, after = map(ready.convert_ids_to_tokens, (list(frame.leading), list(frame.trailing)))
-        framed = [*before, "$A", *after, _end_token(ready)]
+        ending = [*after, _end_token(ready)]
         ready.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=framed,
-            special_tokens=[(name, ready.convert_tokens_to_ids(name)) for name in {*framed} - {"$A"}],
+            single=[*before, "$A", *ending],
+            pair=[*before, "$A", *ending, "$B", *ending],
+            special_tokens=[(name, ready.convert_tokens_to_ids(name)) for name in {*before, *ending}],
         )
     return ready
 

@@ -25,7 +25,7 @@ class PretrainedModelArguments(Section):
     """
 
     model: str | None = option(
-        None, "Folder or Hub name of a pretrained encoder (see vaswani pretrain); required."
+        None, "Folder or Hub name of a pretrained encoder or decoder (see vaswani pretrain); required."
     )
     from_scratch: bool = option(
         False, "Keep only its configuration and tokenizer and start with new weights, to compare."
@@ -41,7 +41,7 @@ class PretrainedModelArguments(Section):
         super().__post_init__()
         if self.model is None:
             raise UserError(
-                "no model was given; set model to the folder of a pre-trained encoder, or its name on the Hub"
+                "no model was given; set model to the folder of a pre-trained model, or its name on the Hub"
             )
 
 
@@ -96,6 +96,12 @@ class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  #
     label_smoothing_factor: float = option(
         0.0, "Label smoothing epsilon, for classification and tagging.", at_least=0, below=1
     )
+    lm_loss_weight: float = option(
+        0.0,
+        "Weight of the language-modelling loss of the texts, which a decoder adds to that of the labels; GPT "
+        "uses 0.5.",
+        at_least=0,
+    )
     max_tokens_per_batch: int = option(
         4096,
         "Most tokens of a batch on one device, padding included; for training and evaluation.",
@@ -118,7 +124,7 @@ class FinetuningConfig(BaseConfig):
     card: CardArguments
 
     command: ClassVar[str] = "finetune"
-    purpose: ClassVar[str] = "Finetune a pretrained encoder on labelled texts."
+    purpose: ClassVar[str] = "Finetune a pretrained encoder or decoder on labelled texts."
     scores: ClassVar[Sequence[str]] = (
         "loss",
         *dict.fromkeys(name for task in TASKS.values() for name in task.metric.names),

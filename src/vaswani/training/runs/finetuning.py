@@ -1,4 +1,8 @@
-"""A fine-tuning: from a pre-trained encoder and labelled texts to a model of a task and its scores."""
+"""A fine-tuning: from a pre-trained model and labelled texts to a model of a task and its scores.
+
+A decoder classifies a text by the state of its end token (Radford et al., 2018, "Improving Language
+Understanding by Generative Pre-Training", section 3.3).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from datasets import Dataset
 from transformers import EvalPrediction, PreTrainedModel
 
 from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.given_tokenizers import ready_to_classify
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
 from vaswani.data.sources.corpus import Corpus
@@ -29,18 +34,19 @@ from vaswani.training.runs.models import (
     open_pretrained,
     pretrained_model,
     seed_everything,
+    without_tied_output,
 )
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 
 
 def finetune(config: FinetuningConfig) -> dict[str, float]:
-    """Train a pre-trained encoder on labelled texts (see `BaseRun.run`)."""
+    """Train a pre-trained encoder or decoder on labelled texts (see `BaseRun.run`)."""
     return FinetuningRun(config).run()
 
 
 class FinetuningRun(BaseRun):
-    """A training of a pre-trained encoder with a head for its task."""
+    """A training of a pre-trained encoder or decoder with a head for its task."""
 
     config: FinetuningConfig
     task: LabelTask  # known once the labels have been read
@@ -52,8 +58,13 @@ class FinetuningRun(BaseRun):
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        """What the run begins with."""
-        return open_pretrained(str(self.config.model.model), TASKS[self.config.data.task].auto_class)
+        """What the run begins with; the tokenizer of a decoder ends each text that is to be classified."""
+        of_texts = self.config.data.task != "tagging"
+        return open_pretrained(
+            str(self.config.model.model),
+            TASKS[self.config.data.task].auto_class,
+            ready_to_classify if of_texts else None,
+        )
 
     # ----------------------------------------------------------------------------------- before the corpus
 
@@ -70,6 +81,7 @@ class FinetuningRun(BaseRun):
         check_room(self.pretrained.tokenizer, data.max_length, pairs=data.text_pair_field is not None)
         check_attention_kernel(task.auto_class, self.pretrained.config, self.config.model.attn_implementation)
         self._check_pooling()
+        self._check_lm_loss()
 
     def _check_pooling(self) -> None:
         """Raise `UserError` where `classifier_pooling` has no effect."""
@@ -82,6 +94,20 @@ class FinetuningRun(BaseRun):
             raise UserError(
                 f"classifier_pooling={pooling} is not supported by a model of type {config.model_type!r}, "
                 "whose classifier has a pooling of its own; leave it out"
+            )
+
+    def _check_lm_loss(self) -> None:
+        """Raise `UserError` where `lm_loss_weight` cannot work: logits are states times the embedding."""
+        args = self.config.training
+        if not args.lm_loss_weight:
+            return
+        problem = without_tied_output(self.pretrained.config)
+        if problem is None and args.fsdp_size * args.tensor_parallel_size > 1:
+            problem = "a model whose parameters are sharded over processes"
+        if problem is not None:
+            raise UserError(
+                f"lm_loss_weight={args.lm_loss_weight} needs a decoder whose output layer is its embedding, "
+                f"whole on each device, and this is {problem}; leave it out"
             )
 
     # ---------------------------------------------------------------------------------- rows and their labels

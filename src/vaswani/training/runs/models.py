@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,7 +28,7 @@ from vaswani.data.given_tokenizers import is_sentencepiece, open_tokenizers
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import read_config
+from vaswani.hub.run_metadata import meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights, without_remarks
 from vaswani.inference.decoding import position_limit
@@ -34,8 +37,10 @@ from vaswani.training.config.options import BaseConfig
 
 ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
 DECODERS = "a decoder such as 'vaswani_decoder'"
+CLASSIFIERS = f"{ENCODERS}, or a decoder such as 'vaswani_decoder' or 'gpt2'"
 ENCODER_DECODERS = "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'"
 
+MakeReady = Callable[[PreTrainedTokenizerBase, str], PreTrainedTokenizerBase]
 Shape = TypeVar("Shape", bound=PreTrainedConfig)
 
 
@@ -101,6 +106,7 @@ class Pretrained:
     tokenizer: PreTrainedTokenizerBase  # pads on the right
     longest: int | None  # most tokens of a text or source, special tokens included; None for any number
     longest_target: int | None  # likewise, of a target
+    new_tokens: int | None = None  # of a tokenizer that was made ready for a decoder; None of any other
 
     def check_length(self, length: int, name: str = "max_length") -> None:
         """Raise `UserError` for sequences with more tokens than the model has positions."""
@@ -112,8 +118,35 @@ class Pretrained:
             )
 
 
-def open_pretrained(name: str, auto_class: Any) -> Pretrained:
+def is_decoder(config: PreTrainedConfig) -> bool:
+    """Return whether a model is a decoder alone, such as GPT-2. (BERT, a masked model, can be causal too.)"""
+    causal, masked = models_of(AutoModelForCausalLM), models_of(AutoModelForMaskedLM)
+    return type(config) in causal and type(config) not in masked and not config.is_encoder_decoder
+
+
+def without_tied_output(config: PreTrainedConfig) -> str | None:
+    """Return what a model is, unless a decoder whose logits are its last states times its embedding."""
+    if not is_decoder(config):
+        return f"no decoder, but a model of type {config.model_type!r}"
+    model = meta_model(config, AutoModelForCausalLM)
+    output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if output is None or output.weight is not embedding.weight:
+        return "one with an output layer of its own (tie_word_embeddings=false)"
+    if getattr(output, "bias", None) is not None:
+        return "one with a bias in its output layer (lm_head_bias=true)"
+    changed = {name: value for name, value in config.to_dict().items() if "logit" in name}
+    if scales := {name: value for name, value in changed.items() if value not in (None, False, 1)}:
+        return "one that changes its logits ({}={})".format(*next(iter(scales.items())))
+    return None
+
+
+def open_pretrained(name: str, auto_class: Any, decoders_tokenizer: MakeReady | None = None) -> Pretrained:
     """Open a folder, or a model on the Hub, for an Auto class, without loading its weights.
+
+    Args:
+        name: of the folder or the model.
+        auto_class: that will load it.
+        decoders_tokenizer: makes the tokenizer of a decoder ready; the name is for its messages.
 
     Raises:
         UserError: there is no model, the class does not load it, or there is no usable tokenizer.
@@ -121,16 +154,24 @@ def open_pretrained(name: str, auto_class: Any) -> Pretrained:
     folder = local_folder(name)
     config = read_config(folder)
     if type(config) not in models_of(auto_class):
-        kinds = {AutoModelForCausalLM: DECODERS, AutoModelForSeq2SeqLM: ENCODER_DECODERS}
+        kinds = {
+            AutoModelForCausalLM: DECODERS,
+            AutoModelForSeq2SeqLM: ENCODER_DECODERS,
+            AutoModelForSequenceClassification: CLASSIFIERS,
+        }
         raise UserError(
             f"{folder} holds a model of type {config.model_type!r}, which {auto_class.__name__} does not "
             f"load; expected {kinds.get(auto_class, ENCODERS)}"
         )
-    tokenizer = load_tokenizers(folder)[0]
+    tokenizer, new_tokens = load_tokenizers(folder)[0], None
+    if decoders_tokenizer is not None and is_decoder(config):
+        known = len(tokenizer)
+        tokenizer = decoders_tokenizer(tokenizer, f"in {folder}")
+        new_tokens = len(tokenizer) - known
     if tokenizer.pad_token_id is None:
         raise UserError(f"the tokenizer in {folder} has no padding token, which batches need; give it one")
     tokenizer.padding_side = "right"
-    return Pretrained(folder, config, tokenizer, *_longest(config, auto_class, tokenizer))
+    return Pretrained(folder, config, tokenizer, *_longest(config, auto_class, tokenizer), new_tokens)
 
 
 def named_tokenizers(name: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
@@ -190,7 +231,7 @@ def load_with_head(
         for names in (new, report["unexpected_keys"])
     ]
     check_places(folder, missing=of_base[0], unplaced=of_base[1])
-    check_vocabulary(folder, model, pretrained.tokenizer)
+    _fit_to_tokenizer(model, pretrained)
     return model, new
 
 
@@ -204,8 +245,19 @@ def new_with_head(
     """
     config = _config_with(pretrained.folder, fields)
     model = _from_config(auto_class, config, dtype=torch.float32, trust_remote_code=False, **options)
-    check_vocabulary(pretrained.folder, model, pretrained.tokenizer)
+    _fit_to_tokenizer(model, pretrained)
     return model
+
+
+def _fit_to_tokenizer(model: PreTrainedModel, pretrained: Pretrained) -> None:
+    """Give a decoder the padding that its tokenizer got for it; check that model and tokenizer agree."""
+    tokenizer, embedding = pretrained.tokenizer, model.get_input_embeddings()
+    rows = int(embedding.weight.shape[0])  # type: ignore[index]
+    if pretrained.new_tokens is not None:
+        if 0 < len(tokenizer) - rows <= pretrained.new_tokens:
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        model.config.pad_token_id = tokenizer.pad_token_id
+    check_vocabulary(pretrained.folder, model, tokenizer)
 
 
 def _from_config(auto_class: Any, shape: PreTrainedConfig, **options: Any) -> PreTrainedModel:

@@ -1,21 +1,32 @@
-"""A trainer of models that predict labels: of texts, or of their words."""
+"""A trainer of models that predict labels: of texts, or of their words.
 
+A decoder may learn to continue the texts meanwhile: L3 = L2 + λ · L1 (Radford et al., 2018, equation 5),
+where L2 is the loss of the task and L1 that of each token of a text, given those before it.
+
+B rows of a batch · T its longest row · D width
+"""
+
+from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 
 from vaswani.data.batching import IGNORED_LABEL
+from vaswani.model.losses import linear_cross_entropy
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
 from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.labels import LabelTask
+
+Count = torch.Tensor | int | None
 
 
 class FinetuningTrainer(BaseTrainer):
     """Trains a model on tokenized texts and their labels.
 
     Rows of a data set hold `input_ids`, `labels` as the task gives them and, where the model has token types,
-    `token_type_ids`.
+    `token_type_ids`. Evaluation leaves out the language-modelling loss, whose log is `lm_loss`.
 
     Args:
         task: computes the loss of logits and labels, and says what is kept of an evaluated batch.
@@ -29,12 +40,81 @@ class FinetuningTrainer(BaseTrainer):
         super().__init__(compute_loss_func=self._loss, **kwargs)
         self.label_smoother = None
         self.task = task
+        takes_cache = "use_cache" in signature(self.model.forward).parameters
+        self._options = {"use_cache": False} if takes_cache else {}  # keys and values are for decoding
+        self._texts: dict[str, torch.Tensor] = {}  # `input_ids` and `attention_mask` of the current batch
+        self._states = torch.empty(0)  # of its last layer, [B, T, D]
+        self._num_tokens: Count = None  # that are predicted in the whole accumulated, distributed batch
+        self._lm_losses: torch.Tensor | None = None  # their sum since the last log
+        self._first_step = 0  # update after which this sum begins
+        if self.args.lm_loss_weight:
+            self.model.base_model.register_forward_hook(self._keep_states)
+
+    def _keep_states(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if module.training:
+            self._states = outputs[0]
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, without keys and values that only decoding needs."""
+        self._texts = inputs
+        return super().compute_loss(model, {**inputs, **self._options}, *args, **kwargs)
 
     def _loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int
     ) -> torch.Tensor:
+        loss = self._task_loss(outputs, labels, num_items_in_batch)
+        if not self.args.lm_loss_weight:
+            return loss
+        lm_loss = self._lm_loss()
+        if self._lm_losses is None:
+            self._lm_losses, self._first_step = torch.zeros_like(lm_loss), self.state.global_step
+        self._lm_losses += lm_loss.detach()
+        return loss + self.args.lm_loss_weight * lm_loss
+
+    def _task_loss(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int
+    ) -> torch.Tensor:
         smoothing = self.args.label_smoothing_factor
         return self.task.loss(outputs.logits, labels, num_items_in_batch, smoothing)
+
+    # ------------------------------------------------------------------------------- the loss of the texts
+
+    def _lm_loss(self) -> torch.Tensor:
+        """Cross-entropy of each token of the batch after the first, per token of the whole batch.
+
+        The output layer is the embedding, so that the logits are the states times its weight.
+        """
+        tokens, mask = self._texts["input_ids"], self._texts["attention_mask"]
+        targets = tokens.masked_fill(mask == 0, IGNORED_LABEL)[:, 1:]
+        weight = self.model.get_input_embeddings().weight
+        states, self._states = self._states, torch.empty(0)
+        with self.accelerator.autocast():
+            summed = linear_cross_entropy(states[:, :-1], weight, targets)
+        return summed / (_predicted(mask) if self._num_tokens is None else self._num_tokens)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, Count]:
+        """As in `Trainer`; also counts the tokens, by which the language-modelling loss is divided."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.args.lm_loss_weight and batches:
+            count = torch.stack([_predicted(batch["attention_mask"]) for batch in batches]).sum().to(device)
+            if self.args.average_tokens_across_devices and self.args.world_size > 1:
+                count = self.accelerator.gather(count).sum()
+            self._num_tokens = count
+        return batches, num_items
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As in `Trainer`, with the language-modelling loss by itself."""
+        if "loss" in logs and self._lm_losses is not None:
+            steps = max(self.state.global_step - self._first_step, 1)
+            # Divided by the tokens of all processes, each loss is a share of their sum.
+            shares = self.num_replicas if self.args.average_tokens_across_devices else 1
+            logs["lm_loss"] = self.accelerator.reduce(self._lm_losses, "mean").item() * shares / steps
+            self._lm_losses = None
+        super().log(logs, start_time)
+
+    # -------------------------------------------------------------------------------------------- evaluation
 
     def prediction_step(
         self,
@@ -47,6 +127,11 @@ class FinetuningTrainer(BaseTrainer):
         inputs = send_to_device({**inputs}, self.args.device)
         labels = inputs.pop("labels")
         with torch.no_grad(), self.accelerator.autocast():
-            outputs = model(**inputs)
-        loss = self._loss(outputs, labels, labels.ne(IGNORED_LABEL).sum())
+            outputs = model(**inputs, **self._options)
+        loss = self._task_loss(outputs, labels, labels.ne(IGNORED_LABEL).sum())
         return loss, *((None, None) if prediction_loss_only else (self.task.outputs(outputs.logits), labels))
+
+
+def _predicted(attention_mask: torch.Tensor) -> torch.Tensor:
+    """The number of tokens in rows [B, T] that have one before them."""
+    return attention_mask[:, 1:].sum()
