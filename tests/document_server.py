@@ -18,11 +18,13 @@ from pathlib import Path
 import yaml
 
 import vaswani.distillation.run
+import vaswani.evaluation.labels
 import vaswani.hub.push
 import vaswani.inference.classify.files
 import vaswani.inference.embed.embedding
 import vaswani.inference.prompt.prompting
 import vaswani.inference.translate.translation
+import vaswani.training.runs.evaluation
 import vaswani.training.runs.finetuning
 import vaswani.training.runs.pretraining
 import vaswani.training.runs.translation  # noqa: F401  # what takes time to import
@@ -63,6 +65,7 @@ SMALL: dict[str, dict[str, object]] = {
     "plot": {"length": 512},
     **{name: {} for name in ("card", "combine", "configs", "convert", "env", "merge", "push", "report")},
 }
+WITHOUT_SEARCH = ("finetune_reviews", "mlm", "causal_lm")  # models that are evaluated without decoding
 MODEL = {**TINY_MODEL, "vocab_size": 300}  # those of them that a configuration sets
 PROCESSES = ("num_processes", "fsdp_size", "tensor_parallel_size")  # one, where a document has several
 PARALLEL = "parallel"  # the folder of a corpus that has the columns of all
@@ -78,6 +81,8 @@ def small(arguments: list[str]) -> list[str]:
     if name.startswith("--") or "--help" in given:
         return arguments
     options = dict(SMALL[name])
+    if name == "evaluate" and given[given.index("--model") + 1].endswith(WITHOUT_SEARCH):
+        options = {"device": "cpu"}
     if "--config" in given:
         config = find_config(given[given.index("--config") + 1])
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))

@@ -161,8 +161,14 @@ def test_no_whole_model(model: Path, tmp_path: Path, prepare: Callable[[Path, Pa
     assert not list(tmp_path.glob("out.txt*"))
 
 
-@pytest.mark.parametrize("prepare", [without_configuration, of_another_type])
-@pytest.mark.parametrize("command", [["translate"], ["evaluate", "--data", "dates"]])
+@pytest.mark.parametrize(
+    ("prepare", "command"),
+    [
+        (without_configuration, ["translate"]),
+        (without_configuration, ["evaluate", "--data", "dates"]),
+        (of_another_type, ["translate"]),
+    ],
+)
 def test_no_model_that_translates(
     model: Path, tmp_path: Path, capfd, prepare: Callable[[Path, Path], str], command: list[str]
 ) -> None:

@@ -9,6 +9,7 @@ __all__ = ["app"]
 GROUPS = (
     "training",
     "translation",
+    "evaluation",
     "classification",
     "embedding",
     "prompting",

@@ -1,8 +1,6 @@
-"""`vaswani translate`, `vaswani summarize` and `vaswani evaluate`."""
+"""`vaswani translate` and `vaswani summarize`."""
 
-import os
 import sys
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -10,20 +8,14 @@ import typer
 from vaswani.bounds import MOST_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import (
-    DatasetConfig,
     InputName,
     ModelName,
     OutputName,
-    SourceField,
-    Split,
-    TargetField,
     number,
     table_field,
     takes_translator_options,
 )
-from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
-from vaswani.cli.splits import load_split
-from vaswani.files.json_files import finite_json
+from vaswani.cli.screen import begin_work, progress_bar, warn
 
 NBest = Annotated[
     int | None,
@@ -159,60 +151,3 @@ def _translate(
                     output_field=output_field,
                 )
     warn(f"{done} {report}")
-
-
-@app.command()
-@takes_translator_options()
-def evaluate(
-    model: ModelName,
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="dates|FILE|FOLDER|NAME",
-            help="Test data: dates (built in); a JSONL, JSON, CSV, TSV or Parquet file; a text file of "
-            "sources, with TARGET_FILE after it; the folder or Hub name of a data set.",
-        ),
-    ],
-    target_file: Annotated[str | None, typer.Argument(help="Text file of targets, line by line.")] = None,
-    split: Split = "test",
-    dataset_config: DatasetConfig = None,
-    source_field: SourceField = "source",
-    target_field: TargetField = "target",
-    task: Annotated[
-        str, typer.Option(help="translation (BLEU, chrF, exact match) or summarization (ROUGE).")
-    ] = "translation",
-    output_name: Annotated[
-        str | None, typer.Option("--output", metavar="FILE", help="Write the outputs, one per line.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
-    ] = False,
-    **options: Any,
-) -> None:
-    """Translate or summarize a corpus, and score the outputs."""
-    from vaswani.evaluation.text_metrics import check_task, score_texts
-    from vaswani.evaluation.translator import evaluate as evaluate_translator
-    from vaswani.files.line_files import LineWriter, check_not_input
-    from vaswani.inference.translate.files import as_text
-    from vaswani.inference.translate.translation import Translator
-
-    check_task(task)
-    check_standard_output()
-    begin_work()
-    files = [data] if target_file is None else [data, target_file]
-    check_not_input(output_name or os.devnull, *files)
-    fields = {"dataset_config": dataset_config, "source_field": source_field, "target_field": target_field}
-    with LineWriter(output_name or os.devnull) as writer:
-        split, rows = load_split(files, split, **fields)
-        translator = Translator.from_pretrained(model, **options)
-        with progress_bar(len(rows), " rows") as bar:
-            evaluation = evaluate_translator(translator, rows, partial(score_texts, task=task), bar.update)
-        for translation in evaluation.translations:
-            writer.write(as_text(translation))
-    say(str(evaluation))
-    if as_json:
-        names = ("num_beams", "length_penalty", "max_source_length", "max_length")
-        search = {name: options[name] for name in names}
-        search["max_source_length"] = translator.max_source_length
-        record = {"model": model, "data": files, "split": split, **search, **evaluation.to_dict()}
-        say(finite_json(record))

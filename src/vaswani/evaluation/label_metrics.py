@@ -18,7 +18,7 @@ import evaluate
 import numpy as np
 import numpy.typing as npt
 
-from vaswani.evaluation.confidence import RESAMPLES
+from vaswani.evaluation.confidence import RESAMPLES, Estimate
 from vaswani.evaluation.spans import mark_spans, spans_of
 
 Floats = npt.NDArray[np.float64]
@@ -50,6 +50,13 @@ class LabelMetric(evaluate.Metric):
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
         """Return the scores of a table [S, K] with weights [S], non-negative whole numbers."""
         raise NotImplementedError
+
+    def estimates(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, Estimate]:
+        """Return each score with its 95 % confidence interval, from bootstrap resamples of the rows."""
+        table = self.table(predictions, references)
+        resampled = self.resampled_scores(table)
+        scores = self.scores(table, np.ones(len(table)))
+        return {name: Estimate.from_resamples(score, resampled[name]) for name, score in scores.items()}
 
     def resampled_scores(self, table: Floats, seed: int = 0) -> dict[str, Floats]:
         """Return scores of bootstrap resamples, float64 [R] each; a seed draws the same rows for all."""
@@ -165,6 +172,14 @@ class TaggingMetric(LabelMetric):
         right, words, *spans = weights @ table
         accuracy = {"token_accuracy": _percent(right, words)}
         return accuracy | (_precision_recall_f1(*spans) if spans else {})
+
+
+METRICS_OF_TASK: dict[str, type[LabelMetric]] = {
+    "classification": ClassificationMetric,
+    "multi_label": MultiLabelMetric,
+    "regression": RegressionMetric,
+    "tagging": TaggingMetric,
+}
 
 
 def scores_by_type(

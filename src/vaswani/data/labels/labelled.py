@@ -108,8 +108,8 @@ class LabelledReport(RowReport):
         )
 
 
-def load_labelled(spec: LabelledSpec) -> Corpus:
-    """Load all splits of labelled texts into memory.
+def load_labelled(spec: LabelledSpec, splits: Sequence[str] = SPLITS) -> Corpus:
+    """Load the requested splits of labelled texts that exist into memory.
 
     Returns:
         Splits with columns `text` (for tagging a list of words), `text_pair` if there is one, and `label`: a
@@ -121,7 +121,7 @@ def load_labelled(spec: LabelledSpec) -> Corpus:
     """
     corpus = Corpus({}, {}, {}, available=[])
     found = find_splits(spec, _file_table, _dataset_table)
-    tables = {split: found[split]() for split in SPLITS if split in found}
+    tables = {split: found[split]() for split in splits if split in found}
     for split, table in tables.items():
         report = LabelledReport()
         rows = list(_labelled_rows(table, spec, report))

@@ -95,6 +95,12 @@ def task_of_checkpoint(name: str | Path, revision: str | None = None) -> str:
     return task
 
 
+def names_of(config: PreTrainedConfig) -> list[str]:
+    """Return the names of a model's labels, in the order of its logits."""
+    labels: dict[Any, str] = dict(config.id2label or {})
+    return [str(labels[number]) for number in sorted(labels)]
+
+
 class Classifier(FromPretrained):
     """Predicts the labels of texts, or of their words, with any model with a head for them.
 
@@ -133,8 +139,7 @@ class Classifier(FromPretrained):
         self.task = task
         self.model = model.eval()
         self.tokenizer = copy.deepcopy(tokenizer)  # truncation is stored in it
-        labels: dict[Any, str] = dict(model.config.id2label or {})
-        self.names = [str(labels[number]) for number in sorted(labels)]
+        self.names = names_of(model.config)
         self.max_length = longest_text(model, tokenizer, max_length)
         check_room(tokenizer, self.max_length, pairs=False)
         self.max_tokens_per_batch = max_tokens_per_batch

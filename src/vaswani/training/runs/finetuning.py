@@ -208,9 +208,7 @@ class LabelScores:
 
     def estimates(self) -> dict[str, Estimate]:
         """Each score with its 95 % confidence interval, from bootstrap resamples of the rows."""
-        table = self.metric.table(self.predictions, self.references)
-        resampled = self.metric.resampled_scores(table)
-        return {name: Estimate.from_resamples(score, resampled[name]) for name, score in self.scores.items()}
+        return self.metric.estimates(self.predictions, self.references)
 
 
 def _tell(label_scores: LabelScores, split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:

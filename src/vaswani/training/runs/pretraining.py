@@ -232,7 +232,7 @@ class PretrainingRun(BaseRun):
         self, trainer: PretrainingTrainer, splits: dict[str, Any], tokenizers: Tokenizers
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-        return evaluate_finished(trainer, splits, lambda split, rows, _: _tell(trainer, split, rows))
+        return evaluate_finished(trainer, splits, lambda split, rows, _: tell_scores(trainer, split, rows))
 
 
 class MaskedLMRun(PretrainingRun):
@@ -363,7 +363,7 @@ class CausalLMRun(PretrainingRun):
 # ---------------------------------------------------------------------------------- what the evaluation tells
 
 
-def _tell(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
+def tell_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
     """Print the scores; return what `evaluation.json` holds of them."""
     metrics = metric_entries(SCORE_NAMES, estimates(trainer))
     print(f"\n{split} ({len(rows):,} sequences), with 95 % intervals:")

@@ -1,0 +1,135 @@
+"""Evaluate a model of labels: predict the labels of rows and score them, as a fine-tuning does at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vaswani.errors import UserError, listing
+from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.label_metrics import METRICS_OF_TASK, scores_by_type
+from vaswani.evaluation.spans import mark_spans
+from vaswani.inference.classify.classification import Classifier, Prediction
+
+
+@dataclass(frozen=True)
+class LabelEvaluation:
+    """The result of an evaluation.
+
+    Args:
+        predictions: one for each row, in order.
+        references: the labels of the scored rows.
+        scores: with their 95 % confidence intervals, by metric.
+        names: of the scores, for display.
+        types: precision, recall, F1 and number of the spans of each type, where tags mark spans.
+        left_out: rows that are not scored: without tokens, or of a tagger too long.
+        cut_off: scored rows of which only the beginning was read.
+        seconds: spent on predicting.
+    """
+
+    predictions: list[Prediction]
+    references: list[Any]
+    scores: dict[str, Estimate]
+    names: dict[str, str]
+    types: dict[str, dict[str, float]]
+    left_out: int
+    cut_off: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rows = [
+            f"{self.names[name]} {score.value:.2f} (95 % interval {score.low:.2f} to {score.high:.2f})"
+            for name, score in self.scores.items()
+        ]
+        for kind, of_type in self.types.items():
+            precision, recall, f1 = (f"{of_type[name]:.2f}" for name in ("precision", "recall", "f1"))
+            rows.append(
+                f"{kind}: precision {precision}, recall {recall}, F1 {f1} ({of_type['spans']:,} spans)"
+            )
+        count = len(self.references)
+        rows.append(
+            f"{count:,} rows in {self.seconds:.1f} s ({count / max(self.seconds, 1e-9):.1f} a second)"
+        )
+        if self.left_out:
+            rows.append(f"too long or empty, left out: {self.left_out:,}")
+        if self.cut_off:
+            rows.append(f"cut off: {self.cut_off:,}")
+        return "\n".join(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the predictions as plain JSON values."""
+        return {
+            "rows": len(self.references),
+            "left_out_rows": self.left_out,
+            "cut_off_rows": self.cut_off,
+            **{name: score.value for name, score in self.scores.items()},
+            "intervals": {name: [score.low, score.high] for name, score in self.scores.items()},
+            **({"types": self.types} if self.types else {}),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def check_known(labels: Iterable[Any], names: Sequence[str], task: str, where: str) -> None:
+    """Raise a UserError for a label that a model does not know.
+
+    Args:
+        labels: of the rows.
+        names: of the model's labels.
+        task: of the model.
+        where: what has the labels, for the message.
+    """
+    if task == "regression":
+        return
+    each = labels if task == "classification" else (name for row in labels for name in row)
+    if unknown := sorted(set(each) - {*names}):
+        raise UserError(
+            f"{where} has the label {unknown[0]!r}, which the model does not know; it knows {listing(names)}"
+        )
+
+
+def evaluate_labels(
+    classifier: Classifier,
+    rows: Iterable[Mapping[str, Any]],
+    progress: Callable[[int], object] | None = None,
+) -> LabelEvaluation:
+    """Predict the labels of rows and score them.
+
+    Args:
+        classifier: the model with its options.
+        rows: mappings with `text` (of a tagger a list of words), `text_pair` if there is one, and `label`.
+        progress: is called with the number of rows of each finished batch.
+
+    Raises:
+        UserError: no row can be scored.
+    """
+    texts, labels = [], []
+    for row in rows:
+        texts.append((row["text"], row["text_pair"]) if "text_pair" in row else row["text"])
+        labels.append(row["label"])
+    start = time.perf_counter()
+    predictions = list(classifier.stream(texts, progress=progress))
+    seconds = time.perf_counter() - start
+    # Of a tagger every word is scored, so that rows that are cut cannot be.
+    scored = [
+        number
+        for number, prediction in enumerate(predictions)
+        if prediction.label is not None and not (prediction.cut_off and classifier.task == "tagging")
+    ]
+    if not scored:
+        raise UserError("no row can be scored: all are empty or too long; check the data and their split")
+    found = [predictions[number].label for number in scored]
+    references = [labels[number] for number in scored]
+    metric = METRICS_OF_TASK[classifier.task](keep_in_memory=True)
+    marks_spans = classifier.task == "tagging" and mark_spans(classifier.names)
+    return LabelEvaluation(
+        predictions=predictions,
+        references=references,
+        scores=metric.estimates(found, references),
+        names=metric.names,
+        types=scores_by_type(found, references) if marks_spans else {},
+        left_out=len(predictions) - len(scored),
+        cut_off=sum(predictions[number].cut_off for number in scored),
+        seconds=seconds,
+    )

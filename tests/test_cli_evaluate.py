@@ -1,0 +1,260 @@
+"""`vaswani evaluate` of models of every kind: the scores of the training that made them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoTokenizer,
+    BertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from tiny_runs import as_flags
+from toy_labels import (
+    POSITIONS,
+    TASKS,
+    save_toy_classifier,
+    save_toy_encoder,
+    toy_config,
+    toy_rows,
+    toy_tokenizer,
+    write_jsonl,
+    write_toy_rows,
+)
+from toy_texts import toy_documents
+from toy_translation import save_toy_checkpoint
+from toy_translation import toy_rows as toy_pairs
+from vaswani.cli import run
+
+QUICK: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "max_steps": 6, "logging_steps": 1}
+
+
+def evaluate(capfd, *arguments: object) -> tuple[int, str, str]:
+    capfd.readouterr()
+    status = run(["evaluate", *map(str, arguments)])
+    captured = capfd.readouterr()
+    return status, captured.out, captured.err
+
+
+def record_of(capfd, *arguments: object) -> dict[str, Any]:
+    status, output, errors = evaluate(capfd, *arguments, "--json")
+    assert status == 0, errors
+    return json.loads(output.splitlines()[-1])
+
+
+# Labels.
+
+
+@pytest.fixture(scope="module")
+def finetuned(tmp_path_factory) -> Path:
+    """A model and the rows of each task, whose columns have names of their own."""
+    folder = tmp_path_factory.mktemp("finetuned")
+    save_toy_encoder(folder / "encoder")
+    for task in TASKS:
+        write_toy_rows(folder / f"{task} rows", task)
+        options = {**QUICK, "task": task, "model": folder / "encoder", "dataset": folder / f"{task} rows"}
+        options |= {"output_dir": folder / task, "max_length": 12, "learning_rate": 5e-3, "max_steps": 20}
+        assert run(["finetune", *as_flags(options)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_scores_of_a_finetuning_come_back(finetuned: Path, capfd, task: str) -> None:
+    expected = json.loads((finetuned / task / "evaluation.json").read_text())
+    found = record_of(capfd, "--model", finetuned / task, "--data", finetuned / f"{task} rows")
+    assert (found["split"], found["rows"]) == ("test", expected["rows"])
+    for name, score in expected["metrics"].items():
+        assert found[name] == pytest.approx(score["value"], rel=1e-4, abs=1e-4)
+        assert found["intervals"][name] == pytest.approx([score["low"], score["high"]], rel=1e-4, abs=1e-4)
+    assert found.get("types", {}).keys() == expected.get("types", {}).keys()
+    status, printed, _ = evaluate(capfd, "--model", finetuned / task, "--data", finetuned / f"{task} rows")
+    assert status == 0
+    for score in expected["metrics"].values():
+        assert f"{score['name']} {score['value']:.2f} (95 % interval {score['low']:.2f} to " in printed
+
+
+def test_options_of_labels(finetuned: Path, tmp_path: Path, capfd) -> None:
+    rows = [{"a": row["text"], "b": row["label"], "c": "awful"} for row in toy_rows("classification", 30, 3)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    command = ["--model", finetuned / "classification", "--data", table, "--text_field", "a"]
+    output = tmp_path / "out.jsonl"
+    whole = record_of(capfd, *command, "--label_field", "b", "--output", output)
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    right = sum(row["prediction"] == row["label"] for row in written)
+    assert whole["accuracy"] == pytest.approx(100 * right / 30)
+    assert [row["text"] for row in written] == [row["a"] for row in rows]
+    assert record_of(capfd, *command, "--label_field", "b", "--max_rows", "7")["rows"] == 7
+    short = record_of(capfd, *command, "--label_field", "b", "--max_source_length", "3")
+    assert (short["max_length"], short["cut_off_rows"]) == (3, 30)
+    assert whole["cut_off_rows"] < 30
+    pairs = record_of(capfd, *command, "--label_field", "b", "--text_pair_field", "c", "--output", output)
+    assert pairs["rows"] == 30
+    assert json.loads(output.read_text().splitlines()[0])["text_pair"] == "awful"
+    assert "label_field: " in evaluate(capfd, *command)[2]
+
+
+def test_labels_are_separated_as_they_are(finetuned: Path, tmp_path: Path, capfd) -> None:
+    rows = [{"text": "the great film", "label": "good;bad"}] * 3
+    command = ["--model", finetuned / "multi_label", "--data", write_jsonl(tmp_path / "rows.jsonl", rows)]
+    status, _, errors = evaluate(capfd, *command)
+    assert status == 2
+    assert "has the label 'good;bad', which the model does not know" in errors
+    assert record_of(capfd, *command, "--label_separator", ";")["rows"] == 3
+
+
+def test_a_label_that_the_model_does_not_know_is_named_before_work(
+    finetuned: Path, tmp_path: Path, capfd, monkeypatch
+) -> None:
+    monkeypatch.setattr("vaswani.hub.checkpoint.load_weights", lambda *_, **__: pytest.fail("work begins"))
+    table = write_jsonl(
+        tmp_path / "rows.jsonl", [{"text": "x", "label": "good"}, {"text": "x", "label": "so"}]
+    )
+    status, _, errors = evaluate(capfd, "--model", finetuned / "classification", "--data", table)
+    assert status == 2
+    assert errors.splitlines()[-1] == (
+        f"vaswani: test of {table} has the label 'so', which the model does not know; it knows 'bad', 'good'"
+    )
+
+
+def test_tagged_words_that_are_too_many_are_left_out(tmp_path: Path, capfd) -> None:
+    save_toy_classifier(tmp_path / "model", "tagging")
+    rows = [{"text": ["film"] * count, "label": ["O"] * count} for count in (3, 2 * POSITIONS)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    found = record_of(capfd, "--model", tmp_path / "model", "--data", table)
+    assert (found["rows"], found["left_out_rows"]) == (1, 1)
+    write_jsonl(table, rows[1:])
+    status, _, errors = evaluate(capfd, "--model", tmp_path / "model", "--data", table)
+    assert status == 2
+    assert "no row can be scored: all are empty or too long" in errors
+
+
+# Language models.
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained")
+    rows = {split: [{"words": text} for text in toy_documents(count, seed)] for seed, (split, count) in
+            enumerate({"train": 40, "test": 12}.items())}  # fmt: skip
+    for split, of_split in rows.items():
+        write_jsonl(folder / f"{split}.jsonl", of_split)
+    (folder / "test.txt").write_text("".join(f"{row['words']}\n" for row in rows["test"]))
+    shape = {"d_model": 16, "vocab_size": 300, "max_length": 24, "text_field": "words"}
+    files = {"train_file": folder / "train.jsonl", "test_file": folder / "test.jsonl"}
+    for name, more in {
+        "masked": {"mask_probability": 0.3, "seed": 3},
+        "next": {"next_sentence": True},
+        "causal": {},
+        "parts": {"pack": False},
+    }.items():
+        side = "encoder" if name in ("masked", "next") else "decoder"
+        sizes = {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32}
+        options = {**QUICK, **shape, **sizes, **files, **more, "learning_rate": 1e-2, "warmup_steps": 1}
+        options |= {"objective": "masked" if side == "encoder" else "causal", "output_dir": folder / name}
+        assert run(["pretrain", *as_flags(options)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["masked", "next", "causal", "parts"])
+def test_the_scores_of_a_pretraining_come_back(pretrained: Path, capfd, name: str) -> None:
+    expected = json.loads((pretrained / name / "evaluation.json").read_text())
+    command = ["--model", pretrained / name, "--device", "cpu", "--data"]
+    found = record_of(capfd, *command, pretrained / "test.jsonl")
+    assert (found["split"], found["rows"]) == ("test", expected["rows"])
+    assert found["metrics"].keys() == expected["metrics"].keys()
+    for metric, score in expected["metrics"].items():
+        assert found["metrics"][metric]["value"] == pytest.approx(score["value"], rel=1e-4)
+    assert ("bits_per_byte" in found["metrics"]) == (name in ("causal", "parts"))
+    status, printed, _ = evaluate(capfd, *command, pretrained / "test.jsonl")
+    assert status == 0
+    assert f"Perplexity {expected['metrics']['perplexity']['value']:.3f}" in printed
+
+
+def test_options_of_texts(pretrained: Path, tmp_path: Path, capfd) -> None:
+    command = ["--model", pretrained / "parts", "--device", "cpu", "--data"]
+    whole = record_of(capfd, *command, pretrained / "test.txt")
+    assert record_of(capfd, *command, pretrained / "test.txt", "--max_rows", "5")["rows"] == 5
+    shorter = record_of(capfd, *command, pretrained / "test.txt", "--max_source_length", "8")
+    assert shorter["rows"] > whole["rows"]
+    blocks = record_of(capfd, *command, pretrained / "test.txt", "--documents", "blank_line")
+    assert blocks["rows"] < whole["rows"]
+    write_jsonl(tmp_path / "rows.jsonl", [{"words": "x", "other": text} for text in toy_documents(4, 5)])
+    one, other = (
+        record_of(capfd, *command, tmp_path / "rows.jsonl", *flags)["metrics"]["perplexity"]["value"]
+        for flags in ([], ["--text_field", "other"])
+    )
+    assert one != other
+
+
+def test_a_decoder_of_the_library_has_the_scores_of_ours(pretrained: Path, tmp_path: Path, capfd) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(pretrained / "causal")
+    torch.manual_seed(0)
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24, "initializer_range": 0.5}
+    config = GPT2Config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **shape, **special)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
+    (tmp_path / "ours" / "training_config.yaml").write_text(
+        "objective: causal\npack: false\nmax_length: 24\n"
+    )
+    data = ["--data", pretrained / "test.jsonl", "--text_field", "words", "--device", "cpu"]
+    ours, theirs = (record_of(capfd, "--model", tmp_path / name, *data) for name in ("ours", "theirs"))
+    assert ours["rows"] == theirs["rows"]
+    for name, score in ours["metrics"].items():
+        assert theirs["metrics"][name]["value"] == pytest.approx(score["value"], rel=1e-4)
+
+
+# What a model is.
+
+
+def test_rows_of_pairs_can_be_fewer(tmp_path: Path, capfd) -> None:
+    save_toy_checkpoint(tmp_path / "model")
+    rows = [{"source": source, "target": target} for source, target in toy_pairs(12, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    command = ["--model", tmp_path / "model", "--data", table, "--num_beams", "1", "--max_length", "4"]
+    assert record_of(capfd, *command, "--max_rows", "5")["rows"] == 5
+    assert "kept 12 of 12 rows, of which 5 are used" in evaluate(capfd, *command, "--max_rows", "5")[2]
+
+
+def test_what_cannot_be_evaluated_is_named(tmp_path: Path, capfd) -> None:
+    AutoModelForQuestionAnswering.from_config(toy_config()).save_pretrained(tmp_path / "questions")
+    toy_tokenizer().save_pretrained(tmp_path / "questions")
+    status, _, errors = evaluate(capfd, "--model", tmp_path / "questions", "--data", "x")
+    assert status == 2
+    assert f"{tmp_path / 'questions'} holds VaswaniForQuestionAnswering, which cannot be evaluated" in errors
+    BertConfig().save_pretrained(tmp_path / "nothing")
+    status, _, errors = evaluate(capfd, "--model", tmp_path / "nothing", "--data", "x")
+    assert status == 2
+    assert "names no class of a model with a head (architectures)" in errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "message"),
+    [
+        ("labels", ["--num_beams", "2"], "--num_beams is for an encoder-decoder, and the model is"),
+        ("labels", ["--source_field", "x"], "--source_field is for an encoder-decoder, and"),
+        ("labels", ["--task", "summarization"], "--task is for an encoder-decoder"),
+        ("labels", ["--documents", "line"], "--documents is for a masked language model or a causal"),
+        ("masked", ["--output", "x"], "--output is for an encoder-decoder or a classifier or tagger"),
+        ("masked", ["--label_field", "x"], "--label_field is for a classifier or tagger, and"),
+        ("pairs", ["--text_field", "x"], "--text_field is for a classifier or tagger or a masked"),
+    ],
+)  # fmt: skip
+def test_options_without_effect_are_refused(
+    tmp_path: Path, capfd, kind: str, flags: list[str], message: str
+) -> None:
+    if kind == "labels":
+        save_toy_classifier(tmp_path / "model", "classification")
+    elif kind == "masked":
+        save_toy_encoder(tmp_path / "model")
+    else:
+        save_toy_checkpoint(tmp_path / "model")
+    status, _, errors = evaluate(capfd, "--model", tmp_path / "model", "--data", "x", *flags)
+    assert status == 2
+    assert f"vaswani: {message}" in errors
