@@ -19,6 +19,7 @@ from toy_labels import (
     POSITIONS,
     TASKS,
     save_toy_classifier,
+    save_toy_decoder,
     save_toy_encoder,
     toy_config,
     toy_rows,
@@ -76,6 +77,17 @@ def test_the_scores_of_a_finetuning_come_back(finetuned: Path, capfd, task: str)
     assert status == 0
     for score in expected["metrics"].values():
         assert f"{score['name']} {score['value']:.2f} (95 % interval {score['low']:.2f} to " in printed
+
+
+def test_a_decoder_that_classifies(finetuned: Path, tmp_path: Path, capfd) -> None:
+    rows = finetuned / "classification rows"
+    options = {**QUICK, "model": save_toy_decoder(tmp_path / "decoder"), "dataset": rows, "max_length": 12}
+    assert run(["finetune", *as_flags({**options, "output_dir": tmp_path / "run"})]) == 0
+    expected = json.loads((tmp_path / "run" / "evaluation.json").read_text())["metrics"]
+    found = record_of(capfd, "--model", tmp_path / "run", "--data", rows)
+    assert {name: found[name] for name in expected} == pytest.approx(
+        {name: score["value"] for name, score in expected.items()}
+    )
 
 
 def test_options_of_labels(finetuned: Path, tmp_path: Path, capfd) -> None:
@@ -166,6 +178,7 @@ def test_the_scores_of_a_pretraining_come_back(pretrained: Path, capfd, name: st
     command = ["--model", pretrained / name, "--device", "cpu", "--data"]
     found = record_of(capfd, *command, pretrained / "test.jsonl")
     assert (found["split"], found["rows"]) == ("test", expected["rows"])
+    assert "vaswani: test of " in evaluate(capfd, *command, pretrained / "test.jsonl")[2]
     assert found["metrics"].keys() == expected["metrics"].keys()
     for metric, score in expected["metrics"].items():
         assert found["metrics"][metric]["value"] == pytest.approx(score["value"], rel=1e-4)

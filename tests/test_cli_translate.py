@@ -282,10 +282,13 @@ def test_a_table_and_a_pair_of_text_files_get_the_same_scores(
         assert record["exact_match"] == pytest.approx(5 * right)
         assert record["signatures"]["bleu"].startswith("nrefs:1")
     assert [records[0][name] for name in ("bleu", "chrf")] == [records[1][name] for name in ("bleu", "chrf")]
+    low, high = records[0]["intervals"]["exact_match"]
+    assert low <= 5 * right <= high
+    assert low < high
     assert kept.read_text().splitlines() == translations
     status, table, errors = from_table
     assert status == 0
-    assert f"exact_match {5 * right:>7.2f}" in table
+    assert f"exact_match {5 * right:>7.2f}  (95 % interval {low:.2f} to {high:.2f})" in table
     assert f"test of {rows}: kept 20 of 20 rows" in errors
 
 

@@ -15,7 +15,7 @@ from vaswani.cli.options import (
     number,
     takes_translator_options,
 )
-from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say
+from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.cli.splits import load_labelled_split, load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
@@ -217,6 +217,7 @@ def _evaluate_pairs(
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Translate or summarize pairs; print the scores and return them."""
+    from vaswani.evaluation.confidence import resampled_scores
     from vaswani.evaluation.text_metrics import score_texts
     from vaswani.evaluation.translator import evaluate as evaluate_translator
     from vaswani.files.line_files import LineWriter
@@ -226,8 +227,9 @@ def _evaluate_pairs(
     with LineWriter(output_name or os.devnull) as writer:
         split, rows = load_split(files, split, **fields)
         translator = Translator.from_pretrained(model, **options)
+        scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
         with progress_bar(len(rows), " rows") as bar:
-            evaluation = evaluate_translator(translator, rows, partial(score_texts, task=task), bar.update)
+            evaluation = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
         for translation in evaluation.translations:
             writer.write(as_text(translation))
     say(str(evaluation))
@@ -307,4 +309,4 @@ def _evaluate_texts(
     }
     if device not in (None, "cpu", "cuda"):
         raise UserError(f"device {device!r} cannot be used for a language model; expected 'cpu' or 'cuda'")
-    return evaluate_language_model(folder, objective, split, max_rows=max_rows, settings=settings)
+    return evaluate_language_model(folder, objective, split, max_rows=max_rows, settings=settings, tell=warn)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from vaswani.errors import UserError
+from vaswani.evaluation.confidence import Estimate
 from vaswani.inference.translate.translation import Translation, Translator
 
 Scorer = Callable[[list[str], list[str]], tuple[dict[str, float], dict[str, str]]]
+Resampler = Callable[[list[str], list[str]], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,14 @@ class Evaluation:
         scores: by metric.
         signatures: by metric, where there are any; they describe how a score was computed.
         seconds: spent on translating.
+        estimates: the scores with their 95 % confidence intervals, where these were asked for.
     """
 
     translations: list[Translation]
     scores: dict[str, float]
     signatures: dict[str, str]
     seconds: float
+    estimates: dict[str, Estimate] = field(default_factory=dict)
 
     @property
     def untranslated_rows(self) -> int:
@@ -41,7 +47,8 @@ class Evaluation:
 
     def __str__(self) -> str:
         rows = [
-            f"{name:<12}{value:>7.2f}  {self.signatures.get(name, '')}" for name, value in self.scores.items()
+            f"{name:<12}{value:>7.2f}  {self._interval(name)}{self.signatures.get(name, '')}"
+            for name, value in self.scores.items()
         ]
         count, speed = len(self.translations), len(self.translations) / max(self.seconds, 1e-9)
         rows.append(f"{count:,} rows in {self.seconds:.1f} s ({speed:.1f} a second)")
@@ -51,11 +58,24 @@ class Evaluation:
             rows.append(f"source cut off: {self.cut_off_rows:,}")
         return "\n".join(row.rstrip() for row in rows)
 
+    def _interval(self, name: str) -> str:
+        if name not in self.estimates:
+            return ""
+        return f"(95 % interval {self.estimates[name].low:.2f} to {self.estimates[name].high:.2f})  "
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the translations as plain JSON values."""
         unread = {"untranslated_rows": self.untranslated_rows, "cut_off_rows": self.cut_off_rows}
         rows = {"rows": len(self.translations), **unread}
-        return {**rows, **self.scores, "signatures": self.signatures, "seconds": round(self.seconds, 3)}
+        intervals = {name: [estimate.low, estimate.high] for name, estimate in self.estimates.items()}
+        known = {"intervals": intervals} if intervals else {}
+        return {
+            **rows,
+            **self.scores,
+            **known,
+            "signatures": self.signatures,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def evaluate(
@@ -63,6 +83,7 @@ def evaluate(
     rows: Iterable[Mapping[str, str]],
     score: Scorer,
     progress: Callable[[int], object] | None = None,
+    resample: Resampler | None = None,
 ) -> Evaluation:
     """Translate the `source` of each row and score the translations against the `target`s.
 
@@ -73,6 +94,7 @@ def evaluate(
         rows: mappings with the texts `source` and `target`.
         score: returns scores and signatures for translations and references.
         progress: is called with the number of rows of each finished batch.
+        resample: returns the scores of resampled rows for translations and references, for intervals.
 
     Raises:
         UserError: there are no rows.
@@ -86,5 +108,8 @@ def evaluate(
     start = time.perf_counter()
     translations = list(translator.translate(sources, with_scores=False, progress=progress))
     seconds = time.perf_counter() - start
-    scores, signatures = score([translation.text for translation in translations], references)
-    return Evaluation(translations, scores, signatures, seconds)
+    texts = [translation.text for translation in translations]
+    scores, signatures = score(texts, references)
+    resampled = {} if resample is None else resample(texts, references)
+    estimates = {name: Estimate.from_resamples(scores[name], found) for name, found in resampled.items()}
+    return Evaluation(translations, scores, signatures, seconds, estimates)

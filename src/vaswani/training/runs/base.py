@@ -328,9 +328,7 @@ def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
     saved = f"after training; the model is saved in {output_dir} and has no scores yet"
     if (output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}").is_dir():
         return f"{saved}: --resume_from_checkpoint true evaluates it without further training"
-    if trainer.model.config.is_encoder_decoder:
-        return f"{saved}: vaswani evaluate --model {output_dir} computes them"
-    return saved
+    return f"{saved}: vaswani evaluate --model {output_dir} computes them"
 
 
 def _announce(counts: dict[str, str], trainer: BaseTrainer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def evaluate_language_model(
     *,
     max_rows: int | None = None,
     settings: Mapping[str, Any],
+    tell: Callable[[str], object] = lambda message: None,
 ) -> dict[str, Any]:
     """Score a language model on the texts of a split; print the scores.
 
@@ -55,6 +56,7 @@ def evaluate_language_model(
         objective: "masked" or "causal".
         split: of the corpus.
         max_rows: number of sequences to evaluate on, evenly spread; None means all.
+        tell: is called with the counts of the rows that were read.
         settings: fields of a `PretrainingConfig`, such as the corpus; None means not given.
 
     Returns:
@@ -67,7 +69,8 @@ def evaluate_language_model(
     with tempfile.TemporaryDirectory() as output:
         run = _run(folder, objective, {"output_dir": output, **settings})
         corpus = load_corpus(run.config.data.corpus, [split])
-        corpus.split(split)
+        corpus.split(split)  # raises where there is none
+        tell(f"{split} of {run.config.data.dataset or run.config.data.test_file[0]}: {corpus.reports[split]}")
         run.check()
         tokenizers = run.build_tokenizers(corpus)
         model = run.build_model(tokenizers)
