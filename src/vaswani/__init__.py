@@ -16,6 +16,7 @@ from vaswani.registration import register_auto_classes
 if TYPE_CHECKING:
     from vaswani.distillation.arguments import DistillationObjectives
     from vaswani.distillation.trainer import DistillationTrainer
+    from vaswani.inference.answer.answering import QuestionAnswerer
     from vaswani.inference.classify.classification import Classifier
     from vaswani.inference.embed.embedding import Embedder
     from vaswani.inference.embed.scalar_mix import ScalarMix
@@ -60,6 +61,7 @@ __all__ = [
     "DistillationTrainer",
     "Embedder",
     "Prompter",
+    "QuestionAnswerer",
     "ScalarMix",
     "Trainer",
     "TrainingArguments",
@@ -89,6 +91,7 @@ __all__ = [
 _MODULES = {
     "distillation.arguments": ["DistillationObjectives"],
     "distillation.trainer": ["DistillationTrainer"],
+    "inference.answer.answering": ["QuestionAnswerer"],
     "inference.classify.classification": ["Classifier"],
     "inference.embed.embedding": ["Embedder"],
     "inference.prompt.prompting": ["Prompter"],

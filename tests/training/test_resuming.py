@@ -51,6 +51,10 @@ KINDS: dict[str, tuple[type[BaseConfig], dict[str, Any]]] = {
     "continued masked": (PretrainingConfig, {"objective": "masked", "model": "m"}),
     "continued causal": (PretrainingConfig, {"objective": "causal", "model": "m"}),
     "finetune": (FinetuningConfig, {"model": "m", "lr_scheduler_type": "constant", "warmup_steps": 0}),
+    "questions": (
+        FinetuningConfig,
+        {"task": "question_answering", "model": "m", "lr_scheduler_type": "constant", "warmup_steps": 0},
+    ),
 }
 # transformers derives them from other fields.
 DERIVED = {"do_eval", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
@@ -128,8 +132,13 @@ def save(folder: Path, config: Any, update: int = 2, epoch: float = 0.5, **more:
 
 def fields_of(config: BaseConfig) -> Iterator[tuple[str, dataclasses.Field]]:
     for section, kind in sections(type(config)).items():
+        hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            if field.init and field.name not in (*UNSAVED_FIELDS, *NOT_MADE_HERE, *DERIVED):
+            has_one = (
+                typing.get_origin(hints[field.name]) is typing.Literal
+                and len(typing.get_args(hints[field.name])) == 1
+            )  # which tells kinds of runs apart
+            if field.init and not has_one and field.name not in (*UNSAVED_FIELDS, *NOT_MADE_HERE, *DERIVED):
                 yield section, field
 
 
@@ -449,6 +458,7 @@ SEEN_ELSEWHERE = {
     "test_distill_run.py": ("baseline", "teacher_cache", "retention_metric", "teacher", "student"),
     "test_training_push.py": ("push_to_hub", "hub_private_repo", "hub_revision"),
     "test_faults.py": ("train_file", "validation_file", "output_dir"),
+    "test_question_answering.py": ("max_answer_length", "n_best", "null_score_diff_threshold"),
 }
 # They have an effect where a run begins, be it anew or not: no checkpoint holds anything of them.
 OF_EVERY_START = {

@@ -99,7 +99,7 @@ _training_command(
 )
 _training_command(
     "finetune",
-    "Train a pretrained encoder or decoder on labelled text: classification, regression, tagging.",
+    "Train a pretrained model on labelled text: classification, regression, tagging, answers.",
     "finetune_reviews",
     "vaswani.training.config.finetuning_arguments:FinetuningConfig",
     "vaswani.training.runs.finetuning:finetune",

@@ -21,9 +21,11 @@ def help_page(command: str, arguments: Sequence[str]) -> str:
 
 
 def _page(command: str, arguments: Sequence[str]) -> str:
-    if command not in ("train", "pretrain"):
+    if command not in ("train", "pretrain", "finetune"):
         return command
     given = first_values(split_flags(arguments))
+    if command == "finetune":
+        return "finetune-question_answering" if given.get("task") == "question_answering" else command
     continued = "-continued" if given.get("model") is not None else ""
     if command == "train":
         return f"train{continued}"

@@ -85,7 +85,7 @@ class ClassificationMetric(LabelMetric):
         size = int(table.max()) + 1
         right = np.bincount(true, weights * (predicted == true), size)
         counts = np.bincount(predicted, weights, size) + np.bincount(true, weights, size)
-        return {"accuracy": _percent(right.sum(), weights.sum()), "macro_f1": _macro_f1(right, counts)}
+        return {"accuracy": percent(right.sum(), weights.sum()), "macro_f1": _macro_f1(right, counts)}
 
 
 class MultiLabelMetric(LabelMetric):
@@ -110,9 +110,9 @@ class MultiLabelMetric(LabelMetric):
         *both, all_right = weights @ table
         right, counts = np.array(both).reshape(2, -1)
         return {
-            "micro_f1": _percent(2 * right.sum(), counts.sum()),
+            "micro_f1": percent(2 * right.sum(), counts.sum()),
             "macro_f1": _macro_f1(right, counts),
-            "subset_accuracy": _percent(all_right, weights.sum()),
+            "subset_accuracy": percent(all_right, weights.sum()),
         }
 
 
@@ -170,7 +170,7 @@ class TaggingMetric(LabelMetric):
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
         """Return `token_accuracy` and, if tags mark spans, `precision`, `recall` and `f1`."""
         right, words, *spans = weights @ table
-        accuracy = {"token_accuracy": _percent(right, words)}
+        accuracy = {"token_accuracy": percent(right, words)}
         return accuracy | (_precision_recall_f1(*spans) if spans else {})
 
 
@@ -202,16 +202,16 @@ def scores_by_type(
     }
 
 
-def _percent(part: float, whole: float) -> float:
+def percent(part: float, whole: float) -> float:
     """Return a percentage; 0 of nothing."""
     return 100.0 * float(part) / float(whole) if whole else 0.0
 
 
 def _precision_recall_f1(right: float, predicted: float, true: float) -> dict[str, float]:
     return {
-        "precision": _percent(right, predicted),
-        "recall": _percent(right, true),
-        "f1": _percent(2 * right, predicted + true),
+        "precision": percent(right, predicted),
+        "recall": percent(right, true),
+        "f1": percent(2 * right, predicted + true),
     }
 
 

@@ -51,6 +51,14 @@ PIPELINES = {
     "ForCausalLM": "text-generation",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+}
+
+
+_OF_SOME_QUESTIONS = {
+    "has_answer_exact_match": "exact_match",
+    "has_answer_f1": "f1",
+    "no_answer_accuracy": "accuracy",
 }
 
 
@@ -170,8 +178,8 @@ def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
 
 
 def _hub_metric(name: str) -> str:
-    """Return the Hub's name of a metric: all ROUGE variants are `rouge`."""
-    return "rouge" if name.startswith("rouge") else name
+    """Return the Hub's name of a metric: `rouge` for its variants, and for some questions that of all."""
+    return "rouge" if name.startswith("rouge") else _OF_SOME_QUESTIONS.get(name, name)
 
 
 def _languages(run: RunMetadata) -> list[str]:
@@ -220,6 +228,8 @@ def _training_task(run: RunMetadata) -> str:
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
         return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
     how = "trained from new weights" if settings.get("from_scratch") else _began(settings) or "fine-tuned"
+    if pipeline == "question-answering":
+        return f"{how} on {data} to answer questions by parts of a text"
     return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of a text"
 
 
@@ -232,7 +242,10 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), {})
     text = example.get("source", example.get("text", "Guten Tag!"))
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
-    return usage(run.config, repo_id, _shortened(text), run.target_tokenizer)
+    if _pipeline(run) == "question-answering":
+        pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")
+        return usage(run.config, repo_id, *map(_shortened, pair))
+    return usage(run.config, repo_id, _shortened(text), target_tokenizer=run.target_tokenizer)
 
 
 def _results(run: RunMetadata) -> str:

@@ -198,14 +198,19 @@ def _auto_class(config: PreTrainedConfig) -> str:
 
 
 def usage(
-    config: PreTrainedConfig, repo_id: str, example: str = "Guten Tag!", target_tokenizer: str | None = None
+    config: PreTrainedConfig,
+    repo_id: str,
+    example: str = "Guten Tag!",
+    second_example: str | None = None,
+    target_tokenizer: str | None = None,
 ) -> str:
     """Tell how to load the model, with the plugin and, if it is ours, without.
 
     Args:
         config: of the model, with the name of its class.
         repo_id: where the model can be loaded from.
-        example: a text to translate.
+        example: a text to translate, or a question.
+        second_example: the text that answers the question.
         target_tokenizer: the target tokenizer's folder there, if there is one.
     """
     auto_class = _auto_class(config)
@@ -216,13 +221,16 @@ def usage(
     elif auto_class == "AutoModel" and config.is_encoder_decoder:
         run = "print(model.encoder(**inputs).last_hidden_state.shape)"
 
+    examples = [example, *([] if second_example is None else [second_example])]
+    texts = ", ".join(f"[{json.dumps(text, ensure_ascii=False)}]" for text in examples)
+
     def snippet(first_line: str = "", options: str = "") -> str:
         place = f'"{repo_id}"{options}'
         lines = [
             f"{first_line}from transformers import {auto_class}, AutoTokenizer\n",
             f"tokenizer = AutoTokenizer.from_pretrained({place})",
             f"model = {auto_class}.from_pretrained({place})",
-            f'inputs = tokenizer([{json.dumps(example, ensure_ascii=False)}], return_tensors="pt")',
+            f'inputs = tokenizer({texts}, return_tensors="pt")',
             run,
         ]
         if target_tokenizer is not None:

@@ -1,8 +1,8 @@
 """The arguments of a fine-tuning: the pre-trained model, the labelled rows and the training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vaswani.data.labels.labelled import LabelledSpec
 from vaswani.errors import UserError
@@ -13,6 +13,7 @@ from vaswani.training.config.arguments import (
     FinetuningDefaults,
 )
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
+from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 from vaswani.training.trainer.labels import TASKS
 
 
@@ -55,7 +56,8 @@ class LabelledDataArguments(Section):
 
     task: Literal["classification", "multi_label", "regression", "tagging"] = option(
         "classification",
-        "One label for each text, any number of labels, a number, or a tag for each word.",
+        "One label for each text, any number of labels, a number, or a tag for each word. Also "
+        "question_answering, whose options vaswani finetune --task question_answering --help lists.",
     )
     dataset: str | None = option(None, "Folder or Hub name of a data set.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
@@ -133,3 +135,8 @@ class FinetuningConfig(BaseConfig):
         **FIELDS_WITHOUT_EFFECT,
         "prediction_loss_only": "a fine-tuning is evaluated by its predictions",
     }
+
+    @classmethod
+    def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
+        """The configuration for labels or, for that task, for questions."""
+        return QuestionAnsweringConfig if given.get("task") == "question_answering" else cls

@@ -25,6 +25,7 @@ from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_ent
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel, check_metric
 from vaswani.training.runs.models import (
@@ -36,12 +37,15 @@ from vaswani.training.runs.models import (
     seed_everything,
     without_tied_output,
 )
+from vaswani.training.runs.question_answering import QuestionAnsweringRun
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 
 
-def finetune(config: FinetuningConfig) -> dict[str, float]:
-    """Train a pre-trained encoder or decoder on labelled texts (see `BaseRun.run`)."""
+def finetune(config: FinetuningConfig | QuestionAnsweringConfig) -> dict[str, float]:
+    """Train a pre-trained model on labelled texts or on questions (see `BaseRun.run`)."""
+    if isinstance(config, QuestionAnsweringConfig):
+        return QuestionAnsweringRun(config).run()
     return FinetuningRun(config).run()
 
 

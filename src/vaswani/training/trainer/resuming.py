@@ -143,6 +143,7 @@ _CONDITIONS: dict[Condition, tuple[str, ...]] = {
     _scores: (
         *("generation_num_beams", "generation_max_length", "generation_length_penalty"),
         *("predict_with_generate", "prediction_loss_only", "max_validation_rows"),
+        *("max_answer_length", "n_best", "null_score_diff_threshold"),
     ),
     _corpus: ("dataset", "train_file", "validation_file"),
     _moved: ("model", "teacher", "student"),

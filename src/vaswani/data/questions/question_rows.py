@@ -1,0 +1,358 @@
+"""Questions on texts: rows with a text, a question and its answers, which are spans of the text.
+
+Reads SQuAD's own JSON (Rajpurkar et al., 2016, arXiv:1606.05250; with unanswerable questions, 2018,
+arXiv:1806.03822) and tables with the same fields. Sources and counts are those of other corpora (see
+`data/sources/corpus.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, Features, List, Value
+
+from vaswani.data.sources import reading
+from vaswani.data.sources.corpus import (
+    SPLITS,
+    BaseCorpusSpec,
+    Corpus,
+    RowReport,
+    Source,
+    check_report,
+    existing_file,
+    file_identity,
+    find_splits,
+)
+from vaswani.data.sources.reading import Row
+from vaswani.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+FEATURES = Features(
+    {
+        "id": Value("string"),
+        "context": Value("string"),
+        "question": Value("string"),
+        "answers": {"text": List(Value("string")), "answer_start": List(Value("int32"))},
+    }
+)
+_OWN_FIELDS = ("id", "context", "question", "answers")  # of SQuAD's JSON
+_SHOWN = 60  # characters of a value in a message
+
+
+@dataclass
+class QuestionSpec(BaseCorpusSpec):
+    """Questions on texts, with the fields of tables; SQuAD's own JSON has fields of its own.
+
+    Args:
+        id_field: field of a name for each row; without it, rows are numbered from 0.
+        context_field: field of the text that holds the answers.
+        question_field: field of the question.
+        answers_field: field of the answers: an object with the lists `text` and `answer_start`, a list of
+            objects with one `text` and `answer_start` each, or either as JSON. None at all means that the
+            text does not answer the question.
+        answer_start_field: field of the place, in characters, where an answer begins; then `answers_field`
+            holds its text, or each holds a list.
+    """
+
+    columns = ("context", "question", "answers")
+
+    id_field: str = "id"
+    context_field: str = "context"
+    question_field: str = "question"
+    answers_field: str = "answers"
+    answer_start_field: str | None = None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The option for each field, with the field that it names; not `id_field`, which may be missing."""
+        names = ("context_field", "question_field", "answers_field", "answer_start_field")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The options that the rows of given files depend on."""
+        return {"id_field": self.id_field, **self.options}
+
+    @property
+    def features(self) -> Features:
+        """The columns."""
+        return FEATURES
+
+
+@dataclass
+class QuestionReport(RowReport):
+    """Counts of the rows of a split, with those whose answers are not given."""
+
+    missing_answers: int = 0
+
+    def __str__(self) -> str:
+        others = super().__str__()
+        if not self.missing_answers:
+            return others
+        separator = "," if "left out" in others else "; left out:"
+        return f"{others}{separator} {self.missing_answers:,} without answers"
+
+
+def load_questions(spec: QuestionSpec) -> Corpus:
+    """Load all splits of questions on texts into memory.
+
+    Returns:
+        Splits with the columns `id`, `context`, `question` and `answers`: `text` and `answer_start`, lists of
+        equal length, which are empty for a question that its text does not answer. Rows without a text, a
+        question or the field of answers are left out and counted, and so is a split without any answers,
+        such as the test data of a competition.
+
+    Raises:
+        UserError: as `load_corpus`; or an answer cannot be read, or is not in its text where it should be.
+    """
+    corpus = Corpus({}, {}, {}, available=[])
+    found = find_splits(spec, _file_source, _dataset_source)
+    for split, source in {split: found[split]() for split in SPLITS if split in found}.items():
+        report = QuestionReport()
+        rows = list(_question_rows(source, spec, report))
+        if split != "train" and report.missing_answers and not report.kept:
+            logger.warning("%s has no answers and is skipped: %s.", source.name, report)
+            continue
+        check_report(source, report)
+        columns = {name: [row[name] for row in rows] for name in FEATURES}
+        corpus.splits[split] = Dataset.from_dict(columns, features=FEATURES)
+        corpus.reports[split] = report
+        corpus.fingerprint[split] = {"name": source.name, **source.identity()}
+        corpus.available.append(split)
+    return corpus
+
+
+# --------------------------------------------------------------------------------------------------- sources
+
+
+def _file_source(names: Sequence[str], spec: QuestionSpec) -> Source:
+    """Return a source of one file: SQuAD's own JSON, or a table."""
+    if len(names) != 1:
+        raise UserError(f"questions come in one file for each split; got {len(names)}")
+    name, path = names[0], existing_file(names[0])
+    identity = partial(file_identity, [path], spec)
+    table = reading.table_format(path)
+    if table is None:
+        known = ", ".join(reading.TABLE_FORMATS)
+        raise UserError(f"{name} has none of the known endings {known}")
+    if path.name.lower().removesuffix(".gz").endswith(".json") and (articles := _articles(path)) is not None:
+        return Source(name, partial(_rows_of_articles, articles, name), identity)
+    if path.suffix.lower() == ".parquet":
+        with reading.open_parquet(path) as file:
+            fields = _fields(
+                file.schema_arrow.names, list(reading.arrow_fields(file.schema_arrow)), spec, name
+            )
+            rows = file.read(_columns(fields, file.schema_arrow.names))
+        return Source(name, partial(_numbered, partial(reading.arrow_rows, rows), fields, spec), identity)
+    existing = table.fields(path)
+    fields = _fields([], existing, spec, name)
+    return Source(name, partial(_numbered, partial(table.rows, path), fields, spec), identity)
+
+
+def _dataset_source(
+    dataset: Dataset, spec: QuestionSpec, split: str, identity: Callable[[], dict[str, Any]]
+) -> Source:
+    """Return a source of a data set that `datasets` has opened."""
+    name = f"{spec.dataset} ({split})"
+    existing = list(reading.arrow_fields(dataset.features.arrow_schema))
+    fields = _fields(dataset.column_names, existing, spec, name)
+    table = dataset.select_columns(_columns(fields, dataset.column_names)).with_format("arrow")[:]
+    return Source(name, partial(_numbered, partial(reading.arrow_rows, table), fields, spec), identity)
+
+
+def _fields(columns: Sequence[str], existing: Sequence[str], spec: QuestionSpec, where: str) -> list[str]:
+    """Return the fields to read: the id, if there is one, and those of the options, which must exist.
+
+    Args:
+        columns: whole columns, which may be nested.
+        existing: dotted names of what they hold.
+        spec: names the fields.
+        where: for messages.
+    """
+    parents = {name[:place] for name in existing for place, letter in enumerate(name) if letter == "."}
+    known = [*existing, *sorted({*parents, *columns} - set(existing))]
+    for option, name in spec.options.items():
+        reading.check_field(option, name, known, where)
+    if spec.id_field not in known and spec.id_field != QuestionSpec.id_field:
+        reading.check_field("id_field", spec.id_field, known, where)
+    return [*([spec.id_field] if spec.id_field in known else []), *spec.options.values()]
+
+
+def _columns(fields: Sequence[str], existing: Sequence[str]) -> list[str]:
+    """Return the columns that hold the fields."""
+    return list(dict.fromkeys(name if name in existing else name.split(".")[0] for name in fields))
+
+
+def _numbered(read: Callable[..., Iterator[Row]], fields: Sequence[str], spec: QuestionSpec) -> Iterator[Row]:
+    """Yield id, text, question and answers (and places) of each row; without an id, its number."""
+    has_id = len(fields) > len(spec.options)
+    for number, row in enumerate(read(*fields)):
+        yield None if row is None else (row if has_id else (number, *row))
+
+
+def _articles(path: Path) -> list[Any] | None:
+    """Return the articles of SQuAD's own JSON, or None for a file that holds something else."""
+    with reading.open_text(path) as file:
+        text = file.read()
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = reading.parse_json(text)
+    except reading.RepeatedKeyError as error:
+        raise UserError(f"{path}: {error}; leave one of them") from error
+    except (ValueError, RecursionError):
+        return None  # JSON Lines, whose lines are read one by one
+    articles = value.get("data") if isinstance(value, dict) else None
+    return articles if isinstance(articles, list) else None
+
+
+def _rows_of_articles(articles: Sequence[Any], name: str) -> Iterator[Row]:
+    """Yield id, text, question and answers of each question; None for one that is not an object."""
+    for number, article in enumerate(articles, start=1):
+        for paragraph in _list_in(article, "paragraphs", f"article {number:,} of {name}"):
+            where = f"a paragraph of article {number:,} of {name}"
+            for question in _list_in(paragraph, "qas", where):
+                if not isinstance(question, dict):
+                    yield None
+                    continue
+                answers = [] if question.get("is_impossible") else question.get("answers")
+                yield question.get("id"), paragraph.get("context"), question.get("question"), answers
+
+
+def _list_in(value: Any, name: str, where: str) -> list[Any]:
+    found = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise UserError(f"{where} has no list '{name}', as SQuAD's JSON does; correct it")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ rows
+
+
+def _question_rows(source: Source, spec: QuestionSpec, report: QuestionReport) -> Iterator[dict[str, Any]]:
+    """Yield the usable rows with the columns of `FEATURES`; count the others."""
+    wrong: list[str] = []
+    for number, cells in enumerate(source.rows(), start=1):
+        where = f"row {number:,} of {source.name}"
+        problem = "malformed" if cells is None else _problem_of(cells)
+        if cells is None or problem is not None:
+            setattr(report, str(problem), getattr(report, str(problem)) + 1)
+            continue
+        name, context, question, *given = cells
+        try:
+            answers = read_answers(*given)
+        except ValueError as error:
+            raise UserError(f"{where} {error}") from error
+        if answers is None:
+            report.missing_answers += 1
+            continue
+        wrong += [f"{where} {fault}" for fault in _faults(answers, context)]
+        report.kept += 1
+        yield {
+            "id": str(number - 1 if name is None else name),
+            "context": context,
+            "question": question,
+            "answers": _without_margins(answers),
+        }
+    if wrong:
+        others = f" ({len(wrong):,} answers are not)" if len(wrong) > 1 else ""
+        raise UserError(f"every answer must be in its text, but {wrong[0]}{others}: correct or remove them")
+
+
+def _problem_of(cells: tuple[Any, ...]) -> str | None:
+    """Return the field of the report that counts a row without a text or a question, or None."""
+    return next(filter(None, (reading.problem_of((cell,)) for cell in cells[1:3])), None)
+
+
+def read_answers(cell: Any, *place: Any) -> dict[str, list[Any]] | None:
+    """Return the answers of a cell, `text` and `answer_start`; None where they are not given.
+
+    Args:
+        cell: an object of two lists, a list of objects, or either as JSON; with a place, the text of an
+            answer or a list of texts, where nothing means that the text does not answer the question.
+        place: where the answer starts, or a list of places, where they are given apart.
+
+    Raises:
+        ValueError: the cell holds something else; the message continues "row 1 of FILE".
+    """
+    if place:
+        texts, places = (each if isinstance(each, list) else [each] for each in (cell, *place))
+        if all(each in (None, "") for each in (*texts, *places)):
+            return {"text": [], "answer_start": []}
+        return _checked(texts, places, cell)
+    if isinstance(cell, str):
+        if not cell.strip():
+            return None
+        try:
+            value = json.loads(cell)
+        except (ValueError, RecursionError):
+            raise ValueError(
+                f"has {_shown(cell)} where answers are expected in JSON; see answers_field"
+            ) from None
+        return read_answers(value)
+    if cell is None:
+        return None
+    if isinstance(cell, list) and all(isinstance(each, dict) for each in cell):
+        return _checked(
+            [each.get("text") for each in cell], [each.get("answer_start") for each in cell], cell
+        )
+    if isinstance(cell, dict) and isinstance(cell.get("text"), list):
+        return _checked(cell["text"], cell.get("answer_start") or [], cell)
+    raise ValueError(
+        f"has {_shown(cell)} where answers are expected, such as "
+        '{"text": ["in Rome"], "answer_start": [17]}; see answers_field'
+    )
+
+
+def _checked(texts: list[Any], starts: list[Any], cell: Any) -> dict[str, list[Any]]:
+    if len(texts) != len(starts):
+        raise ValueError(
+            f"has {len(texts)} answers and {len(starts)} places where they start: {_shown(cell)}"
+        )
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"has the answer {_shown(text)}; expected a text")
+    return {"text": texts, "answer_start": [_place(start) for start in starts]}
+
+
+def _place(start: Any) -> int:
+    try:
+        place = int(start) if isinstance(start, str) else start
+    except ValueError:
+        place = None
+    if isinstance(place, float) and place.is_integer():  # of a column with empty cells
+        place = int(place)
+    if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+        raise ValueError(f"has answer_start={_shown(start)}; expected a number of characters, 0 or more")
+    return place
+
+
+def _faults(answers: dict[str, list[Any]], context: str) -> Iterator[str]:
+    """Yield what is wrong with each answer that is not in its text at its place."""
+    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+        found = context[start : start + len(text)]
+        if found != text:
+            there = (
+                f"its text has {_shown(found)}" if found else f"its text of {len(context):,} characters ends"
+            )
+            yield f"has the answer {_shown(text)} at answer_start={start:,}, where {there}"
+
+
+def _without_margins(answers: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return answers without white space around them, which no token of an answer holds."""
+    texts, starts = answers["text"], answers["answer_start"]
+    margins = [len(text) - len(text.lstrip()) for text in texts]
+    moved = [start + margin for start, margin in zip(starts, margins, strict=True)]
+    return {"text": [text.strip() for text in texts], "answer_start": moved}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"

@@ -1,0 +1,271 @@
+"""Windows: a question with a part of its text, short enough for a model, so that every part is in one.
+
+A window holds the question and then consecutive tokens of the text; each shares some tokens with the one
+before it. The tokens of the text have offsets, so that a span of tokens is a span of characters.
+
+B windows of a batch · T the longest of them, in tokens · C tokens of the text in a window
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from datasets import Dataset, Features, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from vaswani.data.batching import pad
+from vaswani.data.text_codec import exclusive
+from vaswani.errors import UserError
+
+_INTEGERS = List(Value("int32"))
+
+
+@dataclass(frozen=True)
+class WindowLengths:
+    """How a text is cut into windows.
+
+    Args:
+        max_length: most tokens of a window, special tokens counted.
+        doc_stride: tokens of a text that a window shares with the one before it.
+        max_question_length: longer questions lose what follows after so many tokens.
+    """
+
+    max_length: int = 384
+    doc_stride: int = 128
+    max_question_length: int = 64
+
+    def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raise `UserError` unless a window has room for its question and moves on in the text.
+
+        Raises:
+            UserError: likewise, for a tokenizer that does not tell the offsets of tokens.
+        """
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"question answering needs a fast tokenizer, which tells where in a text its tokens are; "
+                f"{type(tokenizer).__name__} is slow"
+            )
+        special = tokenizer.num_special_tokens_to_add(pair=True)
+        least = special + self.max_question_length + self.doc_stride + 1
+        if self.max_length < least:
+            raise UserError(
+                f"max_length={self.max_length} has no room for {special} special tokens, "
+                f"max_question_length={self.max_question_length}, doc_stride={self.doc_stride} and a token "
+                f"more; raise it to {least} or more, or lower the others"
+            )
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question with a part of its text.
+
+    Args:
+        row: the number of its question.
+        columns: `input_ids` and what else the tokenizer gives, such as `token_type_ids`; without a mask.
+        null: the place of the token that stands for "no answer in this window".
+        first: the place of the first token of the text.
+        offsets: the first character of each token of the text and the one after its last, [C].
+    """
+
+    row: int
+    columns: dict[str, list[int]]
+    null: int
+    first: int
+    offsets: list[tuple[int, int]]
+
+    def labels(self, start: int, end: int) -> tuple[int, int]:
+        """Return the places of the first and the last token of a span of characters.
+
+        Returns:
+            Twice the place `null` unless the window holds the whole span.
+        """
+        if not self.offsets or start < self.offsets[0][0] or end > self.offsets[-1][1]:
+            return self.null, self.null
+        first = bisect.bisect_right([after for _, after in self.offsets], start)
+        last = bisect.bisect_left([before for before, _ in self.offsets], end) - 1
+        return (self.first + first, self.first + last) if first <= last else (self.null, self.null)
+
+
+def make_windows(
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    lengths: WindowLengths,
+) -> list[Window]:
+    """Return the windows of questions on texts, in order; at least one for each question.
+
+    Args:
+        tokenizer: fast; adds the special tokens of the model. It keeps the truncation that is set here.
+        questions: one for each text; without white space around it.
+        contexts: the texts.
+        lengths: which have been checked.
+    """
+    with exclusive(tokenizer):
+        encoding = tokenizer(
+            *(_shortened(tokenizer, questions, lengths.max_question_length), list(contexts)),
+            truncation="only_second",
+            max_length=lengths.max_length,
+            stride=lengths.doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+    rows = encoding.pop("overflow_to_sample_mapping")
+    offsets = encoding.pop("offset_mapping")
+    windows = []
+    for number, row in enumerate(rows):
+        sides = encoding.sequence_ids(number)
+        first = sides.index(1) if 1 in sides else len(sides)
+        count = sides.count(1)
+        columns = {name: column[number] for name, column in encoding.items()}
+        null = _null_place(tokenizer, columns["input_ids"])
+        windows.append(Window(row, columns, null, first, offsets[number][first : first + count]))
+    return windows
+
+
+def _null_place(tokenizer: PreTrainedTokenizerBase, input_ids: list[int]) -> int:
+    """Return the place of the token that stands for no answer: [CLS], the last in XLNet, or the first."""
+    cls = tokenizer.cls_token_id
+    return input_ids.index(cls) if cls is not None and cls in input_ids else 0
+
+
+def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[str]:
+    """Return questions of at most `most` tokens: the longer ones up to the end of their last token."""
+    texts = [question.strip() for question in questions]
+    long = list(range(len(texts)))
+    while long:
+        encoding = tokenizer(
+            [texts[number] for number in long],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        tokens = dict(zip(long, encoding["offset_mapping"], strict=True))
+        long = [number for number in long if len(tokens[number]) > most]
+        for number in long:  # the shorter text may have other tokens: look again
+            cut = texts[number][: tokens[number][most - 1][1]]
+            texts[number] = cut if len(cut) < len(texts[number]) else texts[number][:-1]
+    return texts
+
+
+def tokenize_questions(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, lengths: WindowLengths, *, with_offsets: bool
+) -> Dataset:
+    """Turn questions on texts into windows.
+
+    Args:
+        rows: columns `context`, `question` and `answers` (see `load_questions`).
+        tokenizer: adds the special tokens of the model.
+        lengths: of the windows.
+        with_offsets: keep what an evaluation needs to find the answers; a training needs less memory without.
+
+    Returns:
+        Windows in the order of the rows, with `input_ids`, `labels` (the places of the first and the last
+        token of the first answer, or twice that of no answer), `length`, `token_type_ids` if the tokenizer
+        returns them and, for an evaluation, `row`, `null`, `first` and `offsets`, which are flat: [2C].
+
+    Raises:
+        UserError: the lengths have no room for text, or the tokenizer is slow.
+    """
+    lengths.check(tokenizer)
+    tokenizer = copy.deepcopy(tokenizer)  # as truncation is stored
+    columns = _columns_of(tokenizer, with_offsets)
+    return rows.map(
+        partial(_window_columns, tokenizer, lengths, list(columns)),
+        with_indices=True,
+        batched=True,
+        batch_size=100,
+        remove_columns=rows.column_names,
+        features=columns,
+        keep_in_memory=True,
+        new_fingerprint=secrets.token_hex(16),  # computing one takes long
+        desc="Tokenizing",
+    )
+
+
+def _columns_of(tokenizer: PreTrainedTokenizerBase, with_offsets: bool) -> Features:
+    names = [name for name in tokenizer("a", "b", return_attention_mask=False) if name != "attention_mask"]
+    columns: dict[str, Any] = dict.fromkeys([*names, "labels"], _INTEGERS) | {"length": Value("int32")}
+    if with_offsets:
+        columns |= dict.fromkeys(("row", "null", "first"), Value("int32")) | {"offsets": _INTEGERS}
+    return Features(columns)
+
+
+def _window_columns(
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: WindowLengths,
+    names: list[str],
+    rows: dict[str, list[Any]],
+    numbers: list[int],
+) -> dict[str, list[Any]]:
+    windows = make_windows(tokenizer, rows["question"], rows["context"], lengths)
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for window in windows:
+        for name, value in _columns_of_window(window, rows["answers"][window.row], numbers).items():
+            if name in columns:
+                columns[name].append(value)
+    return columns
+
+
+def _columns_of_window(window: Window, answers: Mapping[str, Any], numbers: list[int]) -> dict[str, Any]:
+    labels = window.null, window.null
+    if answers["text"]:
+        start = answers["answer_start"][0]
+        labels = window.labels(start, start + len(answers["text"][0]))
+    return {
+        **window.columns,
+        "labels": labels,
+        "length": len(window.columns["input_ids"]),
+        "row": numbers[window.row],
+        "null": window.null,
+        "first": window.first,
+        "offsets": [character for pair in window.offsets for character in pair],
+    }
+
+
+def windows_of(rows: Dataset) -> Iterator[Window]:
+    """Yield the windows of tokenized questions, without their token ids."""
+    columns = [rows[name][:] for name in ("row", "null", "first", "offsets")]
+    for row, null, first, flat in zip(*columns, strict=True):
+        yield Window(row, {}, null, first, list(zip(flat[::2], flat[1::2], strict=True)))
+
+
+@dataclass(frozen=True)
+class WindowCollator:
+    """Pad windows on the right to a batch.
+
+    Args:
+        pad_token_id: pads `input_ids`.
+        with_places: whether the batch tells where the tokens of the text are.
+
+    Returns:
+        From windows with `input_ids`, `labels` where there are any, and optionally `token_type_ids`: these
+        and `attention_mask`, int64 [B, T]; `labels` int64 [B, 2]. With `with_places` also `places`, int64
+        [B, 3]: that of no answer, that of the first token of the text, and the number of such tokens.
+    """
+
+    pad_token_id: int
+    with_places: bool = False
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Pad a batch."""
+        input_ids, attention_mask = pad([row["input_ids"] for row in rows], self.pad_token_id)
+        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if "token_type_ids" in rows[0]:
+            arrays["token_type_ids"], _ = pad([row["token_type_ids"] for row in rows], 0)
+        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if "labels" in rows[0]:
+            batch["labels"] = torch.tensor([row["labels"] for row in rows])
+        if self.with_places:
+            places = [(row["null"], row["first"], len(row["offsets"]) // 2) for row in rows]
+            batch["places"] = torch.tensor(places)
+        return batch

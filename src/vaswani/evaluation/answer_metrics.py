@@ -1,0 +1,130 @@
+"""Exact match and F1 of answers, as in SQuAD, and the threshold below which a model should not answer.
+
+The scores are those of Rajpurkar et al. (2016, arXiv:1606.05250) and, for questions that their text does not
+answer, Rajpurkar et al. (2018, arXiv:1806.03822): an empty answer is right for these. Scores run from 0 to
+100.
+
+S questions
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+import datasets
+import evaluate
+import numpy as np
+
+from vaswani.evaluation.label_metrics import Floats, LabelMetric, percent
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized(answer: str) -> str:
+    """Return an answer in lower case, without punctuation and articles, and with single spaces."""
+    bare = answer.lower().translate(_WITHOUT_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """Return 1 for answers that are the same after normalization, else 0."""
+    return float(normalized(prediction) == normalized(reference))
+
+
+def f1(prediction: str, reference: str) -> float:
+    """Return the F1 of the words that answers share, 0 to 1; of an empty answer, whether both are."""
+    predicted, true = (normalized(answer).split() for answer in (prediction, reference))
+    if not predicted or not true:
+        return float(predicted == true)
+    both = (Counter(predicted) & Counter(true)).total()
+    return 2 * both / (len(predicted) + len(true))
+
+
+def best_scores(prediction: str, references: Sequence[str]) -> tuple[float, float]:
+    """Return exact match and F1 with the most similar reference; none at all count as an empty one."""
+    usable = [reference for reference in references if normalized(reference)] or [""]
+    return (
+        max(exact_match(prediction, reference) for reference in usable),
+        max(f1(prediction, reference) for reference in usable),
+    )
+
+
+class AnswerMetric(LabelMetric):
+    """Exact match and F1 of answers; if some questions have no answer, also of both kinds apart."""
+
+    names: ClassVar = {
+        "exact_match": "exact match",
+        "f1": "F1",
+        "has_answer_exact_match": "exact match, answerable",
+        "has_answer_f1": "F1, answerable",
+        "no_answer_accuracy": "accuracy, unanswerable",
+    }
+    description = "Exact match and F1 of answers to questions, as in SQuAD, 0 to 100."
+
+    def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
+        return evaluate.MetricInfo(
+            description=self.description,
+            citation="",
+            inputs_description="predictions, and a list of references for each, empty for no answer.",
+            features=datasets.Features({"predictions": text, "references": datasets.List(text)}),
+        )
+
+    def table(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
+        """Return exact match, F1 and whether there is an answer, for each question: [S, 3]."""
+        rows = [
+            (*best_scores(prediction, answers), float(len(answers) > 0))
+            for prediction, answers in zip(predictions, references, strict=True)
+        ]
+        return np.array(rows, dtype=float).reshape(-1, 3)
+
+    def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
+        """Return `exact_match` and `f1` and, if only some questions have an answer, the others of `names`."""
+        exact, overlap, has_answer = table.T
+        scores = {
+            "exact_match": percent(weights @ exact, weights.sum()),
+            "f1": percent(weights @ overlap, weights.sum()),
+        }
+        if has_answer.all():
+            return scores
+        answered, unanswered = weights * has_answer, weights * (1 - has_answer)
+        return scores | {
+            "has_answer_exact_match": percent(answered @ exact, answered.sum()),
+            "has_answer_f1": percent(answered @ overlap, answered.sum()),
+            "no_answer_accuracy": percent(unanswered @ exact, unanswered.sum()),
+        }
+
+
+def best_threshold(
+    predictions: Sequence[str], null_odds: Sequence[float], references: Sequence[Sequence[str]]
+) -> float:
+    """Return the threshold with the highest F1: answers whose odds are above it are replaced by none.
+
+    Args:
+        predictions: the best answer to each question that is not empty.
+        null_odds: how much the score of no answer exceeds that of the prediction.
+        references: the right answers to each question; none where nothing is right.
+
+    Returns:
+        A number in the middle between two odds, or beyond all of them.
+    """
+    odds = np.asarray(null_odds, dtype=float)
+    finite = np.isfinite(odds)  # where a text has no tokens, there is nothing to decide
+    if not finite.any():
+        return 0.0
+    pairs = [
+        pair for pair, kept in zip(zip(predictions, references, strict=True), finite, strict=True) if kept
+    ]
+    gains = np.array([best_scores(text, right)[1] - best_scores("", right)[1] for text, right in pairs])
+    order = np.argsort(odds[finite], kind="stable")
+    steps, gains = odds[finite][order], gains[order]
+    bounds = np.concatenate([[steps[0] - 2], steps, [steps[-1] + 2]])
+    total = np.concatenate([[0.0], np.cumsum(gains)])  # of answering the first k questions
+    possible = bounds[:-1] < bounds[1:]  # questions with equal odds are answered together
+    best = int(np.argmax(np.where(possible, total, -np.inf)))
+    return float((bounds[best] + bounds[best + 1]) / 2)

@@ -1,0 +1,102 @@
+"""Evaluate answers to questions: their scores with confidence intervals, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from vaswani.data.evenly_spread import evenly_spread
+from vaswani.errors import UserError
+from vaswani.evaluation.answer_metrics import AnswerMetric, best_threshold
+from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.final import NUM_EXAMPLES
+from vaswani.inference.answer.answering import QuestionAnswerer
+from vaswani.inference.answer.spans import Answer
+
+
+@dataclass(frozen=True)
+class AnswerEvaluation:
+    """Answers to questions, with the right ones.
+
+    Args:
+        answers: one for each question.
+        references: the texts of the right answers; none where the text does not answer the question.
+    """
+
+    answers: list[Answer]
+    references: list[list[str]]
+
+    @property
+    def predictions(self) -> list[str]:
+        """The texts of the answers; empty for none."""
+        return [answer.text for answer in self.answers]
+
+    @property
+    def has_unanswerable(self) -> bool:
+        """Whether some questions have no answer."""
+        return not all(self.references)
+
+    def scores(self) -> dict[str, float]:
+        """Return the scores of `AnswerMetric`."""
+        table = AnswerMetric(keep_in_memory=True).table(self.predictions, self.references)
+        return AnswerMetric(keep_in_memory=True).scores(table, np.ones(len(table)))
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Return each score with its 95 % confidence interval, from bootstrap resamples of the questions."""
+        metric = AnswerMetric(keep_in_memory=True)
+        resampled = metric.resampled_scores(metric.table(self.predictions, self.references))
+        return {
+            name: Estimate.from_resamples(score, resampled[name]) for name, score in self.scores().items()
+        }
+
+    def best_threshold(self) -> float:
+        """Return the threshold for answering nothing that has the highest F1 on these questions."""
+        texts = [answer.spans[0].text if answer.spans else "" for answer in self.answers]
+        odds = [answer.null_odds for answer in self.answers]
+        return best_threshold(texts, odds, self.references)
+
+    def with_threshold(self, threshold: float | None) -> AnswerEvaluation:
+        """Return the same answers under another threshold."""
+        return replace(self, answers=[replace(answer, threshold=threshold) for answer in self.answers])
+
+    def examples(self, questions: Dataset) -> list[dict[str, Any]]:
+        """Return some questions, evenly spread, with their texts, predictions and first references."""
+        return [
+            {
+                "context": questions[row]["context"],
+                "question": questions[row]["question"],
+                "prediction": self.predictions[row],
+                "reference": next(iter(self.references[row]), ""),
+            }
+            for row in evenly_spread(len(questions), NUM_EXAMPLES)
+        ]
+
+
+def evaluate_answers(
+    answerer: QuestionAnswerer,
+    questions: Dataset | Sequence[Mapping[str, Any]],
+    progress: Callable[[int], object] | None = None,
+) -> AnswerEvaluation:
+    """Answer questions whose answers are known.
+
+    Args:
+        answerer: the model with its options.
+        questions: rows with `context`, `question` and `answers`, as from `load_questions`.
+        progress: is called with the number of questions of each finished batch.
+
+    Raises:
+        UserError: there are no questions.
+    """
+    if not len(questions):
+        raise UserError("there are no questions to evaluate on; check the data and its split")
+    pairs = ((row["question"], row["context"]) for row in questions)
+    return AnswerEvaluation(list(answerer.answer(pairs, progress)), references_of(questions))
+
+
+def references_of(questions: Dataset | Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the texts of the right answers to each question."""
+    return [list(row["answers"]["text"]) for row in questions]

@@ -1,0 +1,1 @@
+"""Answer questions by spans of texts."""

@@ -1,0 +1,153 @@
+"""Answer questions by spans of texts, with a model that has learned to (`vaswani finetune`)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
+
+from vaswani.data.questions.windows import Window, WindowCollator, WindowLengths, make_windows
+from vaswani.errors import UserError, check_positive
+from vaswani.inference.answer.spans import Answer, answers_of, best_spans
+from vaswani.inference.batches import batches, within_memory
+from vaswani.inference.decoding import position_limit
+from vaswani.inference.pretrained import FromPretrained
+
+CONFIG_FIELD = "question_answering"  # of a model's configuration: the options that it was trained with
+PAIRS_AT_ONCE = 256
+_OPTIONS = (
+    "max_length",
+    "doc_stride",
+    "max_question_length",
+    "max_answer_length",
+    "null_score_diff_threshold",
+)
+
+
+class QuestionAnswerer(FromPretrained):
+    """Answers questions by spans of texts of any length.
+
+        answerer = QuestionAnswerer.from_pretrained("runs/squad")
+        for answer in answerer.answer([("Who saw Rome?", "Ann saw Rome.")]):
+            print(answer.text, answer.best.start, answer.best.end)
+
+    Options that are None are those that the model was trained with, or the defaults of `vaswani finetune`.
+
+    Args:
+        model: of `AutoModelForQuestionAnswering`; it is put into evaluation mode.
+        tokenizer: fast.
+        max_length: most tokens of a window, special tokens counted (see `WindowLengths`).
+        doc_stride: tokens of a text that a window shares with the one before it.
+        max_question_length: longer questions lose what follows after so many tokens.
+        max_answer_length: most tokens of an answer.
+        null_score_diff_threshold: answer nothing if the score of no answer exceeds that of the best span by
+            more; where the model was trained without such a threshold, None answers always.
+        n_best: spans to return of each question.
+        max_tokens_per_batch: most tokens of a batch of windows, padding included.
+
+    Raises:
+        UserError: an option is out of range, windows have no room, or the tokenizer is slow.
+    """
+
+    _auto_class: ClassVar[Any] = AutoModelForQuestionAnswering
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        doc_stride: int | None = None,
+        max_question_length: int | None = None,
+        max_answer_length: int | None = None,
+        null_score_diff_threshold: float | None = None,
+        n_best: int = 20,
+        max_tokens_per_batch: int = 4096,
+    ):
+        self.model = model.eval()
+        # A copy, as truncation and the side of padding are stored in it.
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self.tokenizer.padding_side = "right"
+        given = (max_length, doc_stride, max_question_length, max_answer_length, null_score_diff_threshold)
+        known = getattr(model.config, CONFIG_FIELD, None) or {}
+        options = {name: known[name] for name in _OPTIONS if name in known}
+        options |= {name: value for name, value in zip(_OPTIONS, given, strict=True) if value is not None}
+        self.null_score_diff_threshold: float | None = options.pop("null_score_diff_threshold", None)
+        self.max_answer_length: int = options.pop("max_answer_length", 30)
+        positions = _longest(model, tokenizer)
+        if positions is not None and "max_length" not in options:
+            options["max_length"] = min(WindowLengths.max_length, positions)
+        self.lengths = WindowLengths(**options)
+        self.n_best = n_best
+        self.max_tokens_per_batch = max_tokens_per_batch
+        check_positive(
+            max_length=self.lengths.max_length,
+            max_question_length=self.lengths.max_question_length,
+            max_answer_length=self.max_answer_length,
+            n_best=n_best,
+            max_tokens_per_batch=max_tokens_per_batch,
+        )
+        if positions is not None and self.lengths.max_length > positions:
+            raise UserError(
+                f"max_length={self.lengths.max_length}, but the model has positions for {positions} tokens; "
+                f"set max_length to {positions} or less"
+            )
+        self.lengths.check(self.tokenizer)
+        pad = self.tokenizer.pad_token_id
+        self._collate = WindowCollator(0 if pad is None else int(pad), with_places=True)
+
+    def answer(
+        self, pairs: Iterable[tuple[str, str]], progress: Callable[[int], object] | None = None
+    ) -> Iterator[Answer]:
+        """Yield an answer for each question and its text, in order.
+
+        Args:
+            pairs: questions, each with the text that may answer it.
+            progress: is called with the number of questions of each finished batch.
+        """
+        remaining = iter(pairs)
+        while some := list(islice(remaining, PAIRS_AT_ONCE)):
+            yield from self._answers([pair[0] for pair in some], [pair[1] for pair in some])
+            if progress:
+                progress(len(some))
+
+    def _answers(self, questions: list[str], contexts: list[str]) -> list[Answer]:
+        windows = make_windows(self.tokenizer, questions, contexts, self.lengths)
+        lengths = {number: len(window.columns["input_ids"]) for number, window in enumerate(windows)}
+        found: dict[int, np.ndarray] = {}
+        for numbers in batches(lengths, self.max_tokens_per_batch):
+            longest = max(lengths[number] for number in numbers)
+            with within_memory("windows", len(numbers), longest):
+                spans = self._spans([windows[number] for number in numbers])
+            found |= dict(zip(numbers, spans, strict=True))
+        ordered = [found[number] for number in range(len(windows))]
+        return answers_of(contexts, windows, ordered, self.n_best, self.null_score_diff_threshold)
+
+    def _spans(self, windows: list[Window]) -> np.ndarray:
+        """Return the best spans of some windows: float32 [B, 1 + N, 3] (see `best_spans`)."""
+        rows = [
+            {
+                **window.columns,
+                "null": window.null,
+                "first": window.first,
+                "offsets": [0, 0] * len(window.offsets),
+            }
+            for window in windows
+        ]
+        inputs = {name: value.to(self.model.device) for name, value in self._collate(rows).items()}
+        places = inputs.pop("places")
+        with torch.inference_mode():
+            outputs = self.model(**inputs)
+        logits = outputs.start_logits, outputs.end_logits
+        return best_spans(*logits, places, self.n_best, self.max_answer_length).cpu().numpy()
+
+
+def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the tokens of a window that a model has positions for; RoBERTa's begin behind its padding."""
+    positions = position_limit(model, "source")
+    return None if positions is None else min(positions, tokenizer.model_max_length)

@@ -1,0 +1,143 @@
+"""The arguments of a fine-tuning that learns to answer questions by spans of texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from vaswani.data.questions.question_rows import QuestionSpec
+from vaswani.data.questions.windows import WindowLengths
+from vaswani.errors import UserError
+from vaswani.evaluation.answer_metrics import AnswerMetric
+from vaswani.training.config.arguments import (
+    BaseTrainingArguments,
+    CardArguments,
+    FamilyArguments,
+    FinetuningDefaults,
+)
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
+
+
+@dataclass
+class QuestionModelArguments(Section):
+    """The model that a fine-tuning starts from.
+
+    Raises:
+        UserError: none was given.
+    """
+
+    model: str | None = option(
+        None, "Folder or Hub name of a pretrained model (see vaswani pretrain); required."
+    )
+    from_scratch: bool = option(
+        False, "Keep only its configuration and tokenizer and start with new weights, to compare."
+    )
+    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None:
+            raise UserError(
+                "no model was given; set model to the folder of a pre-trained model, or its name on the Hub"
+            )
+
+
+@dataclass
+class QuestionDataArguments(Section):
+    """The questions with their texts, and how the texts are cut into windows."""
+
+    task: Literal["question_answering"] = option(
+        "question_answering",
+        "Answer questions by parts of a text; see the page of vaswani finetune for others.",
+    )
+    dataset: str | None = option(None, "Folder or Hub name of a data set.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
+    train_file: list[str] = option(
+        [], "Training file: SQuAD's JSON (v1.1 or v2.0), or rows in JSONL, JSON, CSV, TSV or Parquet."
+    )
+    validation_file: list[str] = option([], "Validation file, in the same formats.")
+    test_file: list[str] = option([], "Test file, in the same formats.")
+    id_field: str = option("id", "Column of a name for each row; without it, rows are numbered.")
+    context_field: str = option("context", "Column of the text; a dot reaches into nested columns.")
+    question_field: str = option("question", "Column of the question.")
+    answers_field: str = option(
+        "answers",
+        "Column of the answers: lists text and answer_start, empty for no answer; JSON in CSV.",
+    )
+    answer_start_field: str | None = option(
+        None, "Column of the character where an answer starts, if answers_field holds only its text."
+    )
+    max_length: int = option(
+        WindowLengths.max_length, "Most tokens of a window: the question and a part of the text.", at_least=1
+    )
+    doc_stride: int = option(
+        WindowLengths.doc_stride, "Tokens that a window shares with the one before it.", at_least=0
+    )
+    max_question_length: int = option(
+        WindowLengths.max_question_length, "Longer questions are cut after this many tokens.", at_least=1
+    )
+
+    @property
+    def corpus(self) -> QuestionSpec:
+        """The files of the questions, and their columns."""
+        return self.part(QuestionSpec)
+
+    @property
+    def windows(self) -> WindowLengths:
+        """How texts are cut."""
+        return WindowLengths(self.max_length, self.doc_stride, self.max_question_length)
+
+
+@dataclass
+class AnswerArguments(Section):
+    """How answers are chosen, in evaluations and by the trained model."""
+
+    max_answer_length: int = option(30, "Most tokens of an answer.", at_least=1)
+    n_best: int = option(20, "Answers to each question that nbest_predictions.json lists.", at_least=1)
+    null_score_diff_threshold: float | None = option(
+        None,
+        "Answer nothing if the score of no answer exceeds that of the best one by more. Default: the number "
+        "with the best F1 on the validation split, if some of its questions have no answer.",
+    )
+
+
+@dataclass
+class QuestionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+    """Training arguments of question answering.
+
+    Raises:
+        UserError: for a combination that cannot work, before any work is done.
+    """
+
+    max_tokens_per_batch: int = option(
+        4096,
+        "Most tokens of a batch of windows on one device, padding included; for training and evaluation.",
+        at_least=1,
+    )
+
+
+@dataclass
+class QuestionAnsweringConfig(BaseConfig):
+    """The resolved arguments of one fine-tuning on questions, a section each."""
+
+    model: QuestionModelArguments
+    data: QuestionDataArguments
+    answers: AnswerArguments
+    training: QuestionTrainingArguments
+    card: CardArguments
+
+    command: ClassVar[str] = "finetune"
+    purpose: ClassVar[str] = (
+        "Finetune a pretrained model to answer questions by parts of a text, as in SQuAD."
+    )
+    scores: ClassVar[Sequence[str]] = ("loss", *AnswerMetric.names)
+    without_effect: ClassVar[dict[str, str]] = {
+        **FIELDS_WITHOUT_EFFECT,
+        "prediction_loss_only": "a fine-tuning is evaluated by its predictions",
+        **dict.fromkeys(
+            (
+                *("label_smoothing_factor", "classifier_pooling", "text_field", "text_pair_field"),
+                *("label_field", "label_separator"),
+            ),
+            "an answer is a part of a text, not a label",
+        ),
+    }

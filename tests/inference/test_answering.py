@@ -1,0 +1,203 @@
+"""The best spans against a slow search, and answers that do not depend on batches."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering
+
+from toy_labels import POSITIONS, save_toy_encoder, toy_config, toy_tokenizer
+from toy_questions import toy_questions
+from vaswani.data.questions.windows import Window, make_windows
+from vaswani.errors import UserError
+from vaswani.evaluation.answers import evaluate_answers
+from vaswani.inference.answer.answering import CONFIG_FIELD, QuestionAnswerer
+from vaswani.inference.answer.spans import Answer, Span, answers_of, best_spans
+
+SMALL = {"max_length": 24, "doc_stride": 6, "max_question_length": 6}
+
+
+def slow_spans(start: list[float], end: list[float], first: int, count: int, longest: int) -> list[tuple]:
+    """All spans of a window, best first."""
+    spans = [
+        (start[begin] + end[last], begin - first, last - first)
+        for begin in range(first, first + count)
+        for last in range(begin, min(begin + longest, first + count))
+    ]
+    return sorted(spans, reverse=True)
+
+
+@pytest.mark.parametrize("longest", [1, 3, 50])
+@pytest.mark.parametrize("most", [1, 4, 100])
+def test_the_best_spans_are_those_of_a_slow_search(longest, most):
+    generator = torch.Generator().manual_seed(0)
+    starts, ends = torch.randn(2, 4, 9, generator=generator)
+    places = torch.tensor([[0, 3, 5], [8, 2, 6], [0, 1, 8], [0, 9, 0]])
+    found = best_spans(starts, ends, places, most, longest)
+    assert found.shape == (4, 1 + most, 3)
+    for row, (null, first, count) in enumerate(places.tolist()):
+        assert found[row, 0, 0] == starts[row, null] + ends[row, null]
+        expected = slow_spans(starts[row].tolist(), ends[row].tolist(), first, count, longest)[:most]
+        kept = [tuple(span) for span in found[row, 1:].tolist() if span[0] != -np.inf]
+        assert len(kept) == len(expected)
+        np.testing.assert_allclose(
+            np.array(kept).reshape(-1, 3), np.array(expected).reshape(-1, 3), rtol=1e-6
+        )
+
+
+def found(null: float, *spans: tuple[float, int, int]) -> np.ndarray:
+    return np.array([(null, 0, 0), *spans], dtype=np.float32)
+
+
+def test_windows_of_a_question_are_seen_together():
+    """The same span counts once, with its best score; no answer needs all windows to say so."""
+    context = "ann saw rome"
+    first = Window(0, {}, 0, 2, [(0, 3), (3, 7), (7, 12)])
+    second = Window(0, {}, 0, 2, [(3, 7), (7, 12)])
+    other = Window(1, {}, 0, 2, [])
+    (answer, empty) = answers_of(
+        [context, " "],
+        [first, second, other],
+        [found(5, (2, 0, 0), (1, 2, 2)), found(3, (4, 1, 1)), found(1, (-np.inf, 0, 0))],
+        most=5,
+    )
+    assert answer.spans == [Span("rome", 8, 12, 4.0), Span("ann", 0, 3, 2.0)]
+    assert answer.null_score == 3
+    assert answer.null_odds == -1
+    assert empty.spans == []
+    assert (empty.text, empty.best, empty.null_odds) == ("", None, float("inf"))
+
+
+def test_the_number_of_spans_is_limited():
+    windows = [Window(0, {}, 0, 0, [(0, 3), (3, 7)])]
+    spans = [found(0, (2, 0, 0), (1, 1, 1), (0, 0, 1))]
+    assert [len(answers_of(["ann saw"], windows, spans, most)[0].spans) for most in (1, 2, 9)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("threshold", "text"), [(None, "ann"), (0.9, ""), (1.0, "ann"), (2.0, "ann")])
+def test_above_the_threshold_nothing_is_answered(threshold, text):
+    answer = Answer([Span("ann", 0, 3, 2.0)], null_score=3.0, threshold=threshold)
+    assert answer.text == text
+    assert (answer.best is None) == (text == "")
+
+
+def make_answerer(library: bool = False, **options) -> QuestionAnswerer:
+    torch.manual_seed(0)
+    model = AutoModelForQuestionAnswering.from_config(toy_config(library))
+    return QuestionAnswerer(model, toy_tokenizer(), **{**SMALL, **options})
+
+
+PAIRS = [(row["question"], row["context"]) for row in toy_questions(9, seed=3, words=40)]
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["ours", "library"])
+def test_answers_are_those_of_a_plain_loop_over_windows(library):
+    answerer = make_answerer(library, n_best=3, max_answer_length=4)
+    answers, count = list(answerer.answer(PAIRS)), 0
+    for (question, context), answer in zip(PAIRS, answers, strict=True):
+        windows = make_windows(toy_tokenizer(), [question], [context], answerer.lengths)
+        count += len(windows)
+        best: dict[tuple[int, int], float] = {}
+        nulls = []
+        for window in windows:
+            inputs = {name: torch.tensor([value]) for name, value in window.columns.items()}
+            with torch.no_grad():
+                outputs = answerer.model(**inputs)
+            start, end = outputs.start_logits[0].tolist(), outputs.end_logits[0].tolist()
+            nulls.append(start[0] + end[0])
+            for score, first, last in slow_spans(start, end, window.first, len(window.offsets), 4):
+                before, after = window.offsets[first][0], window.offsets[last][1]
+                before += len(context[before:after]) - len(context[before:after].lstrip())
+                best[before, after] = max(score, best.get((before, after), score))
+        expected = sorted(best.items(), key=lambda item: -item[1])[:3]
+        assert [(span.start, span.end) for span in answer.spans] == [place for place, _ in expected]
+        np.testing.assert_allclose([span.score for span in answer.spans], [s for _, s in expected], rtol=1e-4)
+        assert answer.null_score == pytest.approx(min(nulls), rel=1e-4)
+        for span in answer.spans:
+            assert context[span.start : span.end] == span.text
+    assert count > 2 * len(PAIRS)
+
+
+def test_batches_change_nothing():
+    answers = [list(make_answerer(max_tokens_per_batch=budget).answer(PAIRS)) for budget in (24, 100, 4096)]
+    for others in answers[1:]:
+        assert [answer.text for answer in others] == [answer.text for answer in answers[0]]
+        scores = [[answer.spans[0].score, answer.null_score] for answer in others]
+        expected = [[answer.spans[0].score, answer.null_score] for answer in answers[0]]
+        np.testing.assert_allclose(scores, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("max_length", 16), ("doc_stride", 12), ("max_question_length", 1), ("max_answer_length", 1)),
+        *(("null_score_diff_threshold", -1e9), ("n_best", 2)),
+    ],
+)
+def test_every_option_moves_the_answers(option, value):
+    pairs = [(f"where was {question}", context) for question, context in PAIRS]
+    plain, other = (list(make_answerer(**options).answer(pairs)) for options in ({}, {option: value}))
+    assert [(answer.text, answer.spans) for answer in plain] != [
+        (answer.text, answer.spans) for answer in other
+    ]
+
+
+def test_a_model_keeps_the_options_that_it_was_trained_with(tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForQuestionAnswering.from_config(toy_config())
+    known = {**SMALL, "max_answer_length": 3, "null_score_diff_threshold": 0.5}
+    setattr(model.config, CONFIG_FIELD, known)
+    model.save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    answerer = QuestionAnswerer.from_pretrained(tmp_path)
+    assert vars(answerer.lengths) == SMALL
+    assert (answerer.max_answer_length, answerer.null_score_diff_threshold) == (3, 0.5)
+    answerer = QuestionAnswerer.from_pretrained(tmp_path, max_length=20, null_score_diff_threshold=1.0)
+    assert (answerer.lengths.max_length, answerer.lengths.doc_stride) == (20, 6)
+    assert answerer.null_score_diff_threshold == 1.0
+
+
+def test_progress_counts_the_questions():
+    counts: list[int] = []
+    list(make_answerer().answer(PAIRS, counts.append))
+    assert sum(counts) == len(PAIRS)
+    assert list(make_answerer().answer([])) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": POSITIONS + 1}, "max_length=41, but the model has positions for 40 tokens"),
+        ({"max_length": 10}, "max_length=10 has no room for 3 special tokens"),
+        ({"max_answer_length": 0}, "max_answer_length=0 must be at least 1"),
+        ({"n_best": 0}, "n_best=0 must be at least 1"),
+        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        make_answerer(**options)
+
+
+def test_a_model_without_the_head_is_refused(tmp_path):
+    save_toy_encoder(tmp_path)
+    with pytest.raises(UserError):
+        QuestionAnswerer.from_pretrained(tmp_path)
+
+
+def test_questions_with_answers_are_scored():
+    rows = list(toy_questions(9, seed=3, unanswerable=0.5))
+    evaluation = evaluate_answers(make_answerer(), rows)
+    pairs = [(row["question"], row["context"]) for row in rows]
+    assert evaluation.predictions == [answer.text for answer in make_answerer().answer(pairs)]
+    scores, estimates = evaluation.scores(), evaluation.estimates()
+    assert estimates.keys() == scores.keys() >= {"f1", "no_answer_accuracy"}
+    assert all(estimates[name].value == score for name, score in scores.items())
+    assert scores["no_answer_accuracy"] == 0  # without a threshold there is always an answer
+    assert evaluation.has_unanswerable
+    silent = evaluation.with_threshold(-1e9)
+    assert set(silent.predictions) == {""}
+    assert silent.scores()["no_answer_accuracy"] == 100
+    best = evaluation.with_threshold(evaluation.best_threshold())
+    assert best.scores()["f1"] >= max(scores["f1"], silent.scores()["f1"])
+    with pytest.raises(UserError, match="there are no questions to evaluate on"):
+        evaluate_answers(make_answerer(), [])
