@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from library_tokenizers import SOURCES, TARGETS
@@ -41,6 +41,7 @@ def gpt2(folder: Path, begins: bool = False) -> Any:
     """Neither pads nor ends a text; with `begins`, it begins one, as Llama's does."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False

@@ -28,6 +28,7 @@ from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.training.config import config_file
 from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig, TrainingArguments
+from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import INHERITED_BOUNDS, BaseConfig, sections
@@ -39,6 +40,7 @@ from vaswani.training.config.pretraining_arguments import (
     PretrainingConfig,
 )
 from vaswani.training.runs.base import BaseRun
+from vaswani.training.runs.completion import CompletionRun
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import ContinuedRun, TrainingRun
@@ -73,6 +75,12 @@ KINDS = {
         PretrainingConfig, ContinuedCausalLMConfig, CausalLMRun, TEXTS | {"objective": "causal"}
     ),
     "finetune": Kind(FinetuningConfig, FinetuningConfig, FinetuningRun, {"dataset": "x", "max_length": 24}),
+    "complete": Kind(
+        FinetuningConfig,
+        CompletionConfig,
+        CompletionRun,
+        {"dataset": "x", "max_length": 24, "task": "completion"},
+    ),
 }
 
 
@@ -134,6 +142,7 @@ def models(tmp_path_factory) -> dict[str, dict[str, Any]]:
         "more masked": encoder,
         "more causal": {"model": str(folder / "decoder")},
         "finetune": encoder,
+        "complete": {"model": str(folder / "decoder")},
     }
 
 
@@ -144,7 +153,7 @@ def start(models, tmp_path, monkeypatch):
     def load(self: BaseRun) -> None:
         raise CorpusReached
 
-    for run in (BaseRun, FinetuningRun):
+    for run in (BaseRun, FinetuningRun, CompletionRun):
         monkeypatch.setattr(run, "load", load)
     monkeypatch.chdir(tmp_path)
 
@@ -186,7 +195,7 @@ TEXTUAL = list(all_fields({str}))
 
 ZERO_TURNS_OFF = {
     *("dropout", "attention_dropout", "activation_dropout", "bpe_dropout", "label_smoothing_factor"),
-    *("weight_decay", "max_grad_norm", "neftune_noise_alpha", "warmup_steps", "eval_delay"),
+    *("lm_loss_weight", "weight_decay", "max_grad_norm", "neftune_noise_alpha", "warmup_steps", "eval_delay"),
     *("sparse_global_blocks", "sparse_global_tokens", "sparse_random_blocks", "dataloader_num_workers"),
     *("label_weight", "soft_target_weight", "cosine_weight", "relation_weight"),
     *("adam_beta1", "adam_beta2"),  # the gradient itself, and its last square

@@ -16,17 +16,16 @@ import transformers
 from vaswani.cli.training_help import FIELDS, FOLDER
 from vaswani.distillation.arguments import DistillationConfig
 from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig
-from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.finetuning_arguments import OTHER_TASKS, FinetuningConfig
 from vaswani.training.config.options import BaseConfig, default_of, is_inherited, plain, sections
 from vaswani.training.config.pretraining_arguments import CONTINUED, NEW
-from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 
 PAGES: dict[str, type[BaseConfig]] = {
     "train": RunConfig,
     "train-continued": ContinuedRunConfig,
     "distill": DistillationConfig,
     "finetune": FinetuningConfig,
-    "finetune-question_answering": QuestionAnsweringConfig,
+    **{f"finetune-{task}": config_class for task, config_class in OTHER_TASKS.items()},
     **{f"pretrain-{objective}": config_class for objective, config_class in NEW.items()},
     **{f"pretrain-{objective}-continued": config_class for objective, config_class in CONTINUED.items()},
 }

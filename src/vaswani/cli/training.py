@@ -99,7 +99,7 @@ _training_command(
 )
 _training_command(
     "finetune",
-    "Train a pretrained model on labelled text: classification, regression, tagging, answers.",
+    "Train a pretrained model on labelled text (classification, tagging, answers ...) or on completions.",
     "finetune_reviews",
     "vaswani.training.config.finetuning_arguments:FinetuningConfig",
     "vaswani.training.runs.finetuning:finetune",

@@ -25,7 +25,8 @@ def _page(command: str, arguments: Sequence[str]) -> str:
         return command
     given = first_values(split_flags(arguments))
     if command == "finetune":
-        return "finetune-question_answering" if given.get("task") == "question_answering" else command
+        task = given.get("task")
+        return f"finetune-{task}" if task in ("question_answering", "completion") else command
     continued = "-continued" if given.get("model") is not None else ""
     if command == "train":
         return f"train{continued}"

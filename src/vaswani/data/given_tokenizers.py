@@ -63,6 +63,24 @@ def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
     return _ending_texts(tokenizer, name, pads=tokenizer.pad_token not in (None, _end_token(tokenizer)))
 
 
+def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+    """Return a tokenizer whose prompts a model can continue; without padding, it pads with its end token.
+
+    Raises:
+        UserError: it has no end token, or it ends each text, so that nothing can follow a prompt.
+    """
+    if tokenizer.eos_token is None:
+        raise UserError(f"the tokenizer {name} has no token that ends a text; give it an eos_token")
+    if _is_ready(tokenizer):
+        raise UserError(
+            f"the tokenizer {name} ends each text with {tokenizer.eos_token}, so that nothing can follow a "
+            "prompt; give that of a causal language model"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> PreTrainedTokenizerBase:
     """Return a tokenizer that ends texts; it gets a padding token unless it `pads` already."""
     tokenizer.padding_side = "right"

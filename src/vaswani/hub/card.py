@@ -49,6 +49,7 @@ PIPELINES = {
     "ForMaskedLM": "fill-mask",
     "ForPreTraining": "fill-mask",
     "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",  # GPT-2's
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -221,6 +222,8 @@ def _training_task(run: RunMetadata) -> str:
         has_pairs = _class_name(run).endswith("ForPreTraining")
         pairs = ", and to predict whether one text follows another" * has_pairs
         return f"trained on {data} to fill in masked words{pairs}"
+    if pipeline == "text-generation" and settings.get("task") == "completion":
+        return f"{_began(settings) or 'fine-tuned'} on {data} to write {_completions(settings)}"
     if pipeline == "text-generation":
         return f"trained on {data} to continue texts"
     if _is_trained_on_pairs(run):
@@ -233,6 +236,12 @@ def _training_task(run: RunMetadata) -> str:
     return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of a text"
 
 
+def _completions(settings: dict[str, Any]) -> str:
+    if chats := settings.get("messages_field"):
+        return f"the assistant's answers in the chats of `{chats}`"
+    return "the `{completion_field}` of a row after its `{prompt_field}`".format(**settings)
+
+
 def _began(settings: dict[str, Any]) -> str | None:
     model = settings.get("model")
     return None if model is None else f"fine-tuned from {Path(str(model)).name}"
@@ -240,7 +249,7 @@ def _began(settings: dict[str, Any]) -> str | None:
 
 def _usage(run: RunMetadata, repo_id: str) -> str:
     example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), {})
-    text = example.get("source", example.get("text", "Guten Tag!"))
+    text = next((example[name] for name in ("source", "text", "prompt") if name in example), "Guten Tag!")
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
     if _pipeline(run) == "question-answering":
         pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")

@@ -12,9 +12,16 @@ from vaswani.training.config.arguments import (
     FamilyArguments,
     FinetuningDefaults,
 )
+from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 from vaswani.training.trainer.labels import TASKS
+
+# Tasks without labels of texts or words, which have sections of their own.
+OTHER_TASKS: dict[str, type[BaseConfig]] = {
+    "question_answering": QuestionAnsweringConfig,
+    "completion": CompletionConfig,
+}
 
 
 @dataclass
@@ -57,7 +64,7 @@ class LabelledDataArguments(Section):
     task: Literal["classification", "multi_label", "regression", "tagging"] = option(
         "classification",
         "One label for each text, any number of labels, a number, or a tag for each word. Also "
-        "question_answering, whose options vaswani finetune --task question_answering --help lists.",
+        "question_answering and completion, whose options vaswani finetune --task TASK --help lists.",
     )
     dataset: str | None = option(None, "Folder or Hub name of a data set.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
@@ -138,5 +145,5 @@ class FinetuningConfig(BaseConfig):
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The configuration for labels or, for that task, for questions."""
-        return QuestionAnsweringConfig if given.get("task") == "question_answering" else cls
+        """The configuration of the task: for labels, for questions, or for completions."""
+        return OTHER_TASKS.get(str(given.get("task")), cls)

@@ -24,10 +24,12 @@ from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
+from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel, check_metric
+from vaswani.training.runs.completion import CompletionRun
 from vaswani.training.runs.models import (
     Pretrained,
     kernel_options,
@@ -42,10 +44,12 @@ from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 
 
-def finetune(config: FinetuningConfig | QuestionAnsweringConfig) -> dict[str, float]:
-    """Train a pre-trained model on labelled texts or on questions (see `BaseRun.run`)."""
+def finetune(config: FinetuningConfig | QuestionAnsweringConfig | CompletionConfig) -> dict[str, float]:
+    """Train a pre-trained model on labelled texts, on questions or on completions (see `BaseRun.run`)."""
     if isinstance(config, QuestionAnsweringConfig):
         return QuestionAnsweringRun(config).run()
+    if isinstance(config, CompletionConfig):
+        return CompletionRun(config).run()
     return FinetuningRun(config).run()
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -46,10 +46,12 @@ class PretrainingTrainer(BaseTrainer):
     included; and, where rows are pairs, `next_sentence_accuracy` (%).
 
     Attributes:
+        measures_bytes: whether labels are whole texts of a byte-level tokenizer.
         sums: of each row of the latest evaluation (see `Sums`): float64 [rows, 7].
     """
 
     sums: np.ndarray
+    measures_bytes: ClassVar[bool] = True
 
     def __init__(self, *, model: Any, **kwargs: Any):
         self._is_causal = model.can_generate()
@@ -60,9 +62,10 @@ class PretrainingTrainer(BaseTrainer):
         # Our models then compute the loss in one pass with the output projection, of the labels alone.
         self._loss_options = {"label_smoothing": 0.0} if "label_smoothing" in fields else {}
         self._options = {"use_cache": False} if "use_cache" in fields else {}
-        self._bytes = torch.from_numpy(bytes_of_tokens(self.processing_class)).to(self.args.device)
-        self._bytes_in_front = bytes_in_front(self.processing_class)
-        self._begin, _ = boundary_token_ids(self.processing_class)
+        if self.measures_bytes:
+            self._bytes = torch.from_numpy(bytes_of_tokens(self.processing_class)).to(self.args.device)
+            self._bytes_in_front = bytes_in_front(self.processing_class)
+            self._begin, _ = boundary_token_ids(self.processing_class)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in transformers, without keys and values that only decoding needs, or logits of other tokens."""
@@ -133,7 +136,6 @@ class PretrainingTrainer(BaseTrainer):
             kept: bool [B, S], which tokens have a label.
         """
         rows, found = kept.nonzero()[:, 0], labels[kept]
-        begins = tokens[kept] == self._begin
 
         def of_rows(values: torch.Tensor) -> torch.Tensor:
             zeros = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
@@ -143,8 +145,12 @@ class PretrainingTrainer(BaseTrainer):
             nats=of_rows(cross_entropy(logits, found, reduction="none")),
             labels=kept.sum(1),
             correct=of_rows(logits.argmax(-1) == found),
-            bytes=of_rows(self._bytes[found] - begins.long() * self._bytes_in_front),
+            bytes=of_rows(self._bytes_of(tokens[kept], found)) if self.measures_bytes else 0,
         )
+
+    def _bytes_of(self, before: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Bytes of the text of labels [N], given the tokens before them [N]."""
+        return self._bytes[labels] - (before == self._begin).long() * self._bytes_in_front
 
     def scores(self, predictions: np.ndarray | None, labels: np.ndarray | None) -> dict[str, float]:
         """The scores of all rows; their sums [rows, 7] are kept as `sums`."""
@@ -162,7 +168,7 @@ class PretrainingTrainer(BaseTrainer):
             "perplexity": math.exp(min(loss, MOST_NATS)),
             "accuracy": 100 * sums.correct / max(sums.labels, 1),
         }
-        if self._is_causal:  # whose labels are the whole text
+        if self._is_causal and self.measures_bytes:  # whose labels are the whole text
             scores["bits_per_byte"] = sums.nats / math.log(2) / max(sums.bytes, 1)
         if sums.pairs:
             scores["next_sentence_accuracy"] = 100 * sums.pairs_correct / sums.pairs

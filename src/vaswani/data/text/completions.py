@@ -1,0 +1,301 @@
+"""Prompts with completions, and chats, as token ids of which only the completion is learned.
+
+A prompt and its completion are one text, as in `vaswani prompt`; the labels begin with the first token in
+which the text differs from the prompt alone. Of a chat, each answer of the assistant is a completion of what
+the template puts before it. The last completion ends with the tokenizer's end token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, Features, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.sources import reading
+from vaswani.data.sources.corpus import (
+    SPLITS,
+    BaseCorpusSpec,
+    Corpus,
+    RowReport,
+    Source,
+    check_fields,
+    check_report,
+    existing_file,
+    file_identity,
+    find_splits,
+)
+from vaswani.data.sources.reading import Row
+from vaswani.data.text_codec import TextCodec
+from vaswani.errors import UserError, one_line
+
+ASSISTANT = "assistant"
+IDS = List(Value("int32"))
+TOKEN_FEATURES = Features(
+    {"input_ids": IDS, "labels": IDS, "length": Value("int32"), "prompt_length": Value("int32")}
+)
+
+Chat = list[dict[str, Any]]
+
+
+@dataclass
+class CompletionSpec(BaseCorpusSpec):
+    """Rows of a prompt and its completion, with their fields; two text files are paired line by line."""
+
+    columns = ("prompt", "completion")
+
+    prompt_field: str = "prompt"
+    completion_field: str = "completion"
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Yield prompts and completions, line by line."""
+        return reading.read_text_pair(*paths)
+
+
+@dataclass
+class ChatSpec(BaseCorpusSpec):
+    """Rows with a list of messages, each with a `role` and its `content`; JSON where a cell is text."""
+
+    columns = ("messages",)
+
+    messages_field: str = "messages"
+
+
+# ------------------------------------------------------------------------------------------- reading chats
+
+
+def load_chats(spec: ChatSpec) -> Corpus:
+    """Load all splits of chats into memory.
+
+    Returns:
+        Splits with the column `messages`, JSON text. Rows that are no chat are left out and counted as
+        malformed, and chats without an answer of the assistant as empty.
+
+    Raises:
+        UserError: as `load_corpus`.
+    """
+    found = find_splits(spec, _file_table, _dataset_table)
+    tables = {split: found[split]() for split in SPLITS if split in found}
+    corpus = Corpus({}, {}, {}, available=list(tables))
+    for split, table in tables.items():
+        report = RowReport()
+        chats = list(_usable_chats(table, report))
+        check_report(table, report)
+        corpus.splits[split] = Dataset.from_dict({"messages": chats})
+        corpus.reports[split] = report
+        corpus.fingerprint[split] = {"name": table.name, **table.identity()}
+    return corpus
+
+
+def _file_table(names: Sequence[str], spec: ChatSpec) -> Source:
+    (name,), path = names, existing_file(names[0])
+    table = reading.table_format(path)
+    if table is None:
+        raise UserError(f"{name} has none of the known endings {', '.join(reading.TABLE_FORMATS)}")
+    identity = partial(file_identity, [path], spec)
+    if path.suffix.lower() != ".parquet":
+        check_fields(table.fields(path), spec, name)
+        return Source(name, partial(table.rows, path, spec.messages_field), identity)
+    with reading.open_parquet(path) as file:
+        check_fields(list(reading.arrow_fields(file.schema_arrow)), spec, name)
+        rows = file.read([spec.messages_field.split(".")[0]])
+    return Source(name, partial(reading.arrow_rows, rows, spec.messages_field), identity)
+
+
+def _dataset_table(
+    dataset: Dataset, spec: ChatSpec, split: str, identity: Callable[[], dict[str, Any]]
+) -> Source:
+    name = f"{spec.dataset} ({split})"
+    check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
+    table: pa.Table = dataset.with_format("arrow")[:]
+    return Source(name, partial(reading.arrow_rows, table, spec.messages_field), identity)
+
+
+def _usable_chats(table: Source, report: RowReport) -> Iterator[str]:
+    """Yield the chats that can be learned from, as JSON; count the other rows."""
+    for row in table.rows():
+        chat = None if row is None else _chat(row[0])
+        if chat is None:
+            report.malformed += 1
+        elif not any(message["role"] == ASSISTANT and message["content"].strip() for message in chat):
+            report.empty += 1
+        else:
+            report.kept += 1
+            yield json.dumps(chat)
+
+
+def _chat(cell: Any) -> Chat | None:
+    """The messages of a cell, without fields that are null; None where it holds no chat."""
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell)
+        except ValueError:
+            return None
+    if not isinstance(cell, list) or not all(isinstance(message, dict) for message in cell):
+        return None
+    if not all(isinstance(message.get(name), str) for message in cell for name in ("role", "content")):
+        return None
+    return [{name: value for name, value in message.items() if value is not None} for message in cell]
+
+
+# ------------------------------------------------------------------------------------------ rows as token ids
+
+
+class TokenRow(NamedTuple):
+    """A row as token ids.
+
+    Args:
+        token_ids: of prompt and completion.
+        labels: the tokens of completions, −100 for all others.
+        prompt_length: number of tokens before the last completion.
+    """
+
+    token_ids: list[int]
+    labels: list[int]
+    prompt_length: int
+
+
+def tokenize_completions(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, report: RowReport, split: str
+) -> Dataset:
+    """Turn prompts with completions, or chats, into token ids and labels.
+
+    Args:
+        rows: columns `prompt` and `completion`, or `messages`.
+        tokenizer: has an end token, and a chat template for chats.
+        max_length: most tokens of a row. Longer rows lose tokens of the prompt, from its left, but those with
+            which the tokenizer begins each text; rows whose completion alone is longer are left out.
+        report: receives the counts of both.
+        split: name of the split, for messages.
+
+    Returns:
+        The columns of `TOKEN_FEATURES`; the last is the number of tokens before the last completion.
+
+    Raises:
+        UserError: the template does not fit a chat, or no row is left.
+    """
+    builder = RowBuilder(tokenizer, split)
+    made = [builder.row(row) for row in rows]
+    fitted = [shortened_row(row, max_length, builder.leading) for row in made]
+    kept = [row for row in fitted if row is not None]
+    report.leave_out("over_long", len(made) - len(kept))
+    report.truncated += sum(
+        row is not None and len(row.token_ids) < len(whole.token_ids)
+        for row, whole in zip(fitted, made, strict=True)
+    )
+    if not kept:
+        raise UserError(
+            f"none of {len(made):,} rows of {split} has a completion that fits max_length={max_length}; "
+            "raise it"
+        )
+    columns = {
+        "input_ids": [row.token_ids for row in kept],
+        "labels": [row.labels for row in kept],
+        "length": [len(row.token_ids) for row in kept],
+        "prompt_length": [row.prompt_length for row in kept],
+    }
+    return Dataset.from_dict(columns, features=TOKEN_FEATURES)
+
+
+class RowBuilder:
+    """Makes token ids and labels of one row after the other.
+
+    Args:
+        tokenizer: of the model; ends no text by itself.
+        split: name of the split, for messages.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, split: str):
+        self.tokenizer = tokenizer
+        self.split = split
+        self.codec = TextCodec(tokenizer)
+        self.end = int(tokenizer.eos_token_id)
+        self.leading = self.codec.frame().leading
+
+    def row(self, row: Mapping[str, str]) -> TokenRow:
+        """Return a row of `prompt` and `completion`, or of `messages`, as token ids."""
+        if "messages" in row:
+            return self._of_chat(json.loads(row["messages"]))
+        prompt, whole = self.codec.token_ids([row["prompt"], row["prompt"] + row["completion"]])
+        return self._labelled(whole, [(_common(prompt, whole), len(whole))])
+
+    def _of_chat(self, chat: Chat) -> TokenRow:
+        """Each answer of the assistant is what the template adds behind the prompt for it."""
+        last = max(number for number, message in enumerate(chat) if message["role"] == ASSISTANT)
+        chat = chat[: last + 1]
+        whole, spans = self._rendered(chat), []
+        (tokens,) = self.codec.token_ids([whole], add_special_tokens=False)
+        for number, message in enumerate(chat):
+            if message["role"] != ASSISTANT:
+                continue
+            before = self._rendered(chat[:number], add_generation_prompt=True)
+            behind = self._rendered(chat[: number + 1])
+            if not (behind.startswith(before) and whole.startswith(behind)):
+                raise UserError(
+                    f"the chat template writes the beginning of a chat of {self.split} in another way once "
+                    f"message {number + 1} follows, so that its answers have no place; give another template"
+                )
+            parts = self.codec.token_ids([before, behind], add_special_tokens=False)
+            spans.append((_common(parts[0], tokens), _common(parts[1], tokens)))
+        return self._labelled(tokens, spans)
+
+    def _rendered(self, chat: Chat, add_generation_prompt: bool = False) -> str:
+        try:
+            rendered: Any = self.tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+            return rendered
+        except Exception as error:  # a template raises what it likes, and jinja2 its own errors
+            raise UserError(
+                f"the chat template refuses a chat of {self.split} ({one_line(error)}): "
+                f"{json.dumps(chat, ensure_ascii=False)[:100]}"
+            ) from error
+
+    def _labelled(self, tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> TokenRow:
+        """Label spans, each up to its end token; the last one gets an end token and ends the row."""
+        tokens, labels = list(tokens), [IGNORED_LABEL] * len(tokens)
+        for start, stop in spans:
+            if self.end in tokens[start:stop]:
+                stop = tokens.index(self.end, start) + 1
+            labels[start:stop] = tokens[start:stop]
+        begin = spans[-1][0]
+        tokens, labels = tokens[:stop], labels[:stop]
+        if tokens[-1] != self.end or begin == stop:
+            tokens.append(self.end)
+            labels.append(self.end)
+        if begin == 0:  # nothing is before the first token
+            labels[0], begin = IGNORED_LABEL, 1
+        return TokenRow(tokens, labels, begin)
+
+
+def _common(prompt: Sequence[int], whole: Sequence[int]) -> int:
+    """The number of tokens at the beginning that both have."""
+    pairs = zip(prompt, whole, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def shortened_row(row: TokenRow, max_length: int, leading: Sequence[int]) -> TokenRow | None:
+    """Cut tokens before the first label, but those that begin each text; None if that is not enough.
+
+    A token stays before the first label, which predicts it.
+    """
+    surplus = len(row.token_ids) - max_length
+    if surplus <= 0:
+        return row
+    first = int(np.argmax(np.array(row.labels) != IGNORED_LABEL))
+    kept = min(_common(leading, row.token_ids), first)
+    if surplus > first - max(kept, 1):
+        return None
+    cut = slice(kept, kept + surplus)
+    token_ids, labels = list(row.token_ids), list(row.labels)
+    del token_ids[cut], labels[cut]
+    return TokenRow(token_ids, labels, row.prompt_length - surplus)

@@ -1,0 +1,109 @@
+"""The arguments of a fine-tuning on completions: the causal language model, the rows and the training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from vaswani.data.text.completions import ChatSpec, CompletionSpec
+from vaswani.errors import UserError
+from vaswani.training.config.arguments import (
+    BaseTrainingArguments,
+    CardArguments,
+    FamilyArguments,
+    FinetuningDefaults,
+)
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
+
+
+@dataclass
+class CausalModelArguments(Section):
+    """The causal language model that a fine-tuning on completions starts from.
+
+    Raises:
+        UserError: none was given.
+    """
+
+    model: str | None = option(
+        None, "Folder or Hub name of a causal language model (see vaswani pretrain); required."
+    )
+    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None:
+            raise UserError(
+                "no model was given; set model to the folder of a causal language model, or its name on the "
+                "Hub"
+            )
+
+
+@dataclass
+class CompletionDataArguments(Section):
+    """The rows of prompts and completions, or of chats, and the limit on their length."""
+
+    task: Literal["completion"] = option(
+        "completion", "Continue prompts; see the page of vaswani finetune for others."
+    )
+    dataset: str | None = option(None, "Folder or Hub name of a data set.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
+    train_file: list[str] = option(
+        [],
+        "Training file (JSONL, JSON, CSV, TSV, Parquet), or two text files: prompts and completions, line by "
+        "line.",
+    )
+    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
+    test_file: list[str] = option([], "Test file(s), in the same formats.")
+    prompt_field: str = option("prompt", "Column of the prompt, which is not learned.")
+    completion_field: str = option(
+        "completion", "Column of the completion, which follows the prompt as it is, spaces included."
+    )
+    messages_field: str | None = option(
+        None,
+        "Column of chats, lists of messages with role and content, in place of prompts and completions; the "
+        "assistant's answers are learned.",
+    )
+    max_length: int = option(
+        512, "Longer rows lose the beginning of the prompt after this many tokens.", at_least=2
+    )
+
+    @property
+    def corpus(self) -> CompletionSpec | ChatSpec:
+        """Location and columns of the rows."""
+        return self.part(CompletionSpec) if self.messages_field is None else self.part(ChatSpec)
+
+
+@dataclass
+class CompletionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+    """Training arguments of a fine-tuning on completions."""
+
+    max_tokens_per_batch: int = option(
+        4096,
+        "Most tokens of a batch on one device, prompts and padding included; for training and evaluation.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        if self.greater_is_better is None and self.metric_for_best_model in ("perplexity", "eval_perplexity"):
+            self.greater_is_better = False  # the library knows it for losses only
+        super().__post_init__()
+
+
+@dataclass
+class CompletionConfig(BaseConfig):
+    """The resolved arguments of one fine-tuning on completions, a section each."""
+
+    model: CausalModelArguments
+    data: CompletionDataArguments
+    training: CompletionTrainingArguments
+    card: CardArguments
+
+    command: ClassVar[str] = "finetune"
+    purpose: ClassVar[str] = (
+        "Finetune a causal language model on completions of prompts, or on answers in chats."
+    )
+    scores: ClassVar[Sequence[str]] = ("loss", "perplexity", "accuracy")
+    without_effect: ClassVar[dict[str, str]] = {
+        **FIELDS_WITHOUT_EFFECT,
+        "label_smoothing_factor": "a language model is trained and evaluated by its likelihood",
+        "prediction_loss_only": "an evaluation computes all scores at once",
+    }

@@ -1,0 +1,172 @@
+"""A fine-tuning on completions: from a causal language model and prompts to one that completes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.given_tokenizers import ready_to_complete
+from vaswani.data.labels.labelled_tokens import LabelCollator
+from vaswani.data.sources.corpus import Corpus
+from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
+from vaswani.errors import UserError
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
+from vaswani.training.config.completion_arguments import CompletionConfig
+from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.checks import check_attention_kernel
+from vaswani.training.runs.models import DECODERS, Pretrained, is_decoder, open_pretrained, pretrained_model
+from vaswani.training.runs.pretraining import SCORE_NAMES, estimates
+from vaswani.training.trainer.completion import CompletionTrainer
+
+TOLD_NAMES = {**SCORE_NAMES, "accuracy": "Token accuracy (%)"}
+
+
+class CompletionRun(BaseRun):
+    """A training of a causal language model on the completions of prompts, or on the answers in chats."""
+
+    config: CompletionConfig
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        """What the run begins with."""
+        return open_pretrained(str(self.config.model.model), AutoModelForCausalLM, ready_to_complete)
+
+    # ----------------------------------------------------------------------------------- before the corpus
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        return ["perplexity", "accuracy"]
+
+    def check(self) -> None:
+        data, pretrained = self.config.data, self.pretrained
+        if not is_decoder(pretrained.config):
+            raise UserError(
+                f"{pretrained.folder} holds a model of type {pretrained.config.model_type!r}, which is no "
+                f"decoder; expected {DECODERS} or 'gpt2'"
+            )
+        pretrained.check_length(data.max_length)
+        if data.messages_field is not None and pretrained.tokenizer.chat_template is None:
+            raise UserError(
+                f"messages_field={data.messages_field} needs a chat template, and the tokenizer in "
+                f"{pretrained.folder} has none; give it one, or give prompt_field and completion_field"
+            )
+        check_attention_kernel(AutoModelForCausalLM, pretrained.config, self.config.model.attn_implementation)
+
+    # ------------------------------------------------------------------------------------- rows and the model
+
+    def load(self) -> Corpus:
+        spec = self.config.data.corpus
+        if not isinstance(spec, ChatSpec):
+            return super().load()
+        corpus = load_chats(spec)
+        self.check_splits(corpus)
+        return corpus
+
+    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
+        """Rows as token ids and labels."""
+        splits = {}
+        for split, rows in corpus.splits.items():
+            limit, report = self.config.data.max_length, corpus.reports[split]
+            splits[split] = tokenize_completions(rows, tokenizers[0], limit, report, split)
+            self.check_budget(split, max(splits[split]["length"][:]), "max_length")
+        return splits
+
+    def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
+        """The tokenizer of the model; its own batches are padded on the left, as `generate` needs them."""
+        tokenizer = self.pretrained.tokenizer
+        tokenizer.padding_side = "left"
+        return tokenizer, tokenizer
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """The causal language model; its plain calls of `generate` end with the end token."""
+        model = pretrained_model(self.config, self.pretrained, AutoModelForCausalLM, {})
+        generation, end = model.generation_config, tokenizers[0].eos_token_id
+        ends = (
+            generation.eos_token_id
+            if isinstance(generation.eos_token_id, list)
+            else [generation.eos_token_id]
+        )
+        if end not in ends:
+            generation.eos_token_id = end
+        generation.pad_token_id = tokenizers[0].pad_token_id
+        generation.max_length = self.config.data.max_length
+        return model
+
+    # ------------------------------------------------------------------------------- trainer and evaluation
+
+    def build_trainer(
+        self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
+    ) -> CompletionTrainer:
+        return CompletionTrainer(
+            processing_class=tokenizers[0],
+            data_collator=LabelCollator(int(tokenizers[0].pad_token_id)),
+            **self.trainer_options(splits, model),
+        )
+
+    def evaluate(
+        self, trainer: CompletionTrainer, splits: dict[str, Any], tokenizers: Tokenizers
+    ) -> dict[str, float]:
+        """Scores on the test split, or else on the validation split; printed and saved."""
+
+        def tell(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+            longest = min(self.pretrained.longest or self.config.data.max_length, self.config.data.max_length)
+            examples = [] if trainer.sharding else completed(trainer.model, tokenizers[0], rows, longest)
+            return _tell(trainer, split, rows, examples)
+
+        return evaluate_finished(trainer, splits, tell)
+
+
+# ---------------------------------------------------------------------------------- what the evaluation tells
+
+
+@torch.no_grad()
+def completed(
+    model: Any, tokenizer: PreTrainedTokenizerBase, rows: Dataset, longest: int
+) -> list[dict[str, str]]:
+    """Some rows, evenly spread, with what the model generates greedily after their prompts.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: decodes.
+        rows: token ids (see `tokenize_completions`).
+        longest: most tokens of a prompt and its completion.
+    """
+    chosen = rows.select(evenly_spread(len(rows), NUM_EXAMPLES))
+    most = max(row["length"] - row["prompt_length"] for row in chosen)
+    examples = []
+    for row in chosen:
+        prompt, reference = row["input_ids"][: row["prompt_length"]], row["input_ids"][row["prompt_length"] :]
+        inputs = torch.tensor([prompt], device=model.device)
+        generated = model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=max(1, min(most, longest - len(prompt))),
+            do_sample=False,
+        )
+        parts = (prompt, generated[0, len(prompt) :].tolist(), reference)
+        texts = (str(tokenizer.decode(part, skip_special_tokens=True)) for part in parts)
+        examples.append(dict(zip(("prompt", "prediction", "reference"), texts, strict=True)))
+    return examples
+
+
+def _tell(
+    trainer: CompletionTrainer, split: str, rows: Dataset, examples: list[dict[str, str]]
+) -> dict[str, Any]:
+    """Print the scores and examples; return what `evaluation.json` holds of them."""
+    metrics = metric_entries(TOLD_NAMES, estimates(trainer))
+    print(f"\n{split} ({len(rows):,} rows), with 95 % intervals:")
+    for score in metrics.values():
+        print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")
+    print()
+    for example in examples:
+        prompt, prediction, reference = (shortened(" ".join(text.split())) for text in example.values())
+        wrong = "" if prediction == reference else f"  (reference: {reference})"
+        print(f"{prompt}  →  {prediction}{wrong}")
+    more: dict[str, Any] = {"examples": examples} if examples else {}
+    return record(split, rows, metrics, **more)

@@ -1,0 +1,11 @@
+"""A trainer of causal language models on completions of prompts."""
+
+from typing import ClassVar
+
+from vaswani.training.trainer.pretraining import PretrainingTrainer
+
+
+class CompletionTrainer(PretrainingTrainer):
+    """As `PretrainingTrainer`, with labels for completions alone, of any tokenizer: bytes are not counted."""
+
+    measures_bytes: ClassVar[bool] = False
