@@ -235,6 +235,16 @@ def test_rows_of_pairs_can_be_fewer(tmp_path: Path, capfd) -> None:
     assert "kept 12 of 12 rows, of which 5 are used" in evaluate(capfd, *command, "--max_rows", "5")[2]
 
 
+def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, capfd) -> None:
+    save_toy_checkpoint(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": ["VaswaniModel"]}))
+    (tmp_path / "model" / "model_hashes.json").unlink(missing_ok=True)
+    table = write_jsonl(tmp_path / "rows.jsonl", [{"source": "one", "target": "1"}])
+    flags = ["--num_beams", "1", "--max_length", "4"]
+    assert record_of(capfd, "--model", tmp_path / "model", "--data", table, *flags)["rows"] == 1
+
+
 def test_what_cannot_be_evaluated_is_named(tmp_path: Path, capfd) -> None:
     AutoModelForQuestionAnswering.from_config(toy_config()).save_pretrained(tmp_path / "questions")
     toy_tokenizer().save_pretrained(tmp_path / "questions")

@@ -20,7 +20,7 @@ from vaswani.cli.splits import load_labelled_split, load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
-# The kinds of models by the end of an Auto class's name, and the options that each takes beside those of all.
+# The kinds of models by their Auto class, and the options that each takes beside those of all.
 KINDS = {
     "AutoModelForSeq2SeqLM": "seq2seq",
     "AutoModelForSequenceClassification": "labels",
@@ -184,7 +184,9 @@ def _kind(folder: Path) -> str:
     from vaswani.hub.run_metadata import auto_class_of, read_config
 
     config = read_config(folder)
-    kind = KINDS.get(auto_class_of(config).__name__)
+    name = auto_class_of(config).__name__
+    # Checkpoints such as BART's name the class without a head, whose output layer is the embedding.
+    kind = "seq2seq" if name == "AutoModel" and config.is_encoder_decoder else KINDS.get(name)
     if not config.architectures and kind != "seq2seq":
         raise UserError(
             f"{folder} holds a model of type {config.model_type!r}, and its config.json names no class of a "
