@@ -14,6 +14,7 @@ from rank_processes import train_in_processes
 from tiny_runs import as_flags
 from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from vaswani.cli import run as run_command
+from vaswani.errors import UserError
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import FinetuningRun, finetune
@@ -291,3 +292,21 @@ def test_a_tokenizer_without_end_is_refused(options, tmp_path, capsys):
 def test_an_own_pooling_is_refused(options, capsys):
     told = refused(options, capsys, classifier_pooling="mean")
     assert "classifier_pooling=mean is not supported by a model of type 'vaswani_decoder'" in told
+
+
+def test_a_sharded_embedding_is_refused(options):
+    config = load_config(None, as_flags({**options, "lm_loss_weight": 0.5}), FinetuningConfig)
+    config.training.fsdp_size = 2
+    with pytest.raises(UserError, match="this is a model whose parameters are sharded over processes; leave"):
+        FinetuningRun(config)._check_lm_loss()
+
+
+@pytest.mark.slow
+def test_vaswani_predict_sees_the_same_tokens_too(toys, options, tmp_path):
+    run(options, model=toys / "library")
+    rows, output = toys / "classification" / "test.jsonl", tmp_path / "labels.jsonl"
+    places = {"model": options["output_dir"], "input": rows, "text_field": "text", "output": output}
+    assert run_command(["predict", *as_flags({**places, "device": "cpu"})]) == 0
+    predicted = {row["text"]: row["prediction"] for row in map(json.loads, output.read_text().splitlines())}
+    examples = json.loads((options["output_dir"] / "evaluation.json").read_text())["examples"]
+    assert [predicted[row["text"]] for row in examples] == [row["prediction"] for row in examples]
