@@ -15,28 +15,21 @@ from transformers import PreTrainedModel
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.distillation.arguments import DistillationObjectives
-from vaswani.distillation.losses import (
-    DIVERGENCES,
-    cosine_loss,
-    relation_loss,
-    soft_target_loss,
-)
-from vaswani.distillation.recording import Recorder, stacks
+from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
+from vaswani.distillation.mixture import Count, LossMixture, Side
 from vaswani.errors import UserError
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.trainer.seq2seq import Trainer
 
-TO_TEACHER_WIDTH = "to_teacher_width"  # a module of the student during training; a file of its checkpoints
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
 
-Count = torch.Tensor | int | None
 LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # of logits [n, V] and their slice of the N
 Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]  # log-probabilities and tokens
 
 
-class DistillationTrainer(Trainer):
+class DistillationTrainer(LossMixture, Trainer):
     """Trains a student with a weighted sum of losses (see `DistillationObjectives`).
 
     The teacher runs once per batch, in evaluation mode, without gradients, in its own dtype. Without a
@@ -61,30 +54,17 @@ class DistillationTrainer(Trainer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.objectives = objectives or DistillationObjectives()
-        self.teacher: Any = teacher
-        if teacher is not None:
-            self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
-        self._check_teacher()
+        self.prepare_losses(teacher, objectives or DistillationObjectives())
+        self._check_vocabularies()
         self.compute_loss_func = self._distillation_loss
         self._model_smooths = False
-        self._recorders: list[Recorder] = []  # of student and teacher, if objectives need states
-        if teacher is not None and self.objectives.uses_states:
-            projections = self.objectives.relation_weight > 0
-            self._recorders = [Recorder(model, projections) for model in (self.model, teacher)]
         self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
         self._token_loss: TokenLoss | None = None  # of the current batch
         self._source_mask = torch.empty(0)  # of the current batch: bool [B, S]
         self._num_source_tokens: Count = None  # of the whole accumulated, distributed batch
-        self._losses: dict[str, torch.Tensor] = {}  # sums since the last log
-        self._first_step = 0  # update after which these sums begin
 
-    def _check_teacher(self) -> None:
+    def _check_vocabularies(self) -> None:
         if self.teacher is None:
-            if self.objectives.uses_states:
-                raise UserError(
-                    "cosine_weight and relation_weight need a teacher; give one, or set both to 0"
-                )
             return
         sizes = [model.get_output_embeddings().weight.shape[0] for model in (self.teacher, self.model)]
         if self.objectives.uses_distributions and sizes[0] != sizes[1]:
@@ -92,37 +72,6 @@ class DistillationTrainer(Trainer):
                 f"the teacher predicts {sizes[0]} tokens and the student {sizes[1]}, so their distributions "
                 "cannot be compared; set soft_target_weight to 0 and distil by sequences (targets=teacher)"
             )
-        if self.objectives.relation_weight and self.args.tensor_parallel_size > 1:
-            raise UserError(
-                f"relation_weight={self.objectives.relation_weight} needs whole queries and keys, and "
-                f"tensor_parallel_size={self.args.tensor_parallel_size} splits them; set one of them to its "
-                "default, or use fsdp_size"
-            )
-        heads = self.objectives.relation_heads
-        for width in (self.teacher.config.hidden_size, self.model.config.hidden_size):
-            if self.objectives.relation_weight and width % heads:
-                raise UserError(
-                    f"relation_heads={heads} does not divide the width {width}; give one that does"
-                )
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `Trainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
-        self._add_maps()
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            for name in self.extra_modules:
-                delattr(self.model, name)
-            self.extra_modules = {}
-
-    def _add_maps(self) -> None:
-        if self.teacher is None or not self.objectives.cosine_weight:
-            return
-        width, teacher_width = (model.config.hidden_size for model in (self.model, self.teacher))
-        if width != teacher_width:
-            maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(self.model)}
-            self.extra_modules = {TO_TEACHER_WIDTH: nn.ModuleDict(maps).to(self.args.device)}
-            self.model.add_module(TO_TEACHER_WIDTH, self.extra_modules[TO_TEACHER_WIDTH])
 
     # ---------------------------------------------------------------------------------------------- losses
 
@@ -190,7 +139,7 @@ class DistillationTrainer(Trainer):
                     num_tokens=num_tokens,
                     teacher_tokens=teacher_tokens,
                 )
-            return self._weighted(losses)
+            return self.weighted(losses)
 
         return TokenLoss(kept, weighted_sum)
 
@@ -223,48 +172,16 @@ class DistillationTrainer(Trainer):
             in_forward = self._student_takes_token_loss
             parts.append(outputs.loss if in_forward else _at_once(self._token_loss, outputs.logits))
         if self._recorders and self.model.training:
-            states = self._state_losses(labels != IGNORED_LABEL, num_items_in_batch)
-            parts.append(self._weighted(states))
+            parts.append(self.weighted(self._state_losses(labels != IGNORED_LABEL, num_items_in_batch)))
         return torch.stack(parts).sum()
 
-    def _weighted(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The weighted sum of losses, each of which is also added up for the log."""
-        if not self._losses:
-            self._first_step = self.state.global_step
-        for name, loss in losses.items():
-            self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
-        weighted = [getattr(self.objectives, f"{name}_weight") * loss for name, loss in losses.items()]
-        return torch.stack(weighted).sum()
-
     def _state_losses(self, kept: torch.Tensor, num_target_tokens: Count) -> dict[str, torch.Tensor]:
-        """The losses of hidden states and of relations, each the mean over both stacks."""
-        student, teacher = (recorder.take() for recorder in self._recorders)
         source = self._source_mask
-        sides: dict[str, tuple[torch.Tensor, torch.Tensor, Count]] = {  # tokens, what each sees, the divisor
+        sides: dict[str, Side] = {
             "encoder": (source, source[:, :, None] & source[:, None], self._num_source_tokens),
             "decoder": (kept, (kept[:, :, None] & kept[:, None]).tril(), num_target_tokens),
         }
-        losses: dict[str, list[torch.Tensor]] = {"cosine": [], "relation": []}
-        for stack, (tokens, visible, num_tokens) in sides.items():
-            if self.objectives.cosine_weight:
-                states = self._to_teacher_width(student[stack]["states"], stack)
-                loss = cosine_loss(states, teacher[stack]["states"], tokens, num_tokens=num_tokens)
-                losses["cosine"].append(loss)
-            if self.objectives.relation_weight:
-                for a, b in (("query", "key"), ("value", "value")):
-                    loss = relation_loss(
-                        (student[stack][a], student[stack][b]),
-                        (teacher[stack][a], teacher[stack][b]),
-                        visible,
-                        num_heads=self.objectives.relation_heads,
-                        num_tokens=num_tokens,
-                    )
-                    losses["relation"].append(loss)
-        return {name: torch.stack(parts).mean() for name, parts in losses.items() if parts}
-
-    def _to_teacher_width(self, states: torch.Tensor, stack: str) -> torch.Tensor:
-        maps: Any = self.extra_modules.get(TO_TEACHER_WIDTH)
-        return states if maps is None else maps[stack](states.to(maps[stack].weight.dtype))
+        return self.state_losses(sides)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
@@ -273,21 +190,8 @@ class DistillationTrainer(Trainer):
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._recorders and batches:
             count = sum(batch["attention_mask"].sum() for batch in batches)
-            if self.args.average_tokens_across_devices and self.args.world_size > 1:
-                count = self.accelerator.gather(count.to(device)).sum() / self.get_tp_size()
-            self._num_source_tokens = count.to(device)
+            self._num_source_tokens = self.count_everywhere(count)
         return batches, num_items
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in `Trainer`, with each loss separately."""
-        if "loss" in logs and self._losses:
-            steps = max(self.state.global_step - self._first_step, 1)
-            for name, loss in self._losses.items():
-                # Divided by the tokens of all processes, each loss is a share of their sum.
-                shares = self.num_replicas if self.args.average_tokens_across_devices else 1
-                logs[f"{name}_loss"] = self.accelerator.reduce(loss, "mean").item() * shares / steps
-            self._losses = {}
-        super().log(logs, start_time)
 
 
 @torch.no_grad()
