@@ -19,8 +19,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 import side_by_side
 from vaswani.data.sources.corpus import CorpusSpec, load_corpus
-from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.comparison import Comparison, compare, load_candidates
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import BASELINE, BaselineRun, DistillationRun
 from vaswani.training.config.config_file import load_config
 

@@ -31,6 +31,7 @@ import vaswani.training.runs.translation  # noqa: F401  # what takes time to imp
 from tiny_runs import TINY_MODEL, leave_out_curves
 from vaswani.cli import main
 from vaswani.files.named_configs import find_config
+from vaswani.training.trainer.labels import TASKS
 
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
@@ -83,11 +84,16 @@ def small(arguments: list[str]) -> list[str]:
     options = dict(SMALL[name])
     if name == "evaluate" and given[given.index("--model") + 1].endswith(WITHOUT_SEARCH):
         options = {"device": "cpu"}
+    if name == "student":  # of the stacks that it has
+        options = {option: value for option, value in options.items() if f"--{option}" in given}
     if "--config" in given:
         config = find_config(given[given.index("--config") + 1])
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
         options |= {field: value for field, value in MODEL.items() if field in settings}
-        if name in ("train", "distill") and not {"--dataset", "--train_file"} & set(given):
+        of_pairs = "objective" not in settings and settings.get("task") not in TASKS
+        if name == "distill" and not of_pairs:
+            options = dict(TRAINING)
+        if name in ("train", "distill") and of_pairs and not {"--dataset", "--train_file"} & set(given):
             options["dataset"] = PARALLEL
         start_anew(given, settings["output_dir"])
     options |= {option: 1 for option in PROCESSES if f"--{option}" in given}

@@ -11,7 +11,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration, VaswaniForMaskedLM
 from vaswani.cli import run
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.config import DistillationConfig
 from vaswani.errors import UserError
 from vaswani.files.named_configs import FOLDER, command, config_names, find_config, summary
 from vaswani.training.config.arguments import ModelArguments, RunConfig

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, BertConfig
+from transformers import AutoModelForSeq2SeqLM
 
 from toy_translation import save_toy_checkpoint
 from vaswani.cli import run
@@ -78,9 +78,10 @@ def test_impossible_layers_have_status_2_and_one_line(
 
 
 def test_teachers_and_folders_that_will_not_do(teacher: Path, tmp_path: Path, capsys) -> None:
-    BertConfig().save_pretrained(tmp_path / "bert")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "no such model"}')
     for source, output, message in (
-        (tmp_path / "bert", tmp_path / "student", "holds a model of type 'bert', which does not translate"),
+        (tmp_path / "bert", tmp_path / "student", "model_type='no such model' is unknown"),
         (tmp_path / "no" / "such", tmp_path / "student", "does not exist; give the folder that a training"),
         (teacher, tmp_path / "bert", "is not an empty folder; give another one for the student"),
     ):

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, BertConfig, BertMode
 
 from tiny_runs import as_flags
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
-from vaswani.distillation.arguments import DistillationConfig
 from vaswani.distillation.comparison import Comparison
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun, distill
 from vaswani.distillation.student import save_student
 from vaswani.distillation.teacher import Teacher

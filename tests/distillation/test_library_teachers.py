@@ -14,7 +14,7 @@ from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.distillation.teacher_targets import search_identity
 from vaswani.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tiny_runs import write_dates
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import distill
 from vaswani.training.config.config_file import load_config
 

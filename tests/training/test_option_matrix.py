@@ -21,10 +21,13 @@ from vaswani import (
     VaswaniDecoderConfig,
     VaswaniForCausalLM,
     VaswaniForConditionalGeneration,
+    VaswaniForSequenceClassification,
 )
-from vaswani.data.tokenization import save_tokenizers, train_tokenizer
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
+from vaswani.distillation.stack_arguments import MaskedDistillationConfig, TaskDistillationConfig
+from vaswani.distillation.stack_run import MaskedLMDistillation, TaskRun
 from vaswani.errors import UserError
 from vaswani.training.config import config_file
 from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig, TrainingArguments
@@ -73,6 +76,13 @@ KINDS = {
     "more masked": Kind(PretrainingConfig, ContinuedMaskedLMConfig, MaskedLMRun, TEXTS),
     "more causal": Kind(
         PretrainingConfig, ContinuedCausalLMConfig, CausalLMRun, TEXTS | {"objective": "causal"}
+    ),
+    "distill masked": Kind(DistillationConfig, MaskedDistillationConfig, MaskedLMDistillation, TEXTS),
+    "distill task": Kind(
+        DistillationConfig,
+        TaskDistillationConfig,
+        TaskRun,
+        {"dataset": "x", "max_length": 24, "task": "classification"},
     ),
     "finetune": Kind(FinetuningConfig, FinetuningConfig, FinetuningRun, {"dataset": "x", "max_length": 24}),
     "complete": Kind(
@@ -125,6 +135,14 @@ def save_teacher(folder: Path) -> Path:
     return folder
 
 
+def save_classifier(folder: Path, encoder: Path) -> Path:
+    """An encoder with a head that has learned nothing."""
+    VaswaniForSequenceClassification.from_pretrained(encoder).save_pretrained(folder)
+    tokenizer = load_tokenizers(encoder)[0]
+    save_tokenizers(tokenizer, tokenizer, folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """What a kind of run begins with."""
@@ -139,6 +157,8 @@ def models(tmp_path_factory) -> dict[str, dict[str, Any]]:
     return {
         "distill": {"teacher": teacher},
         "more pairs": {"model": teacher},
+        "distill masked": {"teacher": encoder["model"]},
+        "distill task": {"teacher": str(save_classifier(folder / "classifier", Path(encoder["model"])))},
         "more masked": encoder,
         "more causal": {"model": str(folder / "decoder")},
         "finetune": encoder,
@@ -206,6 +226,7 @@ ACCEPTED = {
     ("generation_length_penalty", "0"): "ranks by the sum of log-probabilities",
     ("generation_length_penalty", "-1"): "prefers short hypotheses",
     ("lora_dropout", "0"): "turns it off",
+    ("lm_loss_weight", "0"): "turns it off",
     ("max_steps", "-1"): "num_train_epochs decides",
     ("local_rank", "0"): "old launchers pass it",
     ("local_rank", "-1"): "the library's default",

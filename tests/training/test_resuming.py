@@ -17,7 +17,7 @@ from transformers.utils import logging
 from tiny_runs import TINY_RUN, as_flags
 from vaswani import TrainingArguments
 from vaswani.distillation import run as distillation_run
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.hub.card import LISTED_SETTINGS

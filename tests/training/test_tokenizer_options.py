@@ -13,7 +13,7 @@ from tiny_runs import TINY_RUN, as_flags, cache_of_its_own, leave_out_curves
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import RunConfig

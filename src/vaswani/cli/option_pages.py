@@ -14,7 +14,8 @@ from typing import Any
 import transformers
 
 from vaswani.cli.training_help import FIELDS, FOLDER
-from vaswani.distillation.arguments import DistillationConfig
+from vaswani.distillation.config import DistillationConfig
+from vaswani.distillation.stack_arguments import OF_OBJECTIVE, TaskDistillationConfig
 from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig
 from vaswani.training.config.finetuning_arguments import OTHER_TASKS, FinetuningConfig
 from vaswani.training.config.options import BaseConfig, default_of, is_inherited, plain, sections
@@ -24,6 +25,8 @@ PAGES: dict[str, type[BaseConfig]] = {
     "train": RunConfig,
     "train-continued": ContinuedRunConfig,
     "distill": DistillationConfig,
+    **{f"distill-{objective}": config_class for objective, config_class in OF_OBJECTIVE.items()},
+    "distill-task": TaskDistillationConfig,
     "finetune": FinetuningConfig,
     **{f"finetune-{task}": config_class for task, config_class in OTHER_TASKS.items()},
     **{f"pretrain-{objective}": config_class for objective, config_class in NEW.items()},

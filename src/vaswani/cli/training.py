@@ -87,7 +87,7 @@ _training_command(
     "distill",
     "Train a small student to imitate a large teacher, and report its quality.",
     "distill_dates",
-    "vaswani.distillation.arguments:DistillationConfig",
+    "vaswani.distillation.config:DistillationConfig",
     "vaswani.distillation.run:distill",
 )
 _training_command(

@@ -4,7 +4,7 @@ The pages in `help/` are made by `option_pages.py`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,9 +21,11 @@ def help_page(command: str, arguments: Sequence[str]) -> str:
 
 
 def _page(command: str, arguments: Sequence[str]) -> str:
-    if command not in ("train", "pretrain", "finetune"):
+    if command not in ("train", "pretrain", "distill", "finetune"):
         return command
     given = first_values(split_flags(arguments))
+    if command == "distill":
+        return _page_of_distillation(given)
     if command == "finetune":
         task = given.get("task")
         return f"finetune-{task}" if task in ("question_answering", "completion") else command
@@ -34,6 +36,16 @@ def _page(command: str, arguments: Sequence[str]) -> str:
     if objective not in ("masked", "causal"):
         raise UserError(f"objective={objective} is unknown; choose one of masked, causal")
     return f"pretrain-{objective}{continued}"
+
+
+def _page_of_distillation(given: Mapping[str, str | None]) -> str:
+    """The page for what the teacher does: translate, model a language, or predict labels."""
+    if (objective := given.get("objective")) is not None:
+        if objective not in ("masked", "causal"):
+            raise UserError(f"objective={objective} is unknown; choose one of masked, causal")
+        return f"distill-{objective}"
+    is_of_labels = given.get("task", "translation") not in ("translation", "summarization")
+    return "distill-task" if is_of_labels else "distill"
 
 
 def check_flags(command: str, arguments: Sequence[str]) -> None:

@@ -1,13 +1,12 @@
 """The arguments of a distillation: those of a training, and one more section."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from vaswani.bounds import MOST_BEAMS
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
-from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.options import Section, option
 
 
@@ -165,13 +164,3 @@ class DistillationArguments(DistillationObjectives):
                 "vocabulary=own has other tokens than the teacher, so only its translations can be learned: "
                 "set targets=teacher, and soft_target_weight, cosine_weight and relation_weight to 0"
             )
-
-
-@dataclass
-class DistillationConfig(RunConfig):
-    """The resolved arguments of one distillation."""
-
-    distillation: DistillationArguments
-
-    command: ClassVar[str] = "distill"
-    purpose: ClassVar[str] = "Train a small student to imitate a large teacher."

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
+from vaswani.auto_classes import models_of
 from vaswani.errors import UserError
 
 PROJECTIONS = ("query", "key", "value")
@@ -22,7 +23,7 @@ class Recorder:
     """Records the last `states`, `query`, `key` and `value`, each [B, T, D], of each stack of a model.
 
     Args:
-        model: an encoder-decoder.
+        model: of transformers, with one stack or two.
         projections: whether to record queries, keys and values too.
 
     Raises:
@@ -51,8 +52,20 @@ class Recorder:
 
 
 def stacks(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The stacks of an encoder-decoder, by name."""
-    return {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+    """The stacks of a model, by name: one of "encoder" and "decoder", or both."""
+    if model.config.is_encoder_decoder:
+        return {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+    modules = model.base_model.modules()
+    inner = next(one for one in modules if any(isinstance(child, nn.ModuleList) for child in one.children()))
+    return {"decoder" if _is_causal(model) else "encoder": inner}
+
+
+def _is_causal(model: PreTrainedModel) -> bool:
+    """Whether a model of one stack reads from left to right."""
+    return type(model.config) in models_of(AutoModelForCausalLM) and not (
+        type(model.config) in models_of(AutoModelForMaskedLM)
+        and not getattr(model.config, "is_decoder", False)
+    )
 
 
 def _last_self_attention(stack: nn.Module) -> list[nn.Module]:

@@ -33,17 +33,17 @@ def write_report(comparison: Comparison, folder: Path) -> None:
         RunError: a file cannot be written.
     """
     check_writable(folder, "output")
-    _write(folder / MARKDOWN, as_markdown(comparison).encode())
-    _write(folder / JSON, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode())
+    write(folder / MARKDOWN, as_markdown(comparison).encode())
+    write(folder / JSON, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode())
     try:
         picture = quality_against_speed_png(_points(comparison), METRIC_NAMES[comparison.metric])
     except UserError as error:
         logger.warning("%s is not drawn: %s", PLOT, error)
     else:
-        _write(folder / PLOT, picture)
+        write(folder / PLOT, picture)
 
 
-def _write(path: Path, contents: bytes) -> None:
+def write(path: Path, contents: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, contents)
@@ -92,18 +92,18 @@ def _cells(model: ModelResult) -> tuple[str, ...]:
         model.role,
         f"{model.parameters:,} ({100 * model.parameter_ratio:.1f} %)",
         "not saved" if model.weight_bytes is None else f"{model.weight_bytes / 1e6:.1f} MB",
-        *map(_interval, model.scores.values()),
-        "undefined" if model.retention is None else _percent(model.retention),
+        *map(interval, model.scores.values()),
+        "undefined" if model.retention is None else percent(model.retention),
         f"{model.sentences_per_second:.1f}",
         f"{model.speedup:.2f}×",
     )
 
 
-def _interval(estimate: Estimate, sign: str = "") -> str:
+def interval(estimate: Estimate, sign: str = "") -> str:
     return f"{estimate.value:{sign}.2f} [{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
 
 
-def _percent(share: Estimate) -> str:
+def percent(share: Estimate) -> str:
     return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
@@ -114,15 +114,15 @@ def _conclusions(comparison: Comparison) -> Iterator[str]:
         if student.retention is None:
             quality = f"the teacher's {metric} is 0, so its retention is undefined"
         else:
-            quality = f"it retains {_percent(student.retention)} of the teacher's {metric}"
+            quality = f"it retains {percent(student.retention)} of the teacher's {metric}"
         yield f"- `{student.name}` has {size} and decodes {student.speedup:.2f} times as fast; {quality}."
         if student.gain is not None and comparison.baseline is not None:
             against = f"Against `{comparison.baseline.name}`, which was trained without distillation"
-            points = f"{_interval(student.gain, sign='+')} points of {metric}"
-            yield f"  {against}: {points}, {_verdict(student.gain)}."
+            points = f"{interval(student.gain, sign='+')} points of {metric}"
+            yield f"  {against}: {points}, {verdict(student.gain)}."
 
 
-def _verdict(gain: Estimate) -> str:
+def verdict(gain: Estimate) -> str:
     if gain.low > 0:
         return "better by more than the confidence interval"
     if gain.high < 0:

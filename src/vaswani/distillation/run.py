@@ -26,8 +26,9 @@ from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
 from vaswani.data.sources.corpus import Corpus, RowReport
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
+from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import OutputCache, fingerprint_rows
 from vaswani.distillation.report import as_markdown, write_report
 from vaswani.distillation.student import student_from_teacher
@@ -78,6 +79,10 @@ def distill(config: DistillationConfig) -> Comparison | None:
     Raises:
         UserError: the configuration, the teacher or the corpus cannot work.
     """
+    if not isinstance(config, DistillationConfig):
+        from vaswani.distillation.stack_run import distill_stack
+
+        return distill_stack(config)
     run = DistillationRun(config)
     run.run()
     return run.comparison

@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.tokenization import save_tokenizers
+from vaswani.distillation.recording import stacks
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.hub.checkpoint import load_checkpoint
@@ -105,7 +106,7 @@ def save_student(
     """Build a student from a checkpoint; save it with the teacher's tokenizers.
 
     Args:
-        teacher: folder or Hub name of an encoder-decoder.
+        teacher: folder or Hub name of a model.
         output: a folder that is empty or does not exist yet.
         encoder_layers: as in `student_from_teacher`.
         decoder_layers: likewise.
@@ -120,7 +121,7 @@ def save_student(
     """
     check_output_folder(output, "the student")
     model, source_tokenizer, target_tokenizer = load_checkpoint(
-        teacher, device="cpu", allow_mismatch=allow_mismatch
+        teacher, device="cpu", auto_class=None, allow_mismatch=allow_mismatch
     )
     student = student_from_teacher(model, encoder_layers, decoder_layers)
     with whole_folder(output, "the student") as folder:
@@ -132,7 +133,8 @@ def save_student(
 
 def _find_layers(teacher: PreTrainedModel, stack: str) -> tuple[str, int]:
     """The name and the length of the list of a stack's layers."""
-    children = (teacher.get_encoder() if stack == "encoder" else teacher.get_decoder()).children()
+    found = stacks(teacher).get(stack)
+    children = () if found is None else found.children()
     lists = [child for child in children if isinstance(child, nn.ModuleList)]
     if len(lists) != 1:
         raise UserError(

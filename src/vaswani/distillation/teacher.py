@@ -12,7 +12,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from vaswani.data.sources.corpus import CorpusSpec
 from vaswani.data.text_codec import Side, TextCodec
-from vaswani.distillation.arguments import FROM_TEACHER, RANDOM, DistillationConfig
+from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
+from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
 from vaswani.files.run_files import SETTINGS_FILE

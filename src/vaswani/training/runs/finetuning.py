@@ -214,6 +214,10 @@ class LabelScores:
         self.scores = self.metric.scores(table, np.ones(len(table)))
         return self.scores
 
+    def resampled(self) -> dict[str, np.ndarray]:
+        """Each score of bootstrap resamples of the rows: float64 [R]."""
+        return self.metric.resampled_scores(self.metric.table(self.predictions, self.references))
+
     def estimates(self) -> dict[str, Estimate]:
         """Each score with its 95 % confidence interval, from bootstrap resamples of the rows."""
         return self.metric.estimates(self.predictions, self.references)

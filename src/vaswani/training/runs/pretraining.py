@@ -372,12 +372,18 @@ def tell_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[
     return record(split, rows, metrics, of="sequences")
 
 
-def estimates(trainer: PretrainingTrainer) -> dict[str, Estimate]:
-    """The scores of the latest evaluation with their 95 % intervals, from bootstrap resamples of its rows."""
+def scores_with_resamples(trainer: PretrainingTrainer) -> dict[str, tuple[float, np.ndarray]]:
+    """The scores of the latest evaluation, each with those of bootstrap resamples of its rows [R]."""
     generator, sums = np.random.default_rng(0), trainer.sums
     draws = (generator.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
     resampled = [trainer.scores_of(sums[rows].sum(0)) for rows in draws]
     return {
-        name: Estimate.from_resamples(value, np.array([scores[name] for scores in resampled]))
+        name: (value, np.array([scores[name] for scores in resampled]))
         for name, value in trainer.scores_of(sums.sum(0)).items()
     }
+
+
+def estimates(trainer: PretrainingTrainer) -> dict[str, Estimate]:
+    """The scores of the latest evaluation with their 95 % intervals."""
+    scores = scores_with_resamples(trainer)
+    return {name: Estimate.from_resamples(*score) for name, score in scores.items()}

@@ -1,0 +1,169 @@
+"""The arguments of a distillation of one stack: a language model, or the model of a task."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from vaswani.distillation.arguments import FROM_TEACHER, DistillationArguments, DistillationObjectives
+from vaswani.errors import UserError
+from vaswani.training.config.arguments import (
+    BaseTrainingArguments,
+    CardArguments,
+    FamilyArguments,
+    FinetuningDefaults,
+)
+from vaswani.training.config.finetuning_arguments import (
+    FinetuningConfig,
+    FinetuningTrainingArguments,
+    LabelledDataArguments,
+    PretrainedModelArguments,
+)
+from vaswani.training.config.options import BaseConfig, Section, option, redefault
+from vaswani.training.config.pretraining_arguments import (
+    CausalObjective,
+    MaskedObjective,
+    PretrainingConfig,
+    TextArguments,
+)
+
+
+@dataclass
+class StackDistillationArguments(DistillationObjectives):
+    """The teacher, what the student learns from it, and how the student starts.
+
+    The defaults are DistilBERT's (Sanh et al., 2019, arXiv:1910.01108, section 3).
+
+    Raises:
+        UserError: the fields contradict each other.
+    """
+
+    label_weight: float = redefault(DistillationObjectives, "label_weight", 2.0)
+    soft_target_weight: float = redefault(DistillationObjectives, "soft_target_weight", 5.0)
+    temperature: float = redefault(DistillationObjectives, "temperature", 2.0)
+    cosine_weight: float = redefault(DistillationObjectives, "cosine_weight", 1.0)
+    teacher: list[str] = option(
+        [], "Folder or Hub name of the teacher; several are averaged by their probabilities."
+    )
+    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = redefault(
+        DistillationArguments, "teacher_dtype", None
+    )
+    student: str = option(
+        FROM_TEACHER,
+        "How the student starts: teacher, with student_layers of its layers; random, with new weights in "
+        "that shape; or from a folder.",
+    )
+    student_layers: str | None = option(
+        None,
+        'Layers of the teacher to keep: a number, evenly spaced ("6"), or a list ("0,2,5"). Default: half.',
+    )
+    baseline: bool = redefault(DistillationArguments, "baseline", True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.teacher:
+            raise UserError("no teacher was given; set teacher to the folder of a trained model")
+        if not (self.uses_distributions or self.uses_states):
+            raise UserError(
+                "nothing would be taken from the teacher; set soft_target_weight, cosine_weight or "
+                "relation_weight above 0"
+            )
+        if self.uses_states and len(self.teacher) > 1:
+            raise UserError(
+                f"hidden states of {len(self.teacher)} teachers cannot be averaged; give one teacher, or set "
+                "cosine_weight and relation_weight to 0"
+            )
+
+
+@dataclass
+class MaskedDistillationArguments(StackDistillationArguments):
+    """As `StackDistillationArguments`, of a masked language model."""
+
+    soft_target_tokens: Literal["all", "masked"] = option(
+        "all",
+        "Compare the distributions of all tokens, as DistilBERT does, or of the masked ones alone, which is "
+        "faster.",
+    )
+
+
+@dataclass
+class TaskDistillationArguments(StackDistillationArguments):
+    """As `StackDistillationArguments`, of a model that predicts labels."""
+
+    unlabelled_file: list[str] = option(
+        [], "Texts without labels, in the formats of train_file; the teacher's soft labels are their targets."
+    )
+
+
+@dataclass
+class StudentModelArguments(Section):
+    """The kernel of the student; its shape is the teacher's or that of its folder."""
+
+    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+
+
+@dataclass
+class StudentClassifierArguments(StudentModelArguments):
+    """As `StudentModelArguments`, of a model that classifies texts."""
+
+    classifier_pooling: Literal["cls", "mean"] | None = redefault(
+        PretrainedModelArguments, "classifier_pooling", None
+    )
+
+
+@dataclass
+class StackTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+    """As `BaseTrainingArguments`, with the usual defaults of fine-tuning."""
+
+
+PURPOSE = "Train a small {} to imitate a large one, and report its quality."
+
+
+@dataclass
+class MaskedDistillationConfig(PretrainingConfig):
+    """The resolved arguments of one distillation of a masked language model, as DistilBERT's."""
+
+    model: StudentModelArguments
+    data: TextArguments
+    task: MaskedObjective
+    distillation: MaskedDistillationArguments
+    training: StackTrainingArguments
+    card: CardArguments
+
+    command: ClassVar[str] = "distill"
+    purpose: ClassVar[str] = PURPOSE.format("masked language model")
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
+
+    @classmethod
+    def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
+        """This one."""
+        return cls
+
+
+@dataclass
+class CausalDistillationConfig(MaskedDistillationConfig):
+    """The resolved arguments of one distillation of a causal language model."""
+
+    task: CausalObjective  # type: ignore[assignment]
+    distillation: StackDistillationArguments  # type: ignore[assignment]
+
+    purpose: ClassVar[str] = PURPOSE.format("causal language model")
+
+
+@dataclass
+class TaskDistillationConfig(FinetuningConfig):
+    """The resolved arguments of one distillation of a model that predicts labels."""
+
+    model: StudentClassifierArguments  # type: ignore[assignment]
+    data: LabelledDataArguments
+    distillation: TaskDistillationArguments
+    training: FinetuningTrainingArguments
+    card: CardArguments
+
+    command: ClassVar[str] = "distill"
+    purpose: ClassVar[str] = PURPOSE.format("classifier, tagger or regressor")
+
+
+OF_OBJECTIVE: dict[str, type[BaseConfig]] = {
+    "masked": MaskedDistillationConfig,
+    "causal": CausalDistillationConfig,
+}

@@ -1,0 +1,403 @@
+"""Distillations of one stack: of a masked or causal language model, or of a model that predicts labels.
+
+Each is the training of its kind (`training/runs/pretraining.py`, `training/runs/finetuning.py`) with a
+student made of its teacher, a trainer that asks the teacher, and a report.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset, concatenate_datasets
+from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from vaswani.auto_classes import models_of
+from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.given_tokenizers import ready_to_classify
+from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
+from vaswani.data.sources.corpus import Corpus, RowReport, TextCorpusSpec, load_corpus
+from vaswani.data.text_codec import TextCodec
+from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
+from vaswani.distillation.recording import stacks
+from vaswani.distillation.stack_arguments import (
+    CausalDistillationConfig,
+    MaskedDistillationConfig,
+    TaskDistillationConfig,
+)
+from vaswani.distillation.stack_report import (
+    Candidate,
+    StackComparison,
+    compare_stacks,
+    stack_markdown,
+    write_stack_report,
+)
+from vaswani.distillation.stack_trainers import LanguageModelDistillation, TaskDistillation, Teachers
+from vaswani.distillation.student import Layers, parse_layers, student_from_teacher
+from vaswani.distillation.teacher import check_same_vocabulary
+from vaswani.errors import UserError, listing
+from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.hub.card import name_of_data
+from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.run_metadata import read_run_metadata, read_settings
+from vaswani.training.runs.base import BaseRun, Tokenizers, owned_output
+from vaswani.training.runs.finetuning import FinetuningRun
+from vaswani.training.runs.models import Pretrained, load_with_head, open_pretrained, seed_everything
+from vaswani.training.runs.pretraining import (
+    SCORE_NAMES,
+    CausalLMRun,
+    MaskedLMRun,
+    PretrainingRun,
+    scores_with_resamples,
+)
+from vaswani.training.trainer.labels import TASKS, MultiLabel
+
+BASELINE = "baseline"
+
+
+class StackDistillation(BaseRun):
+    """What distillations of one stack have in common."""
+
+    auto_class: Any  # of teachers and student
+    make_ready: Any = None  # makes the tokenizer of a decoder ready
+    teaches: bool = True  # False for the baseline
+    comparison: StackComparison | None = None
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.options = config.distillation
+        self._evaluating: dict[PreTrainedModel, Any] = {}  # a trainer for each model of the report
+
+    # ------------------------------------------------------------------------------- teachers and the student
+
+    @cached_property
+    def opened_teachers(self) -> list[Pretrained]:
+        """The teachers, without their weights."""
+        return [open_pretrained(name, self.auto_class, self.make_ready) for name in self.options.teacher]
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        """What the student's shape and tokenizer come from: its folder, or the first teacher."""
+        if self.options.student in (RANDOM, FROM_TEACHER):
+            return self.opened_teachers[0]
+        return open_pretrained(self.options.student, self.auto_class, self.make_ready)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The teacher's layers that the student gets: by default half of them, evenly spaced."""
+        if self.options.student_layers is not None:
+            return parse_layers(self.options.student_layers, "student_layers")
+        return max(1, self.opened_teachers[0].config.num_hidden_layers // 2)
+
+    def check(self) -> None:
+        """Raise `UserError` for what would fail only later."""
+        super().check()  # type: ignore[safe-super]  # of the kind of training
+        student = self.options.student
+        if student not in (RANDOM, FROM_TEACHER) and self.options.student_layers is not None:
+            raise UserError(
+                f"student_layers={self.options.student_layers} has no effect with student={student}, whose "
+                "layers stay; leave one of them out"
+            )
+        first = self.pretrained.tokenizer
+        for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
+            self._check_kind(name, teacher)
+            whose = f"the teacher {name} and the student"
+            check_same_vocabulary((teacher.tokenizer,) * 2, (first, first), whose)
+            if TextCodec(teacher.tokenizer).frame() != TextCodec(first).frame():
+                raise UserError(f"{whose} add other special tokens to a text; give models that agree")
+
+    def _check_kind(self, name: str, teacher: Pretrained) -> None:
+        """Raise `UserError` for a teacher that was saved with another head."""
+        classes = models_of(self.auto_class)[type(teacher.config)]
+        expected = {each.__name__ for each in (classes if isinstance(classes, tuple) else (classes,))}
+        found = teacher.config.architectures or list(expected)
+        if not expected & set(found):
+            raise UserError(f"teacher={name} holds a {found[0]}; expected a {' or '.join(sorted(expected))}")
+
+    @cached_property
+    def teachers(self) -> Teachers:
+        """The teachers, with their weights."""
+        device, dtype = self.config.training.device, self.options.teacher_dtype
+        return Teachers(
+            [
+                load_checkpoint(name, device, dtype, auto_class=self.auto_class)[0]
+                for name in self.options.teacher
+            ]
+        )
+
+    def build_student(self, fields: dict[str, Any]) -> PreTrainedModel:
+        """The student before training, in float32; with these fields of its configuration.
+
+        The baseline begins with the same weights, unless they are the teacher's: then with new ones.
+        """
+        seed_everything(self.config)
+        if self.options.student not in (RANDOM, FROM_TEACHER):
+            model, new = load_with_head(self.pretrained, self.auto_class, fields)
+            if new:
+                PartialState().print(f"new weights: {', '.join(new)}", flush=True)
+        else:
+            teacher = self.teachers.models[0]
+            (stack,) = stacks(teacher)
+            model = student_from_teacher(teacher, **{f"{stack}_layers": self.layers}, **fields).float()
+            if self.options.student == RANDOM or not self.teaches:
+                model = self.auto_class.from_config(model.config, dtype=torch.float32)
+        if (kernel := self.config.model.attn_implementation) is not None:
+            model.set_attn_implementation(kernel)
+        return model
+
+    # ------------------------------------------------------------------------------------------ the report
+
+    def evaluate(self, trainer: Any, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
+        """Evaluate the student, and keep what the report needs."""
+        self._trained, self._splits, self._tokenizers = trainer.model, splits, tokenizers
+        return super().evaluate(trainer, splits, tokenizers)  # type: ignore[safe-super]
+
+    def report(self) -> None:
+        """Train the baseline; compare teachers, student and baseline on the test rows; print the report."""
+        baseline = self.trained_baseline() if self.options.baseline else None
+        rows = self._splits.get("test", self._splits.get("validation"))
+        if rows is None or not PartialState().is_main_process:
+            return
+        folder = self.config.output_dir
+        models = [Candidate(name, "teacher", model) for name, model in self._named_teachers()]
+        models.append(Candidate("student", "student", self._trained, folder))
+        if baseline is not None:
+            models.append(Candidate(BASELINE, "baseline", baseline, folder / BASELINE))
+        self.comparison = compare_stacks(
+            models,
+            self._evaluate,
+            rows,
+            metric=self.metric_of_report,
+            names=self.metric_names,
+            data=name_of_data(read_run_metadata(folder)),
+        )
+        write_stack_report(self.comparison, folder)
+        print(stack_markdown(self.comparison), flush=True)
+
+    def _named_teachers(self) -> list[tuple[str, PreTrainedModel]]:
+        several = len(self.options.teacher) > 1
+        return [
+            (f"teacher {number}" if several else "teacher", model)
+            for number, model in enumerate(self.teachers.models, 1)
+        ]
+
+    def _evaluate(self, model: PreTrainedModel, rows: Dataset) -> dict[str, tuple[float, np.ndarray]]:
+        """Evaluate a model on tokenized rows."""
+        if (trainer := self._evaluating.get(model)) is None:
+            self.teaches = False
+            trainer = self._evaluating[model] = self.build_trainer(
+                {"train": rows, "validation": rows}, self._tokenizers, model
+            )
+            self.teaches = True
+        trainer.predict(rows)
+        return self.scores_of(trainer)
+
+    def trained_baseline(self) -> PreTrainedModel:
+        """The same student, trained without a teacher in `output_dir/baseline`."""
+        config = copy.copy(self.config)
+        config.training = copy.copy(self.config.training)
+        config.training.output_dir = str(self.config.output_dir / BASELINE)
+        config.training.push_to_hub = False
+        folder = config.output_dir
+        if not _is_done(folder, self.config):
+            PartialState().print(f"training the same student without distillation in {folder}", flush=True)
+            begun = (folder / SETTINGS_FILE).is_file()
+            config.training.resume_from_checkpoint = "true" if begun else None
+            run = type(self)(config)
+            run.teaches = False
+            with owned_output(config):
+                run.train_and_evaluate()
+        return load_checkpoint(folder, self.config.training.device, auto_class=self.auto_class)[0]
+
+    # ------------------------------------------------------------------------------ what a kind of model has
+
+    metric_of_report: str  # by which the student is compared with its teacher
+    metric_names: Mapping[str, str]
+
+    def scores_of(self, trainer: Any) -> dict[str, tuple[float, np.ndarray]]:
+        """The scores of a trainer's latest evaluation, each with those of resampled rows [R]."""
+        raise NotImplementedError
+
+
+def _is_done(folder: Path, config: Any) -> bool:
+    """Whether a finished training in a folder was as long as this run."""
+    if not (folder / SAFE_WEIGHTS_NAME).is_file():
+        return False
+    before, now = read_settings(folder), config.to_dict()
+    return all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs"))
+
+
+# -------------------------------------------------------------------------------------------- language models
+
+
+class LanguageModelRun(StackDistillation, PretrainingRun):
+    """A distillation of a language model."""
+
+    metric_of_report = "accuracy"
+    metric_names = SCORE_NAMES
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """The student."""
+        return self.build_student({})
+
+    def build_trainer(self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel) -> Any:
+        """A trainer that asks the teachers; without them for the baseline."""
+        if not self.teaches:
+            return super().build_trainer(splits, tokenizers, model)
+        return LanguageModelDistillation(
+            teachers=self.teachers,
+            objectives=self.options,
+            all_tokens=getattr(self.options, "soft_target_tokens", "masked") == "all",
+            processing_class=tokenizers[0],
+            **self.trainer_options(splits, model),
+            **self.collators(tokenizers[0]),
+        )
+
+    def scores_of(self, trainer: Any) -> dict[str, tuple[float, np.ndarray]]:
+        """Perplexity, accuracy and, of a causal model, bits per byte."""
+        return scores_with_resamples(trainer)
+
+
+class MaskedLMDistillation(LanguageModelRun, MaskedLMRun):
+    """A distillation of a masked language model: DistilBERT's."""
+
+    config: MaskedDistillationConfig
+
+    def check(self) -> None:
+        """Raise `UserError` for what would fail only later."""
+        if self.config.task.next_sentence:
+            raise UserError("a distillation does not predict next sentences; leave out next_sentence")
+        super().check()
+
+
+class CausalLMDistillation(LanguageModelRun, CausalLMRun):
+    """A distillation of a causal language model."""
+
+    config: CausalDistillationConfig
+
+    def check(self) -> None:
+        """Raise `UserError` for what would fail only later."""
+        if self.config.task.pack and self.options.relation_weight:
+            raise UserError("relation_weight does not tell packed documents apart; set pack=false")
+        super().check()
+
+
+# ------------------------------------------------------------------------------------------- models of a task
+
+
+class TaskRun(StackDistillation, FinetuningRun):
+    """A distillation of a model that predicts labels."""
+
+    config: TaskDistillationConfig
+
+    @property
+    def auto_class(self) -> Any:
+        """Of the task."""
+        return TASKS[self.config.data.task].auto_class
+
+    @property
+    def make_ready(self) -> Any:
+        """Ends each text that a decoder classifies."""
+        return None if self.config.data.task == "tagging" else ready_to_classify
+
+    @property
+    def metric_of_report(self) -> str:  # type: ignore[override]
+        """The first of the task."""
+        return next(iter(self.task.metric.names))
+
+    @property
+    def metric_names(self) -> Mapping[str, str]:  # type: ignore[override]
+        """Those of the task."""
+        return self.task.metric.names
+
+    def check(self) -> None:
+        """Raise `UserError` for what would fail only later."""
+        data, unlabelled = self.config.data, self.options.unlabelled_file
+        if weight := self.config.training.lm_loss_weight:
+            raise UserError(f"lm_loss_weight={weight} has no meaning in a distillation; leave it out")
+        if unlabelled and (data.task == "tagging" or data.text_pair_field is not None):
+            raise UserError(
+                f"unlabelled_file={unlabelled[0]} holds single texts, which task={data.task} does not take"
+                if data.task == "tagging"
+                else "unlabelled_file holds single texts, and text_pair_field asks for two; leave one out"
+            )
+        super().check()
+
+    def load(self) -> Corpus:
+        """The labelled texts; the teachers must know these labels, by the same numbers."""
+        corpus = super().load()
+        for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
+            known = list((teacher.config.id2label or {}).values())
+            if self.task.names and known != self.task.names:
+                raise UserError(
+                    f"teacher={name} tells the labels {listing(known)} apart, and the rows have "
+                    f"{listing(self.task.names)}; give a teacher that was trained on these"
+                )
+        return corpus
+
+    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
+        """Rows as token ids; those of training with the unlabelled texts."""
+        splits = super().tokenize(corpus, tokenizers)
+        if self.options.unlabelled_file and self.teaches:
+            labelled = splits["train"]
+            splits["train"] = concatenate_datasets([labelled, self._unlabelled(labelled, tokenizers)])
+        return splits
+
+    def _unlabelled(self, labelled: Dataset, tokenizers: Tokenizers) -> Dataset:
+        """Texts without labels, as rows of the labelled ones."""
+        data = self.config.data
+        spec = TextCorpusSpec(train_file=self.options.unlabelled_file, text_field=data.text_field)
+        texts = load_corpus(spec, ["train"]).split("train")
+        PartialState().print(f"unlabelled: {len(texts):,} texts", flush=True)
+        several = isinstance(self.task, MultiLabel)
+        nothing: Any = [float(IGNORED_LABEL)] * len(self.task.names) if several else IGNORED_LABEL
+        rows = texts.add_column("label", [nothing] * len(texts))
+        rows = tokenize_labelled(rows, tokenizers[0], lambda row: nothing, data.max_length, RowReport())
+        kept = [name for name in labelled.column_names if name in rows.column_names and name != "label"]
+        return rows.select_columns(kept).cast(labelled.select_columns(kept).features)
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """The student, with a head for the task."""
+        fields = self.task.config_fields()
+        if pooling := self.config.model.classifier_pooling:
+            fields["classifier_pooling"] = pooling
+        return self.build_student(fields)
+
+    def build_trainer(self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel) -> Any:
+        """A trainer that asks the teachers; without them for the baseline."""
+        if not self.teaches:
+            return super().build_trainer(splits, tokenizers, model)
+        return TaskDistillation(
+            teachers=self.teachers,
+            objectives=self.options,
+            task=self.task,
+            data_collator=LabelCollator(int(tokenizers[0].pad_token_id)),
+            processing_class=tokenizers[0],
+            compute_metrics=self.scores,
+            **self.trainer_options(splits, model),
+        )
+
+    def scores_of(self, trainer: Any) -> dict[str, tuple[float, np.ndarray]]:
+        """The metrics of the task."""
+        label_scores = trainer.compute_metrics
+        resampled = label_scores.resampled()
+        return {name: (score, resampled[name]) for name, score in label_scores.scores.items()}
+
+
+def distill_stack(config: Any) -> StackComparison | None:
+    """Train a student of one stack in `output_dir`, and report (see `distill`)."""
+    kinds: dict[type, Any] = {
+        MaskedDistillationConfig: MaskedLMDistillation,
+        CausalDistillationConfig: CausalLMDistillation,
+        TaskDistillationConfig: TaskRun,
+    }
+    run = kinds[type(config)](config)
+    run.run()
+    return run.comparison

@@ -1,0 +1,204 @@
+"""Distillations of one stack from command to report: language models, and models of labels."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_runs import as_flags, cache_of_its_own, leave_out_curves
+from toy_labels import TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
+from toy_texts import write_texts
+from vaswani.distillation.config import DistillationConfig
+from vaswani.distillation.run import distill
+from vaswani.distillation.stack_run import MaskedLMDistillation, TaskRun
+from vaswani.errors import UserError
+from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.training.config.config_file import load_config
+from vaswani.training.config.finetuning_arguments import FinetuningConfig
+from vaswani.training.config.pretraining_arguments import PretrainingConfig
+from vaswani.training.runs.finetuning import finetune
+from vaswani.training.runs.pretraining import pretrain
+
+__all__ = ["cache_of_its_own"]
+
+pytestmark = pytest.mark.slow
+leave_out_curves()
+
+RUN: dict[str, Any] = {
+    "max_length": 32,
+    "max_tokens_per_batch": 400,
+    "max_steps": 4,
+    "learning_rate": 1e-2,
+    "eval_strategy": "no",
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stacks")
+
+
+@pytest.fixture(scope="module")
+def texts(folder: Path) -> dict[str, str]:
+    return write_texts(folder, train=60, validation=10, test=10)
+
+
+@pytest.fixture(scope="module")
+def language_models(folder: Path, texts: dict[str, str]) -> dict[str, Path]:
+    """A teacher of each objective, with four layers."""
+    made = {}
+    for objective, stack in (("masked", "encoder"), ("causal", "decoder")):
+        shape = {f"{stack}_layers": 4, f"{stack}_attention_heads": 2, f"{stack}_ffn_dim": 32, "d_model": 16}
+        made[objective] = folder / objective
+        options = {**RUN, **texts, **shape, "objective": objective, "vocab_size": 300}
+        flags = as_flags({**options, "output_dir": made[objective]})
+        pretrain(load_config(None, flags, PretrainingConfig))
+    return made
+
+
+def config_for(output: Path, **options: Any) -> Any:
+    return load_config(None, as_flags({**RUN, **options, "output_dir": output}), DistillationConfig)
+
+
+def resumes_to_the_same_bits(output: Path, **options: Any) -> None:
+    """Train in halves what `output` holds."""
+    half = output.with_name(f"{output.name}-half")
+    distill(config_for(half, **options, save_steps=2, baseline=False))
+    (half / "model.safetensors").unlink()
+    (half / "checkpoint-4").rename(half.with_name(f"{half.name}-away"))
+    distill(config_for(half, **options, save_steps=2, baseline=False, resume_from_checkpoint="true"))
+    whole, resumed = (load_file(run / "model.safetensors") for run in (output, half))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_a_language_model(
+    objective: str, language_models: dict[str, Path], texts: dict[str, str], tmp_path: Path
+) -> None:
+    options = {**texts, "objective": objective, "teacher": language_models[objective]}
+    comparison = distill(config_for(tmp_path / "run", **options))
+    assert [model.role for model in comparison.models] == ["teacher", "student", "baseline"]
+    assert comparison.models[1].parameters < comparison.models[0].parameters
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["parameter_ratio"] < 1
+    assert "## Distillation" in (tmp_path / "run" / "README.md").read_text()
+    student = load_checkpoint(tmp_path / "run", auto_class=None)[0]
+    assert student.config.num_hidden_layers == 2
+    resumes_to_the_same_bits(tmp_path / "run", **options)
+
+
+@pytest.fixture(scope="module")
+def classifiers(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """A teacher of each task and its rows."""
+    made = {}
+    encoder = save_toy_encoder(folder / "encoder", encoder_layers=2)
+    for task in TASKS:
+        rows = write_toy_rows(folder / task, task, train=60)
+        options = {
+            **RUN,
+            "model": encoder,
+            "task": task,
+            "dataset": rows,
+            "output_dir": folder / f"{task}-run",
+        }
+        finetune(load_config(None, as_flags(options), FinetuningConfig))
+        made[task] = folder / f"{task}-run", rows
+    return made
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_model_of_labels(task: str, classifiers: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    teacher, rows = classifiers[task]
+    options: dict[str, Any] = {"task": task, "teacher": teacher, "dataset": rows}
+    if task != "tagging":
+        unlabelled = [{"text": row["text"]} for row in toy_rows(task, 20, 7)]
+        options["unlabelled_file"] = write_jsonl(tmp_path / "unlabelled.jsonl", unlabelled)
+    comparison = distill(config_for(tmp_path / "run", **options))
+    assert [model.role for model in comparison.models] == ["teacher", "student", "baseline"]
+    student = load_checkpoint(tmp_path / "run", auto_class=None)[0]
+    assert student.config.num_hidden_layers == 1
+    resumes_to_the_same_bits(tmp_path / "run", **options)
+
+
+def test_each_option_moves_the_student(
+    classifiers: dict[str, tuple[Path, Path]],
+    language_models: dict[str, Path],
+    texts: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    teacher, rows = classifiers["classification"]
+    unlabelled = write_jsonl(tmp_path / "unlabelled.jsonl", [{"text": "the film was awful"}] * 30)
+    task = {"task": "classification", "teacher": teacher, "dataset": rows}
+    masked = {**texts, "objective": "masked", "teacher": language_models["masked"]}
+    another = tmp_path / "another"
+    distill(config_for(another, **task, baseline=False, seed=5))
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (task, {}),
+        (task, {"unlabelled_file": unlabelled}),
+        (task, {"student": "random"}),
+        (task, {"student": another}),
+        (task, {"student_layers": "1,0"}),
+        (task, {"teacher": [teacher, another], "cosine_weight": 0}),
+        (task, {"soft_target_weight": 0}),
+        (task, {"cosine_weight": 0}),
+        (task, {"temperature": 1}),
+        (task, {"classifier_pooling": "mean"}),
+        (masked, {}),
+        (masked, {"soft_target_tokens": "masked"}),
+        (masked, {"student_layers": "0,1"}),
+        (masked, {"mask_probability": 0.4}),
+    ]
+    found = []
+    for number, (options, change) in enumerate(cases):
+        output = tmp_path / f"case-{number}"
+        distill(config_for(output, **{**options, **change, "baseline": False}))
+        weights = load_file(output / "model.safetensors")
+        found.append((sum(tensor.double().sum() for tensor in weights.values()).item(), change))
+    sums = [round(value, 9) for value, _ in found]
+    assert len(set(sums)) == len(sums)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"teacher": []}, "no teacher was given"),
+        ({"soft_target_weight": 0, "cosine_weight": 0}, "nothing would be taken from the teacher"),
+        ({"student_layers": "5"}, "encoder_layers=5 is impossible"),
+        ({"student": "no/such/student"}, "no/such/student"),
+        ({"next_sentence": True}, "leave out next_sentence"),
+    ],
+)
+def test_what_cannot_work_is_told(
+    options: dict[str, Any],
+    told: str,
+    language_models: dict[str, Path],
+    texts: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    given = {**texts, "objective": "masked", "teacher": language_models["masked"], **options}
+    given = {name: value for name, value in given.items() if value != []}
+    with pytest.raises(UserError, match=told):
+        MaskedLMDistillation(config_for(tmp_path / "run", **given)).run()
+
+
+def test_a_teacher_of_another_kind_or_of_other_labels_is_told(
+    classifiers: dict[str, tuple[Path, Path]], language_models: dict[str, Path], tmp_path: Path
+) -> None:
+    teacher, rows = classifiers["classification"]
+    with pytest.raises(UserError, match="holds a VaswaniForMaskedLM; expected a VaswaniForSeq"):
+        distill(
+            config_for(tmp_path / "a", task="classification", teacher=language_models["masked"], dataset=rows)
+        )
+    others = write_toy_rows(tmp_path / "rows", "multi_label", train=60)
+    with pytest.raises(UserError, match="tells the labels 'bad', 'good' apart"):
+        TaskRun(config_for(tmp_path / "b", task="multi_label", teacher=teacher, dataset=others)).run()
+
+
+def test_an_objective_that_does_not_exist_is_told() -> None:
+    with pytest.raises(UserError, match="objective=clozed is unknown; choose one of masked, causal"):
+        load_config(None, ["--objective", "clozed"], DistillationConfig)
