@@ -66,7 +66,8 @@ SMALL: dict[str, dict[str, object]] = {
     "plot": {"length": 512},
     **{name: {} for name in ("card", "combine", "configs", "convert", "env", "merge", "push", "report")},
 }
-WITHOUT_SEARCH = ("finetune_reviews", "mlm", "causal_lm")  # models that are evaluated without decoding
+# Models that are evaluated without decoding.
+WITHOUT_SEARCH = ("finetune_reviews", "finetune_squad", "mlm", "causal_lm")
 MODEL = {**TINY_MODEL, "vocab_size": 300}  # those of them that a configuration sets
 PROCESSES = ("num_processes", "fsdp_size", "tensor_parallel_size")  # one, where a document has several
 PARALLEL = "parallel"  # the folder of a corpus that has the columns of all

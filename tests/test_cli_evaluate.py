@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    AutoModelForQuestionAnswering,
+    AutoModelForMultipleChoice,
     AutoTokenizer,
     BertConfig,
     GPT2Config,
@@ -27,6 +27,7 @@ from toy_labels import (
     write_jsonl,
     write_toy_rows,
 )
+from toy_questions import toy_questions, write_toy_questions
 from toy_texts import toy_documents
 from toy_translation import save_toy_checkpoint
 from toy_translation import toy_rows as toy_pairs
@@ -145,6 +146,58 @@ def test_tagged_words_that_are_too_many_are_left_out(tmp_path: Path, capfd) -> N
     assert "no row can be scored: all are empty or too long" in errors
 
 
+# Questions.
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory) -> Path:
+    """A model that answers questions, and the rows of its run, some of which have no answer."""
+    folder = tmp_path_factory.mktemp("answering")
+    save_toy_encoder(folder / "encoder")
+    write_toy_questions(folder / "rows", unanswerable=0.4)
+    options = {**QUICK, "task": "question_answering", "model": folder / "encoder", "dataset": folder / "rows"}
+    options |= {"output_dir": folder / "run", "max_length": 24, "doc_stride": 8, "max_question_length": 8}
+    assert run(["finetune", *as_flags({**options, "learning_rate": 5e-3, "max_steps": 40})]) == 0
+    return folder
+
+
+def test_the_scores_of_questions_come_back(answering: Path, capfd) -> None:
+    expected = json.loads((answering / "run" / "evaluation.json").read_text())
+    command = ["--model", answering / "run", "--data", answering / "rows"]
+    found = record_of(capfd, *command)
+    assert (found["split"], found["rows"]) == ("test", expected["rows"])
+    assert found.keys() >= {"f1", "no_answer_accuracy"}
+    for name, score in expected["metrics"].items():
+        assert found[name] == pytest.approx(score["value"])
+        assert found["intervals"][name] == pytest.approx([score["low"], score["high"]])
+    printed = evaluate(capfd, *command)[1]
+    assert f"F1 {found['f1']:.2f} (95 % interval {found['intervals']['f1'][0]:.2f} to " in printed
+
+
+def test_options_of_questions(answering: Path, tmp_path: Path, capfd) -> None:
+    rows = [
+        {"c": row["context"], "q": row["question"], "a": text, "s": start}
+        for row in toy_questions(20, seed=5, words=40)
+        for text, start in zip(*row["answers"].values(), strict=True)
+    ]
+    output = tmp_path / "out.jsonl"
+    names = {"context_field": "c", "question_field": "q", "answers_field": "a", "answer_start_field": "s"}
+    command = ["--model", answering / "run", "--data", write_jsonl(tmp_path / "rows.jsonl", rows)]
+    for name in names:
+        fewer = {other: value for other, value in names.items() if other != name}
+        assert evaluate(capfd, *command, *as_flags(fewer))[0] == 2
+    command += as_flags(names)
+    whole = record_of(capfd, *command, "--output", output)
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["question"] for row in written] == [row["q"] for row in rows]
+    exact = [row["prediction"] in row["answers"]["text"] for row in written]
+    assert whole["exact_match"] == pytest.approx(100 * sum(exact) / len(rows))
+    assert record_of(capfd, *command, "--max_rows", "7")["rows"] == 7
+    assert record_of(capfd, *command, "--max_source_length", "20")["max_length"] == 20
+    silent = record_of(capfd, *command, "--null_score_diff_threshold", "-1000000000")
+    assert (silent["f1"], silent["null_score_diff_threshold"]) == (0, -1e9)
+
+
 # Language models.
 
 
@@ -246,11 +299,11 @@ def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, ca
 
 
 def test_what_cannot_be_evaluated_is_named(tmp_path: Path, capfd) -> None:
-    AutoModelForQuestionAnswering.from_config(toy_config()).save_pretrained(tmp_path / "questions")
-    toy_tokenizer().save_pretrained(tmp_path / "questions")
-    status, _, errors = evaluate(capfd, "--model", tmp_path / "questions", "--data", "x")
+    AutoModelForMultipleChoice.from_config(toy_config()).save_pretrained(tmp_path / "choices")
+    toy_tokenizer().save_pretrained(tmp_path / "choices")
+    status, _, errors = evaluate(capfd, "--model", tmp_path / "choices", "--data", "x")
     assert status == 2
-    assert f"{tmp_path / 'questions'} holds VaswaniForQuestionAnswering, which cannot be evaluated" in errors
+    assert f"{tmp_path / 'choices'} holds VaswaniForMultipleChoice, which cannot be evaluated" in errors
     BertConfig().save_pretrained(tmp_path / "nothing")
     status, _, errors = evaluate(capfd, "--model", tmp_path / "nothing", "--data", "x")
     assert status == 2

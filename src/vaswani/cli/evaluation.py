@@ -16,7 +16,7 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
-from vaswani.cli.splits import load_labelled_split, load_split, located
+from vaswani.cli.splits import load_labelled_split, load_question_split, load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
@@ -25,6 +25,7 @@ KINDS = {
     "AutoModelForSeq2SeqLM": "seq2seq",
     "AutoModelForSequenceClassification": "labels",
     "AutoModelForTokenClassification": "labels",
+    "AutoModelForQuestionAnswering": "questions",
     "AutoModelForMaskedLM": "masked",
     "AutoModelForPreTraining": "masked",
     "AutoModelForCausalLM": "causal",
@@ -32,6 +33,7 @@ KINDS = {
 NAMES = {
     "seq2seq": "an encoder-decoder",
     "labels": "a classifier or tagger",
+    "questions": "a model that answers questions",
     "masked": "a masked language model",
     "causal": "a causal language model",
 }
@@ -52,10 +54,16 @@ TAKES = {
     "label_field": ["labels"],
     "label_separator": ["labels"],
     "documents": ["masked", "causal"],
-    "output_name": ["seq2seq", "labels"],
-    "dtype": ["seq2seq", "labels"],
-    "allow_mismatch": ["seq2seq", "labels"],
+    "context_field": ["questions"],
+    "question_field": ["questions"],
+    "answers_field": ["questions"],
+    "answer_start_field": ["questions"],
+    "null_score_diff_threshold": ["questions"],
+    "output_name": ["seq2seq", "labels", "questions"],
+    "dtype": ["seq2seq", "labels", "questions"],
+    "allow_mismatch": ["seq2seq", "labels", "questions"],
 }
+FIELDS_OF_QUESTIONS = ("context_field", "question_field", "answers_field", "answer_start_field")
 UNLESS_GIVEN = {"num_beams": 4, "length_penalty": 0.6, "max_length": 1024, "allow_mismatch": False}
 
 
@@ -108,6 +116,37 @@ def evaluate(
             "--label_separator", help="Separates several labels. Default: as in training, or a comma."
         ),
     ] = None,
+    context_field: Annotated[
+        str | None,
+        typer.Option(
+            "--context_field",
+            help="Of questions, the column of the text. Default: as in training, or context.",
+        ),
+    ] = None,
+    question_field: Annotated[
+        str | None,
+        typer.Option(
+            "--question_field", help="Column of the question. Default: as in training, or question."
+        ),
+    ] = None,
+    answers_field: Annotated[
+        str | None,
+        typer.Option("--answers_field", help="Column of the answers. Default: as in training, or answers."),
+    ] = None,
+    answer_start_field: Annotated[
+        str | None,
+        typer.Option(
+            "--answer_start_field", help="Column of the answer's first character. Default: as in training."
+        ),
+    ] = None,
+    null_score_diff_threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--null_score_diff_threshold",
+            help="Answer nothing if the score of no answer exceeds that of the best by more. Default: as in "
+            "training.",
+        ),
+    ] = None,
     documents: Annotated[
         str | None,
         typer.Option(
@@ -138,7 +177,8 @@ def evaluate(
     """Score a model on a corpus by what the model is.
 
     Encoder-decoders: BLEU, chrF and exact match, or ROUGE. Classifiers,
-    regressors and taggers: accuracy, F1 or correlation. Language models:
+    regressors and taggers: accuracy, F1 or correlation. Models that answer
+    questions: exact match and F1, as SQuAD does. Language models:
     perplexity, accuracy and, of causal ones, bits per byte.
     """
     from vaswani.evaluation.text_metrics import check_task
@@ -159,6 +199,8 @@ def evaluate(
     }
     own |= {"text_pair_field": text_pair_field, "label_field": label_field, "documents": documents}
     own |= {"label_separator": label_separator, "task": task, "output_name": output_name}
+    own |= {"context_field": context_field, "question_field": question_field, "answers_field": answers_field}
+    own |= {"answer_start_field": answer_start_field, "null_score_diff_threshold": null_score_diff_threshold}
     _check_options(kind, {**own, **options})
     common: dict[str, Any] = {"dataset_config": dataset_config, "max_rows": max_rows}
     if kind == "seq2seq":
@@ -171,6 +213,10 @@ def evaluate(
         names = ("text_field", "text_pair_field", "label_field", "label_separator")
         fields = {name: own[name] for name in names}
         record = _evaluate_labels(model, folder, files, split, output_name, {**common, **fields}, options)
+    elif kind == "questions":
+        fields = {**common, **{name: own[name] for name in FIELDS_OF_QUESTIONS}}
+        options["null_score_diff_threshold"] = null_score_diff_threshold
+        record = _evaluate_questions(model, folder, files, split, output_name, fields, options)
     else:
         fields = {"text_field": text_field, "documents": documents}
         whole = local_folder(model, options["revision"])
@@ -281,6 +327,45 @@ def _evaluate_labels(
             writer.write(finite_json({**row, **answer}, ensure_ascii=False))
     say(str(evaluation))
     return {"split": split, "task": task, "max_length": classifier.max_length, **evaluation.to_dict()}
+
+
+def _evaluate_questions(
+    model: str,
+    folder: Path,
+    files: list[str],
+    split: str,
+    output_name: str | None,
+    fields: dict[str, Any],
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Answer questions; print the scores and return them."""
+    from vaswani.evaluation.answers import evaluate_answers
+    from vaswani.files.line_files import LineWriter
+    from vaswani.hub.run_metadata import read_settings
+    from vaswani.inference.answer.answering import QuestionAnswerer
+
+    settings = read_settings(folder)
+    settings = settings if settings.get("task") == "question_answering" else {}
+    fields |= {name: settings.get(name) for name in FIELDS_OF_QUESTIONS if fields[name] is None}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    with LineWriter(output_name or os.devnull) as writer:
+        split, rows = load_question_split(files, split, **fields)
+        limit = options["max_source_length"]
+        shared = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatch")
+        answerer = QuestionAnswerer.from_pretrained(
+            model,
+            max_length=None if limit == "auto" else limit,
+            null_score_diff_threshold=options["null_score_diff_threshold"],
+            **{name: options[name] for name in shared},
+        )
+        with progress_bar(len(rows), " rows") as bar:
+            evaluation = evaluate_answers(answerer, rows, bar.update)
+        for row, answer in zip(rows, evaluation.answers, strict=True):
+            writer.write(finite_json({**row, "prediction": answer.text}, ensure_ascii=False))
+    say(str(evaluation))
+    search = {**vars(answerer.lengths), "max_answer_length": answerer.max_answer_length}
+    search["null_score_diff_threshold"] = answerer.null_score_diff_threshold
+    return {"split": split, "task": "question_answering", **search, **evaluation.to_dict()}
 
 
 def _evaluate_texts(

@@ -48,6 +48,17 @@ def load_labelled_split(
     return split, _told(files, split, corpus, max_rows)
 
 
+def load_question_split(
+    files: list[str], split: str, max_rows: int | None = None, **fields: Any
+) -> tuple[str, "Dataset"]:
+    """Return the same of questions on texts."""
+    from vaswani.data.questions.question_rows import QuestionSpec, load_questions
+
+    split, place = located(files, split)
+    corpus = load_questions(QuestionSpec(**place, **fields), [split])
+    return split, _told(files, split, corpus, max_rows)
+
+
 def _told(files: list[str], split: str, corpus: "Corpus", max_rows: int | None) -> "Dataset":
     """Return the rows of a split; report how many there are."""
     from vaswani.data.evenly_spread import evenly_spread

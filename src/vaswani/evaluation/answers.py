@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,10 +26,32 @@ class AnswerEvaluation:
     Args:
         answers: one for each question.
         references: the texts of the right answers; none where the text does not answer the question.
+        seconds: spent on answering.
     """
 
     answers: list[Answer]
     references: list[list[str]]
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        names = AnswerMetric.names
+        rows = [
+            f"{names[name]} {score.value:.2f} (95 % interval {score.low:.2f} to {score.high:.2f})"
+            for name, score in self.estimates().items()
+        ]
+        count = len(self.answers)
+        speed = count / max(self.seconds, 1e-9)
+        return "\n".join([*rows, f"{count:,} questions in {self.seconds:.1f} s ({speed:.1f} a second)"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the answers as plain JSON values."""
+        estimates = self.estimates()
+        return {
+            "rows": len(self.answers),
+            **{name: score.value for name, score in estimates.items()},
+            "intervals": {name: [score.low, score.high] for name, score in estimates.items()},
+            "seconds": round(self.seconds, 3),
+        }
 
     @property
     def predictions(self) -> list[str]:
@@ -94,7 +117,9 @@ def evaluate_answers(
     if not len(questions):
         raise UserError("there are no questions to evaluate on; check the data and its split")
     pairs = ((row["question"], row["context"]) for row in questions)
-    return AnswerEvaluation(list(answerer.answer(pairs, progress)), references_of(questions))
+    start = time.perf_counter()
+    answers = list(answerer.answer(pairs, progress))
+    return AnswerEvaluation(answers, references_of(questions), time.perf_counter() - start)
 
 
 def references_of(questions: Dataset | Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -100,8 +100,8 @@ class QuestionReport(RowReport):
         return f"{others}{separator} {self.missing_answers:,} without answers"
 
 
-def load_questions(spec: QuestionSpec) -> Corpus:
-    """Load all splits of questions on texts into memory.
+def load_questions(spec: QuestionSpec, splits: Sequence[str] = SPLITS) -> Corpus:
+    """Load the requested splits of questions on texts that exist into memory.
 
     Returns:
         Splits with the columns `id`, `context`, `question` and `answers`: `text` and `answer_start`, lists of
@@ -114,7 +114,7 @@ def load_questions(spec: QuestionSpec) -> Corpus:
     """
     corpus = Corpus({}, {}, {}, available=[])
     found = find_splits(spec, _file_source, _dataset_source)
-    for split, source in {split: found[split]() for split in SPLITS if split in found}.items():
+    for split, source in {split: found[split]() for split in splits if split in found}.items():
         report = QuestionReport()
         rows = list(_question_rows(source, spec, report))
         if split != "train" and report.missing_answers and not report.kept:
