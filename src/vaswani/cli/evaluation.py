@@ -33,7 +33,7 @@ KINDS = {
 NAMES = {
     "seq2seq": "an encoder-decoder",
     "labels": "a classifier or tagger",
-    "questions": "a model that answers questions",
+    "questions": "a question answerer",
     "masked": "a masked language model",
     "causal": "a causal language model",
 }
