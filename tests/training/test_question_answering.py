@@ -418,4 +418,6 @@ def test_the_help_tells_of_the_fields_and_the_scores(capsys):
     assert "--null_score_diff_threshold" in told
     assert "metric_for_best_model (loss, exact_match, f1, has_answer_exact_match," in told
     assert run_command(["finetune", "--help"]) == 0
-    assert "--task question_answering --help" in " ".join(capsys.readouterr().out.split())
+    assert "Also question_answering and completion, whose options" in " ".join(
+        capsys.readouterr().out.split()
+    )
