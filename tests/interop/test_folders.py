@@ -19,7 +19,9 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
+    BertForNextSentencePrediction,
     BertForPreTraining,
+    BertLMHeadModel,
     BertTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
@@ -238,16 +240,20 @@ def test_the_wrong_direction(direction: str, tmp_path: Path, capsys) -> None:
 
 
 def test_what_cannot_be_converted_says_what_can(tmp_path: Path, capsys) -> None:
-    BertForMultipleChoice(BertConfig(**BERT)).save_pretrained(tmp_path / "bert")
+    BertLMHeadModel(BertConfig(**BERT, is_decoder=True)).save_pretrained(tmp_path / "bert")
     assert run(["convert", str(tmp_path / "bert"), str(tmp_path / "ours")]) == 2
     message = capsys.readouterr().err
-    assert (
-        "this is a 'bert' model: BertForMultipleChoice cannot be converted; these can: MarianModel" in message
-    )
+    assert "this is a 'bert' model: BertLMHeadModel cannot be converted; these can: MarianModel" in message
     assert run(["convert", str(tmp_path / "bert"), str(tmp_path / "bert")]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
     assert run(["convert", str(tmp_path / "nothing"), str(tmp_path / "ours")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [BertForMultipleChoice, BertForNextSentencePrediction])
+def test_every_head_is_compared(kind: Any, tmp_path: Path) -> None:
+    kind(BertConfig(**BERT)).save_pretrained(tmp_path / "bert")
+    assert convert_folder(str(tmp_path / "bert"), tmp_path / "ours").difference < 1e-4
 
 
 def test_weights_that_lack_a_tensor(tmp_path: Path) -> None:

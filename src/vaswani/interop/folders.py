@@ -167,6 +167,8 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     tokens[tokens == config.pad_token_id] = (config.pad_token_id or 0) + (
         1 if config.pad_token_id == 0 else -1
     )
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        tokens = tokens[None]  # the rows are the choices of one text
     inputs: dict[str, Any] = {"input_ids": tokens}
     if config.is_encoder_decoder:
         inputs |= {"decoder_input_ids": tokens.flip(0), "use_cache": False}
