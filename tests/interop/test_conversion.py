@@ -433,3 +433,22 @@ def test_bert_has_no_mean_of_all_tokens() -> None:
     assert type(export(first, "bert")).__name__ == "BertForSequenceClassification"
     with pytest.raises(UserError, match="classifier_pooling='mean' is not supported: bert models have"):
         export(mean, "bert")
+
+
+def test_a_special_token_outside_the_vocabulary_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As in many small models of the Hub, whose configuration has the default of GPT-2."""
+    theirs = randomize(
+        GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=40, vocab_size=VOCAB))
+    )
+    ours: Any = convert(theirs)
+    assert f"bos_token_id=50256 is outside the vocabulary of {VOCAB} tokens" in caplog.text
+    assert (ours.config.bos_token_id, ours.config.eos_token_id) == (None, None)
+    assert (ours.generation_config.bos_token_id, ours.generation_config.eos_token_id) == (None, None)
+    ids = padded_batch("right")["input_ids"][:1]
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-5)
+    expected = theirs.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=9)
+    assert torch.equal(
+        ours.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=9), expected
+    )

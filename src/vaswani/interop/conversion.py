@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from vaswani.errors import UserError
 from vaswani.interop import torch_transformer
 from vaswani.interop.bert import BERT, BIG_BIRD, DISTILBERT
-from vaswani.interop.formats import Format
+from vaswani.interop.formats import SPECIAL_TOKENS, Format
 from vaswani.interop.gpt import GPT2, OPENAI_GPT
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.interop.weights import to_ours, to_theirs
@@ -118,5 +118,9 @@ def _filled(model: Any, state: dict[str, torch.Tensor], like: Any) -> Any:
     model.tie_weights()
     model.config.dtype = like.dtype
     if like.can_generate() and model.can_generate():
-        model.generation_config = deepcopy(like.generation_config)
+        generation: Any = deepcopy(like.generation_config)
+        for name in SPECIAL_TOKENS:  # a token without an embedding ends no text (see `impossible_tokens`)
+            if isinstance(token := getattr(generation, name), int) and token >= model.config.vocab_size:
+                setattr(generation, name, None if not model.config.is_encoder_decoder else token)
+        model.generation_config = generation
     return model.train(like.training)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +17,12 @@ from vaswani.errors import UserError, one_line
 from vaswani.interop.weights import Rule, under
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
+logger = logging.getLogger(__name__)
+
 # Fields of every configuration of transformers, with the same meaning everywhere.
+SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 SHARED_FIELDS = (
-    *("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
+    *(*SPECIAL_TOKENS, "tie_word_embeddings"),
     *("id2label", "label2id", "problem_type"),
 )
 
@@ -98,6 +102,7 @@ class Format:
                     f"{our_name} for both; set them to one value"
                 )
         values |= {name: getattr(config, name, None) for name in SHARED_FIELDS} | self.ours
+        values |= dict.fromkeys(impossible_tokens(config))
         return made(self.our_config_class, {**values, **self.derived(config, class_name)})
 
     def to_theirs(self, config: VaswaniFamilyConfig) -> PreTrainedConfig:
@@ -117,6 +122,23 @@ class Format:
         return made(self.config_class, {**values, **self.derived_back(config)})
 
 
+def impossible_tokens(config: PreTrainedConfig) -> list[str]:
+    """Return the special tokens that a model of one stack names and has no embedding for; warn of them.
+
+    GPT-2's configuration has the token 50256 by default, also for a model with fewer tokens.
+    """
+    found = []
+    for name in SPECIAL_TOKENS if not config.is_encoder_decoder else ():
+        token = getattr(config, name, None)
+        if isinstance(token, int) and not 0 <= token < config.vocab_size:
+            logger.warning(
+                "%s=%d is outside the vocabulary of %d tokens; the converted model has none.",
+                *(name, token, config.vocab_size),
+            )
+            found.append(name)
+    return found
+
+
 def _plain(config: VaswaniFamilyConfig, name: str) -> Any:
     """Return the value of a field; attention that is full in all layers is `"full"`."""
     stack, _, suffix = name.rpartition("_")
@@ -132,7 +154,7 @@ def made(config_class: type[Any], values: Mapping[str, Any]) -> Any:
     """
     given = {name: value for name, value in values.items() if not (name in SHARED_FIELDS and value is None)}
     # Missing tokens are given as None, because the defaults are not None.
-    given |= {name: values.get(name) for name in SHARED_FIELDS[:3]}
+    given |= {name: values.get(name) for name in SPECIAL_TOKENS}
     try:
         return config_class(**given)
     except (ValueError, StrictDataclassError) as error:
