@@ -81,7 +81,7 @@ def config_of(name: str) -> PreTrainedConfig:
         return model_config(run.model, run.data.vocab_size, run.data.vocab_size, one_vocabulary=True)
     pretraining = load_config(name, [], PretrainingConfig)
     kind = MaskedLMRun if isinstance(pretraining, MaskedLMConfig) else CausalLMRun
-    return kind(pretraining).model_config(pretraining.data.vocab_size)
+    return kind(pretraining).model_config(None)
 
 
 def count(config: PreTrainedConfig) -> int:

@@ -140,7 +140,7 @@ def write_corpora(folder: Path) -> None:
     pairs = generate_dates("de,en", train_rows=40, validation_rows=4, test_rows=4)
     parallel = {
         split: [
-            {**row, "en": row["source"], "de": row["target"]}
+            {**row, "en": row["source"], "de": row["target"], "fr": row["target"]}
             | {"translation": {"en": row["source"], "de": row["target"]}}
             for row in ({"source": row["source"], "target": row["target"]} for row in pairs[split])
         ]

@@ -15,6 +15,9 @@ import torch
 from rank_processes import CONTEXT, log_of
 from tiny_runs import as_flags
 from vaswani.data.tokenization import _in_thread, train_tokenizer
+from vaswani.training.config.config_file import load_config
+from vaswani.training.runs.translation import TrainingRun
+from vaswani.training.trainer.seq2seq import Trainer
 
 pytestmark = pytest.mark.process
 
@@ -115,3 +118,17 @@ def test_a_tokenizer_is_trained_beside_the_main_thread_which_ctrl_c_reaches():
     with pytest.raises(KeyboardInterrupt):
         _in_thread(lambda: pbkdf2_hmac("sha256", b"", b"", 8_000_000))  # seconds without Python
     assert "tokenizer training" in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_training_that_fails_leaves_the_handler_as_it_was(
+    tiny_run: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ValueError("no loss")
+
+    monkeypatch.setattr(Trainer, "compute_loss", fail)
+    before = signal.getsignal(signal.SIGTERM)
+    *_, trainer = TrainingRun(load_config(None, as_flags(tiny_run)))._prepare()
+    with pytest.raises(ValueError, match="no loss"):
+        trainer.train()
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -141,7 +141,7 @@ def evaluate(
     ] = None,
     null_score_diff_threshold: Annotated[
         float | None,
-        typer.Option(
+        number(
             "--null_score_diff_threshold",
             help="Answer nothing if the score of no answer exceeds that of the best by more. Default: as in "
             "training.",

@@ -156,6 +156,7 @@ class BaseTrainer(Trainer):
             return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
         finally:
             hook.remove()
+            self.stop_on_signal.restore()  # a training that fails has no end
 
     def _expect_only_what_is_saved(self, model: torch.nn.Module, incompatible: Any) -> None:
         """Tied weights are saved once, and `extra_modules` in other files: these may be missing."""

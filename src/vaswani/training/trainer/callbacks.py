@@ -48,10 +48,14 @@ class StopOnSignal(TrainerCallback):
             self.signalled = isinstance(self._before, HeldBack) and self._before.came
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Wait for messages; restore the old handler, which learns of a signal after the last update."""
+        """Wait for messages, and stop listening."""
         if self._agreement is not None:
             self._agreement[1].wait()
             self._agreement = None
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore the old handler, which learns of a signal after the last update."""
         if self._before is None:
             return
         signal.signal(signal.SIGTERM, self._before)
