@@ -241,12 +241,12 @@ class MaskedLMRun(PretrainingRun):
     purpose = "masked"
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
-        super()._check_pretrained(pretrained)
         if self.config.task.next_sentence and not _tells_next_sentences(pretrained.config):
             raise UserError(
                 f"next_sentence needs a model with token types and a head for it, and {pretrained.folder} "
                 "has none; leave it out"
             )
+        super()._check_pretrained(pretrained)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
         """Raise `UserError` for one without a mask, or without token types where they are needed."""
