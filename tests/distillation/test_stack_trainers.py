@@ -125,7 +125,7 @@ def test_relations_and_maps_between_widths_move_the_loss(causal: bool, tmp_path:
     losses = []
     for options in ({}, {"cosine_weight": 1.0}, {"relation_weight": 1.0, "relation_heads": 2}):
         trainer = language_trainer(causal, tmp_path, (32, 16), **options)
-        trainer._add_maps()
+        trainer.mixture.add_maps()
         given = batch(trainer.model.config.vocab_size)
         labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
         losses.append(loss_of(trainer, {**given, "labels": labels}).item())

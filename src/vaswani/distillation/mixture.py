@@ -5,7 +5,8 @@ B batch · T tokens · D width
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,29 +25,33 @@ Count = torch.Tensor | int | None
 Side = tuple[torch.Tensor, torch.Tensor, Count]  # tokens that count, what each sees, and the divisor
 
 
-class LossMixture(BaseTrainer):
-    """A trainer whose loss is a weighted sum of losses, each of which is also logged, without its weight."""
+class LossMixture:
+    """A weighted sum of losses, each of which is also logged, without its weight; an object beside a trainer.
 
-    objectives: DistillationObjectives
-    teacher: Any
+    Args:
+        trainer: of the student.
+        teacher: whose states the student's are compared with; it is put into evaluation mode and moved.
+        objectives: the weights.
 
-    def prepare_losses(self, teacher: PreTrainedModel | None, objectives: DistillationObjectives) -> None:
-        """Take the teacher and the weights of the losses; call it once, at the end of `__init__`.
+    Raises:
+        UserError: an objective needs a teacher and none is given, or their widths do not suit it.
+    """
 
-        Raises:
-            UserError: an objective needs a teacher and none is given, or their widths do not suit it.
-        """
+    def __init__(
+        self, trainer: BaseTrainer, teacher: PreTrainedModel | None, objectives: DistillationObjectives
+    ):
+        self.trainer = trainer
         self.objectives = objectives
-        self.teacher = teacher
+        self.teacher: Any = teacher
         if teacher is not None:
-            self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
+            self.teacher = teacher.eval().requires_grad_(False).to(trainer.args.device)
         elif objectives.uses_states:
             raise UserError("cosine_weight and relation_weight need a teacher; give one, or set both to 0")
         self._check_relations()
-        self._recorders: list[Recorder] = []  # of student and teacher, if objectives need states
+        self.recorders: list[Recorder] = []  # of student and teacher, if objectives need states
         if teacher is not None and objectives.uses_states:
             projections = objectives.relation_weight > 0
-            self._recorders = [Recorder(model, projections) for model in (self.model, teacher)]
+            self.recorders = [Recorder(model, projections) for model in (trainer.model, teacher)]
         self._losses: dict[str, torch.Tensor] = {}  # sums since the last log
         self._first_step = 0  # update after which these sums begin
 
@@ -54,41 +59,44 @@ class LossMixture(BaseTrainer):
         weight, heads = self.objectives.relation_weight, self.objectives.relation_heads
         if self.teacher is None or not weight:
             return
-        if self.args.tensor_parallel_size > 1:
+        if self.trainer.args.tensor_parallel_size > 1:
             raise UserError(
                 f"relation_weight={weight} needs whole queries and keys, and tensor_parallel_size="
-                f"{self.args.tensor_parallel_size} splits them; set one of them to its default, or use "
-                "fsdp_size"
+                f"{self.trainer.args.tensor_parallel_size} splits them; set one of them to its default, or "
+                "use fsdp_size"
             )
-        for width in (self.teacher.config.hidden_size, self.model.config.hidden_size):
+        for width in (self.teacher.config.hidden_size, self.trainer.model.config.hidden_size):
             if width % heads:
                 raise UserError(
                     f"relation_heads={heads} does not divide the width {width}; give one that does"
                 )
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `BaseTrainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
-        self._add_maps()
+    @contextmanager
+    def maps(self) -> Iterator[None]:
+        """Give the student maps to the teacher's width, where a loss needs them, while it is trained."""
+        self.add_maps()
         try:
-            return super().train(*args, **kwargs)
+            yield
         finally:
-            for name in self.extra_modules:
-                delattr(self.model, name)
-            self.extra_modules = {}
+            for name in self.trainer.extra_modules:
+                delattr(self.trainer.model, name)
+            self.trainer.extra_modules = {}
 
-    def _add_maps(self) -> None:
+    def add_maps(self) -> None:
+        """Add the maps, of each stack of the student."""
         if self.teacher is None or not self.objectives.cosine_weight:
             return
-        width, teacher_width = (model.config.hidden_size for model in (self.model, self.teacher))
+        trainer = self.trainer
+        width, teacher_width = (model.config.hidden_size for model in (trainer.model, self.teacher))
         if width != teacher_width:
-            maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(self.model)}
-            self.extra_modules = {TO_TEACHER_WIDTH: nn.ModuleDict(maps).to(self.args.device)}
-            self.model.add_module(TO_TEACHER_WIDTH, self.extra_modules[TO_TEACHER_WIDTH])
+            maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(trainer.model)}
+            trainer.extra_modules = {TO_TEACHER_WIDTH: nn.ModuleDict(maps).to(trainer.args.device)}
+            trainer.model.add_module(TO_TEACHER_WIDTH, trainer.extra_modules[TO_TEACHER_WIDTH])
 
     def weighted(self, losses: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The weighted sum of losses, each of which is also added up for the log."""
         if not self._losses:
-            self._first_step = self.state.global_step
+            self._first_step = self.trainer.state.global_step
         for name, loss in losses.items():
             self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
         weighted = [getattr(self.objectives, f"{name}_weight") * loss for name, loss in losses.items()]
@@ -101,7 +109,7 @@ class LossMixture(BaseTrainer):
             sides: of each stack bool [B, T], which tokens count; bool [B, T, T], which tokens each sees; and
                 the divisor of the summed losses.
         """
-        student, teacher = (recorder.take() for recorder in self._recorders)
+        student, teacher = (recorder.take() for recorder in self.recorders)
         losses: dict[str, list[torch.Tensor]] = {"cosine": [], "relation": []}
         for stack, (tokens, visible, num_tokens) in sides.items():
             if self.objectives.cosine_weight:
@@ -121,23 +129,25 @@ class LossMixture(BaseTrainer):
         return {name: torch.stack(parts).mean() for name, parts in losses.items() if parts}
 
     def _to_teacher_width(self, states: torch.Tensor, stack: str) -> torch.Tensor:
-        maps: Any = self.extra_modules.get(TO_TEACHER_WIDTH)
+        maps: Any = self.trainer.extra_modules.get(TO_TEACHER_WIDTH)
         return states if maps is None else maps[stack](states.to(maps[stack].weight.dtype))
 
     def count_everywhere(self, count: torch.Tensor) -> torch.Tensor:
         """The sum over all processes of a number of tokens, by which losses are divided."""
-        count = count.to(self.args.device)
-        if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            count = self.accelerator.gather(count).sum() / self.get_tp_size()
+        trainer = self.trainer
+        count = count.to(trainer.args.device)
+        if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
+            count = trainer.accelerator.gather(count).sum() / trainer.get_tp_size()
         return count
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in `BaseTrainer`, with each loss separately."""
-        if "loss" in logs and self._losses:
-            steps = max(self.state.global_step - self._first_step, 1)
-            for name, loss in self._losses.items():
-                # Divided by the tokens of all processes, each loss is a share of their sum.
-                shares = self.num_replicas if self.args.average_tokens_across_devices else 1
-                logs[f"{name}_loss"] = self.accelerator.reduce(loss, "mean").item() * shares / steps
-            self._losses = {}
-        super().log(logs, start_time)
+    def report(self, logs: dict[str, float]) -> None:
+        """Add the mean of each loss since the last report to the logs of a training."""
+        if "loss" not in logs or not self._losses:
+            return
+        trainer = self.trainer
+        steps = max(trainer.state.global_step - self._first_step, 1)
+        for name, loss in self._losses.items():
+            # Divided by the tokens of all processes, each loss is a share of their sum.
+            shares = trainer.num_replicas if trainer.args.average_tokens_across_devices else 1
+            logs[f"{name}_loss"] = trainer.accelerator.reduce(loss, "mean").item() * shares / steps
+        self._losses = {}

@@ -21,6 +21,7 @@ from vaswani.distillation.mixture import Count, LossMixture, Side
 from vaswani.distillation.recording import stacks
 from vaswani.errors import UserError
 from vaswani.model.losses import token_loss_function
+from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import MultiLabel, Regression, Tagging
 from vaswani.training.trainer.pretraining import PretrainingTrainer
@@ -59,7 +60,7 @@ def mean_log_probs(logits: Sequence[torch.Tensor], temperature: float) -> torch.
     return torch.stack(each).logsumexp(0) - torch.tensor(float(len(each))).log()
 
 
-class StackTrainer(LossMixture):
+class StackTrainer(BaseTrainer):
     """A trainer whose losses compare a student of one stack with its teachers.
 
     The teachers run once per batch, in evaluation mode, without gradients. Losses are divided by the tokens
@@ -75,10 +76,21 @@ class StackTrainer(LossMixture):
         super().__init__(**kwargs)
         first = teachers.models[0]
         self.teachers = teachers.eval().requires_grad_(False).to(self.args.device)
-        self.prepare_losses(first, objectives)
+        self.objectives = objectives
+        self.mixture = LossMixture(self, first, objectives)
         self.compute_loss_func = self._taught_loss
         self._inputs: dict[str, Any] = {}  # of the current batch, for the teacher and for the masks
         self._counts: dict[str, torch.Tensor] = {}  # of the whole accumulated, distributed batch
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `BaseTrainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
+        with self.mixture.maps():
+            return super().train(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As in `BaseTrainer`, with each loss separately."""
+        self.mixture.report(logs)
+        super().log(logs, start_time)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The weighted sum of the losses."""
@@ -98,9 +110,9 @@ class StackTrainer(LossMixture):
             if self.objectives.soft_target_weight:
                 loss = self.soft_target_loss(outputs.logits, teacher_logits, labels, num_items_in_batch)
                 losses["soft_target"] = loss
-        if self._recorders:
-            losses |= self.state_losses(self._sides())
-        return self.weighted(losses)
+        if self.mixture.recorders:
+            losses |= self.mixture.state_losses(self._sides())
+        return self.mixture.weighted(losses)
 
     def _ask_teachers(self) -> list[torch.Tensor]:
         inputs = {name: value for name, value in self._inputs.items() if name != "labels"}
@@ -128,7 +140,7 @@ class StackTrainer(LossMixture):
             tokens = sum(self.real_tokens(batch).sum() for batch in batches)
             rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batches))
             self._counts = {
-                name: self.count_everywhere(torch.as_tensor(count))
+                name: self.mixture.count_everywhere(torch.as_tensor(count))
                 for name, count in (("tokens", tokens), ("rows", rows))
             }
         return batches, num_items

@@ -29,7 +29,7 @@ LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # of logits [n, V] a
 Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]  # log-probabilities and tokens
 
 
-class DistillationTrainer(LossMixture, Trainer):
+class DistillationTrainer(Trainer):
     """Trains a student with a weighted sum of losses (see `DistillationObjectives`).
 
     The teacher runs once per batch, in evaluation mode, without gradients, in its own dtype. Without a
@@ -54,7 +54,9 @@ class DistillationTrainer(LossMixture, Trainer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.prepare_losses(teacher, objectives or DistillationObjectives())
+        self.objectives = objectives or DistillationObjectives()
+        self.mixture = LossMixture(self, teacher, self.objectives)
+        self.teacher: Any = teacher
         self._check_vocabularies()
         self.compute_loss_func = self._distillation_loss
         self._model_smooths = False
@@ -72,6 +74,16 @@ class DistillationTrainer(LossMixture, Trainer):
                 f"the teacher predicts {sizes[0]} tokens and the student {sizes[1]}, so their distributions "
                 "cannot be compared; set soft_target_weight to 0 and distil by sequences (targets=teacher)"
             )
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `BaseTrainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
+        with self.mixture.maps():
+            return super().train(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As in `BaseTrainer`, with each loss separately."""
+        self.mixture.report(logs)
+        super().log(logs, start_time)
 
     # ---------------------------------------------------------------------------------------------- losses
 
@@ -139,7 +151,7 @@ class DistillationTrainer(LossMixture, Trainer):
                     num_tokens=num_tokens,
                     teacher_tokens=teacher_tokens,
                 )
-            return self.weighted(losses)
+            return self.mixture.weighted(losses)
 
         return TokenLoss(kept, weighted_sum)
 
@@ -171,8 +183,10 @@ class DistillationTrainer(LossMixture, Trainer):
         if self._token_loss is not None:
             in_forward = self._student_takes_token_loss
             parts.append(outputs.loss if in_forward else _at_once(self._token_loss, outputs.logits))
-        if self._recorders and self.model.training:
-            parts.append(self.weighted(self._state_losses(labels != IGNORED_LABEL, num_items_in_batch)))
+        if self.mixture.recorders and self.model.training:
+            parts.append(
+                self.mixture.weighted(self._state_losses(labels != IGNORED_LABEL, num_items_in_batch))
+            )
         return torch.stack(parts).sum()
 
     def _state_losses(self, kept: torch.Tensor, num_target_tokens: Count) -> dict[str, torch.Tensor]:
@@ -181,16 +195,16 @@ class DistillationTrainer(LossMixture, Trainer):
             "encoder": (source, source[:, :, None] & source[:, None], self._num_source_tokens),
             "decoder": (kept, (kept[:, :, None] & kept[:, None]).tril(), num_target_tokens),
         }
-        return self.state_losses(sides)
+        return self.mixture.state_losses(sides)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, Count]:
         """As in `Trainer`; also counts the source tokens, by which the encoder's losses are divided."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self._recorders and batches:
+        if self.mixture.recorders and batches:
             count = sum(batch["attention_mask"].sum() for batch in batches)
-            self._num_source_tokens = self.count_everywhere(count)
+            self._num_source_tokens = self.mixture.count_everywhere(count)
         return batches, num_items
 
 
