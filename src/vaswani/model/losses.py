@@ -1,15 +1,22 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Losses over the vocabulary: of logits, or of the states that the output projection makes logits of.
+"""Losses over the vocabulary (of logits, or of states before the output projection) and of other heads.
 
-B batch · T length · V vocabulary · D width
+B batch · T length · V vocabulary · D width · L labels · C choices
 """
 
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from .input_checks import IGNORED_LABEL
+from .input_checks import (
+    IGNORED_LABEL,
+    check_answers,
+    check_class_labels,
+    check_labels,
+    check_loss_options,
+)
 from .kernel_slots import KernelSlot
 from .operators import OutputProjection
 
@@ -107,3 +114,46 @@ def as_product(hidden_states: torch.Tensor, lm_head: Any) -> tuple[torch.Tensor,
         return hidden_states, lm_head.weight
     ones = hidden_states.new_ones(*hidden_states.shape[:-1], 1)
     return torch.cat([hidden_states, ones], -1), torch.cat([lm_head.weight, lm_head.bias[:, None]], 1)
+
+
+# The losses of heads that both encoders and decoders have; None without labels.
+
+
+def class_loss(
+    model: PreTrainedModel, logits: torch.Tensor, labels: torch.Tensor | None, **kwargs: Any
+) -> torch.Tensor | None:
+    """Of classes or numbers of texts, from logits [B, L], as `config.problem_type` says."""
+    if labels is None:
+        return None
+    check_class_labels(labels, len(logits), model.config)
+    return model.loss_function(labels=labels, pooled_logits=logits, config=model.config, **kwargs)
+
+
+def choice_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor | None:
+    """Of the right one of several choices, from logits [B, C]."""
+    check_labels("labels", labels, logits.shape[:1], logits.shape[1])
+    return None if labels is None else token_loss_function(logits, labels)
+
+
+def tag_loss(
+    model: PreTrainedModel, logits: torch.Tensor, labels: torch.Tensor | None, **kwargs: Any
+) -> torch.Tensor | None:
+    """Of a class for each token, from logits [B, T, L]."""
+    check_labels("labels", labels, logits.shape[:2], logits.shape[2])
+    check_loss_options(None, kwargs.get("num_items_in_batch"))
+    return None if labels is None else model.loss_function(logits, labels, **kwargs)
+
+
+def answer_loss(
+    model: PreTrainedModel,
+    start_logits: torch.Tensor,
+    end_logits: torch.Tensor,
+    start_positions: torch.Tensor | None,
+    end_positions: torch.Tensor | None,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """Of the first and the last token of an answer, from logits [B, T] each."""
+    check_answers(len(start_logits), start_positions, end_positions)
+    if start_positions is None:
+        return None
+    return model.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)

@@ -22,14 +22,15 @@ from transformers.utils import TransformersKwargs, auto_docstring, can_return_tu
 
 from .compatibility import keep_positions
 from .configuration_vaswani import VaswaniDecoderConfig
-from .input_checks import (
-    check_answers,
-    check_class_labels,
-    check_labels,
-    check_logits_to_keep,
-    check_loss_options,
+from .input_checks import check_labels, check_logits_to_keep, check_loss_options
+from .losses import (
+    answer_loss,
+    class_loss,
+    next_token_loss_function,
+    smoothed_loss,
+    tag_loss,
+    token_loss_function,
 )
-from .losses import next_token_loss_function, smoothed_loss, token_loss_function
 from .stacks import VaswaniDecoder, VaswaniPreTrainedModel, other_outputs, tensor_parallel_plan
 
 
@@ -74,8 +75,7 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
             use_cache=use_cache,
             **kwargs,
         )
-        others = other_outputs(outputs)
-        others.pop("cross_attentions", None)  # empty: there is no encoder
+        others = other_outputs(outputs, "cross_attentions")  # empty: there is no encoder
         return BaseModelOutputWithPast(outputs.last_hidden_state, **others)
 
 
@@ -160,10 +160,7 @@ class VaswaniDecoderForSequenceClassification(VaswaniDecoderPreTrainedModel):
         states = outputs.last_hidden_state
         last = self.last_tokens(states, input_ids, attention_mask)
         logits = self.score(states[torch.arange(len(states), device=states.device), last])
-        loss = None
-        if labels is not None:
-            check_class_labels(labels, len(logits), self.config)
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        loss = class_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **other_outputs(outputs))
 
     def last_tokens(
@@ -217,13 +214,9 @@ class VaswaniDecoderForTokenClassification(VaswaniDecoderPreTrainedModel):
         """
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
         outputs = self.model(*inputs, **kwargs)
-        check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.num_labels)
-        check_loss_options(None, kwargs.get("num_items_in_batch"))
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else self.loss_function(logits, labels, **kwargs)
-        others = other_outputs(outputs)
-        others.pop("past_key_values", None)
-        return TokenClassifierOutput(loss=loss, logits=logits, **others)
+        loss = tag_loss(self, logits, labels, **kwargs)
+        return TokenClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs, "past_key_values"))
 
 
 @auto_docstring
@@ -248,13 +241,11 @@ class VaswaniDecoderForQuestionAnswering(VaswaniDecoderPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         inputs = (input_ids, attention_mask, position_ids, None, inputs_embeds, False)
         outputs = self.model(*inputs, **kwargs)
-        check_answers(len(outputs.last_hidden_state), start_positions, end_positions)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, T] each
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        others = other_outputs(outputs)
-        others.pop("past_key_values", None)
+        loss = answer_loss(self, start_logits, end_logits, start_positions, end_positions, **kwargs)
         return QuestionAnsweringModelOutput(
-            loss=loss, start_logits=start_logits, end_logits=end_logits, **others
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            **other_outputs(outputs, "past_key_values"),
         )

@@ -26,16 +26,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniEncoderConfig
-from .input_checks import (
-    IGNORED_LABEL,
-    can_be_checked,
-    check_answers,
-    check_class_labels,
-    check_ids,
-    check_labels,
-    check_loss_options,
-)
-from .losses import smoothed_loss, token_loss_function
+from .input_checks import IGNORED_LABEL, can_be_checked, check_ids, check_labels, check_loss_options
+from .losses import answer_loss, choice_loss, class_loss, smoothed_loss, tag_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, other_outputs, tensor_parallel_plan
 
 
@@ -340,10 +332,7 @@ class VaswaniForSequenceClassification(VaswaniClassifierBase):
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, logits = self.classify(*inputs, **kwargs)
-        loss = None
-        if labels is not None:
-            check_class_labels(labels, len(logits), self.config)
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        loss = class_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
@@ -376,8 +365,7 @@ class VaswaniForMultipleChoice(VaswaniClassifierBase):
         flat = (None if each is None else each.flatten(0, 1) for each in inputs)
         outputs, logits = self.classify(*flat, **kwargs)
         logits = logits.view(shape)
-        check_labels("labels", labels, shape[:1], shape[1])
-        loss = None if labels is None else token_loss_function(logits, labels)
+        loss = choice_loss(logits, labels)
         return MultipleChoiceModelOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
@@ -407,8 +395,7 @@ class VaswaniForNextSentencePrediction(VaswaniEncoderPreTrainedModel):
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.next_sentence(outputs.pooler_output)
-        check_labels("labels", labels, logits.shape[:1], 2)
-        loss = None if labels is None else token_loss_function(logits, labels)
+        loss = choice_loss(logits, labels)
         return NextSentencePredictorOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
@@ -440,12 +427,8 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
             A class of each token; −100 is ignored.
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.num_labels)
-        check_loss_options(None, kwargs.get("num_items_in_batch"))
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, **kwargs)
+        loss = tag_loss(self, logits, labels, **kwargs)
         return TokenClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
@@ -472,12 +455,9 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        check_answers(len(outputs.last_hidden_state), start_positions, end_positions)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
         start_logits, end_logits = logits.unbind(-1)  # [B, S] each
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        loss = answer_loss(self, start_logits, end_logits, start_positions, end_positions, **kwargs)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,

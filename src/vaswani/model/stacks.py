@@ -480,9 +480,10 @@ class VaswaniDecoder(VaswaniStack):
         return create_bidirectional_mask(config, queries, attention_mask, encoder_hidden_states)
 
 
-def other_outputs(outputs: ModelOutput) -> dict[str, Any]:
-    """All outputs of a base model except its last hidden state and what is pooled of it."""
-    return {k: v for k, v in outputs.items() if k not in ("last_hidden_state", "pooler_output")}
+def other_outputs(outputs: ModelOutput, *without: str) -> dict[str, Any]:
+    """All outputs of a base model except its last hidden state, what is pooled of it, and these."""
+    left_out = ("last_hidden_state", "pooler_output", *without)
+    return {k: v for k, v in outputs.items() if k not in left_out}
 
 
 def tensor_parallel_plan(stack: str, cross_attention: bool = False) -> dict[str, str]:
