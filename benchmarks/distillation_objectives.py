@@ -19,9 +19,10 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 import side_by_side
 from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+from vaswani.distillation.baseline import BASELINE, train_unless_done
 from vaswani.distillation.comparison import Comparison, compare, load_candidates
 from vaswani.distillation.config import DistillationConfig
-from vaswani.distillation.run import BASELINE, BaselineRun, DistillationRun
+from vaswani.distillation.run import BaselineRun, DistillationRun
 from vaswani.training.config.config_file import load_config
 
 CONFIG = "distill_multi30k_small"
@@ -97,7 +98,7 @@ def train(name: str, args: argparse.Namespace) -> None:
     if not (folder / SAFE_WEIGHTS_NAME).is_file():
         DistillationRun(config).train_and_evaluate()
     if name == ALL_CACHED:
-        BaselineRun(config).run_unless_done()
+        train_unless_done(BaselineRun(config))
 
 
 def report(comparison: Comparison, args: argparse.Namespace) -> None:

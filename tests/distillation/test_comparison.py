@@ -11,6 +11,7 @@ import torch
 
 from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
 from vaswani.distillation import comparison as module
+from vaswani.distillation import measuring
 from vaswani.distillation.comparison import (
     Candidate,
     Comparison,
@@ -192,9 +193,9 @@ def test_size_dtype_and_limits_are_each_model_s_own(tmp_path: Path) -> None:
 
 def test_pickled_weights_count_where_there_are_no_others(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"1234")
-    assert module.weight_bytes(tmp_path) == 4
+    assert measuring.weight_bytes(tmp_path) == 4
     (tmp_path / "model.safetensors").write_bytes(b"12")
-    assert module.weight_bytes(tmp_path) == 2
+    assert measuring.weight_bytes(tmp_path) == 2
 
 
 # Speed.
@@ -217,7 +218,7 @@ def test_models_take_turns_at_the_same_rows_and_the_warm_up_does_not_count(
 ) -> None:
     monkeypatch.setattr(module, "ROUNDS", 2)
     clock = SimpleNamespace(now=0.0, turns=[])
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     translators: list[Any] = [
         FakeTranslator("a", [99.0, 4.0, 5.0], clock),
         FakeTranslator("b", [88.0, 1.0, 2.0], clock),

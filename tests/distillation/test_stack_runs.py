@@ -190,7 +190,7 @@ def test_a_teacher_of_another_kind_or_of_other_labels_is_told(
     classifiers: dict[str, tuple[Path, Path]], language_models: dict[str, Path], tmp_path: Path
 ) -> None:
     teacher, rows = classifiers["classification"]
-    with pytest.raises(UserError, match="holds a VaswaniForMaskedLM; expected a VaswaniForSeq"):
+    with pytest.raises(UserError, match="holds a VaswaniForMaskedLM; expected a model of AutoModelForS"):
         distill(
             config_for(tmp_path / "a", task="classification", teacher=language_models["masked"], dataset=rows)
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vaswani.data.evenly_spread import evenly_spread
+from vaswani.distillation.measuring import (
+    ROUNDS,
+    SPEED_ROWS,
+    ByRole,
+    Score,
+    gain_of,
+    machine_of,
+    retention_of,
+    seconds_in_turns,
+    weight_bytes,
+)
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import PERCENTILES, RESAMPLES, Estimate, resampled_scores
 from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_metric
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
-
-SPEED_ROWS = 500  # most rows of a timed round
-ROUNDS = 5  # timed, after one of warm-up
 
 Progress = Callable[[int], object]
 
@@ -66,7 +72,7 @@ class ModelResult:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(ByRole):
     """The result of `compare`."""
 
     metric: str  # of retention and gains
@@ -78,21 +84,6 @@ class Comparison:
     bootstrap: dict[str, Any]  # number of resamples, percentiles of the intervals, seed
     speed: dict[str, int]  # rows of each timed round, number of rounds
     machine: dict[str, Any]  # device, CPU threads, version of torch
-
-    @property
-    def teacher(self) -> ModelResult:
-        """The model that the others are compared with."""
-        return self.models[0]
-
-    @property
-    def students(self) -> list[ModelResult]:
-        """One or more, in the given order."""
-        return [model for model in self.models if model.role == "student"]
-
-    @property
-    def baseline(self) -> ModelResult | None:
-        """The student that was trained without distillation, if there is one."""
-        return self.models[-1] if self.models[-1].role == "baseline" else None
 
 
 def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
@@ -174,7 +165,7 @@ def compare(
         search=_search(teacher.translator),
         bootstrap={"resamples": RESAMPLES, "percentiles": PERCENTILES, "seed": seed},
         speed={"rows": len(sources), "rounds": ROUNDS},
-        machine=_machine(teacher.translator.model.device),
+        machine=machine_of(teacher.translator.model.device),
     )
 
 
@@ -206,11 +197,6 @@ def _search(translator: Translator) -> dict[str, Any]:
     }
 
 
-def _machine(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"device": name, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
-
-
 def _texts(evaluation: Evaluation) -> list[str]:
     return [translation.text for translation in evaluation.translations]
 
@@ -221,17 +207,12 @@ def _texts(evaluation: Evaluation) -> list[str]:
 def decoding_seconds(
     translators: Sequence[Translator], sources: Sequence[str], progress: Progress | None = None
 ) -> list[list[float]]:
-    """The seconds that each translator takes for all sources in each of `ROUNDS` rounds.
+    """The seconds that each translator takes for all sources in each of `ROUNDS` rounds, taking turns."""
 
-    After a round of warm-up the translators take turns, so that other load on the machine slows all alike.
-    """
-    seconds: list[list[float]] = [[] for _ in translators]
-    for _ in range(1 + ROUNDS):
-        for translator, times in zip(translators, seconds, strict=True):
-            start = time.perf_counter()
-            list(translator.translate(sources, with_scores=False, progress=progress))
-            times.append(time.perf_counter() - start)
-    return [times[1:] for times in seconds]
+    def decoding(translator: Translator) -> Callable[[], object]:
+        return lambda: list(translator.translate(sources, with_scores=False, progress=progress))
+
+    return seconds_in_turns(list(map(decoding, translators)), ROUNDS)
 
 
 # Results.
@@ -249,6 +230,10 @@ class _Measured:
     def parameters(self) -> int:
         return self.candidate.translator.model.num_parameters()
 
+    def score(self, metric: str) -> Score:
+        """Of the rows, and of resampled rows."""
+        return self.evaluation.scores[metric], self.resampled[metric]
+
     @property
     def median_seconds(self) -> float:
         return statistics.median(self.seconds)
@@ -257,7 +242,7 @@ class _Measured:
 def _result(
     model: _Measured, teacher: _Measured, baseline: _Measured | None, metric: str, speed_rows: int
 ) -> ModelResult:
-    translator, scores = model.candidate.translator, model.evaluation.scores
+    translator = model.candidate.translator
     return ModelResult(
         name=model.candidate.name,
         role=model.role,
@@ -268,35 +253,12 @@ def _result(
         max_length=translator.max_length,
         untranslated_rows=model.evaluation.untranslated_rows,
         cut_off_rows=model.evaluation.cut_off_rows,
-        scores={
-            name: Estimate.from_resamples(score, model.resampled[name]) for name, score in scores.items()
-        },
-        retention=_retention(model, teacher, metric),
-        gain=_gain(model, baseline, metric) if baseline and model.role == "student" else None,
+        scores={name: Estimate.from_resamples(*model.score(name)) for name in model.evaluation.scores},
+        retention=retention_of(model.score(metric), teacher.score(metric)),
+        gain=gain_of(model.score(metric), baseline.score(metric))
+        if baseline and model.role == "student"
+        else None,
         seconds=model.seconds,
         sentences_per_second=speed_rows / model.median_seconds,
         speedup=teacher.median_seconds / model.median_seconds,
     )
-
-
-def _retention(model: _Measured, teacher: _Measured, metric: str) -> Estimate | None:
-    if teacher.evaluation.scores[metric] == 0:
-        return None
-    ratio = model.evaluation.scores[metric] / teacher.evaluation.scores[metric]
-    defined = teacher.resampled[metric] > 0
-    return Estimate.from_resamples(
-        ratio, model.resampled[metric][defined] / teacher.resampled[metric][defined]
-    )
-
-
-def _gain(model: _Measured, baseline: _Measured, metric: str) -> Estimate:
-    return Estimate.from_resamples(
-        model.evaluation.scores[metric] - baseline.evaluation.scores[metric],
-        model.resampled[metric] - baseline.resampled[metric],
-    )
-
-
-def weight_bytes(folder: Path) -> int:
-    """Size of the weight files in a folder: of its safetensors or, without these, its pickled weights."""
-    files = list(folder.glob("model*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
-    return sum(file.stat().st_size for file in files)

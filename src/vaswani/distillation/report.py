@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vaswani.distillation.comparison import Comparison, ModelResult
+from vaswani.distillation.measuring import ByRole
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.text_metrics import METRIC_NAMES
@@ -33,17 +34,26 @@ def write_report(comparison: Comparison, folder: Path) -> None:
         RunError: a file cannot be written.
     """
     check_writable(folder, "output")
-    write(folder / MARKDOWN, as_markdown(comparison).encode())
-    write(folder / JSON, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode())
+    write_texts(comparison, as_markdown(comparison), folder)
     try:
         picture = quality_against_speed_png(_points(comparison), METRIC_NAMES[comparison.metric])
     except UserError as error:
         logger.warning("%s is not drawn: %s", PLOT, error)
     else:
-        write(folder / PLOT, picture)
+        _write(folder / PLOT, picture)
 
 
-def write(path: Path, contents: bytes) -> None:
+def write_texts(comparison: ByRole, markdown: str, folder: Path) -> None:
+    """Write `report.md` and `report.json` of a comparison.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    _write(folder / MARKDOWN, markdown.encode())
+    _write(folder / JSON, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode())
+
+
+def _write(path: Path, contents: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, contents)
@@ -51,7 +61,7 @@ def write(path: Path, contents: bytes) -> None:
         raise RunError(f"cannot write {path}: {error.strerror}") from error
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
+def as_dict(comparison: Any) -> dict[str, Any]:
     """Return all measurements as plain JSON values, the main numbers of the first student before them.
 
     These are `retention`, a fraction of the teacher's score (0.987 means 98.7 %; null if that score is 0),
@@ -82,7 +92,15 @@ def as_markdown(comparison: Comparison) -> str:
     metrics = [METRIC_NAMES[name] for name in comparison.teacher.scores]
     columns = ["model", "role", "parameters", "weights", *metrics, "retention", "sentences/s", "speed-up"]
     table = markdown_table(columns, map(_cells, comparison.models), numbers=columns[2:])
-    parts = ["## Distillation", "", table, "", *_conclusions(comparison), "", *_conditions(comparison)]
+    parts = [
+        "## Distillation",
+        "",
+        table,
+        "",
+        *conclusions(comparison, METRIC_NAMES[comparison.metric], "decodes"),
+        "",
+        *_conditions(comparison),
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -107,22 +125,28 @@ def percent(share: Estimate) -> str:
     return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
-def _conclusions(comparison: Comparison) -> Iterator[str]:
-    metric = METRIC_NAMES[comparison.metric]
+def conclusions(comparison: ByRole, metric: str, verb: str) -> Iterator[str]:
+    """What the numbers say of each student.
+
+    Args:
+        comparison: with a teacher, students and perhaps a baseline.
+        metric: its display name.
+        verb: what a model does that was timed, such as "decodes".
+    """
     for student in comparison.students:
         size = f"{100 * student.parameter_ratio:.1f} % of the teacher's parameters"
         if student.retention is None:
             quality = f"the teacher's {metric} is 0, so its retention is undefined"
         else:
             quality = f"it retains {percent(student.retention)} of the teacher's {metric}"
-        yield f"- `{student.name}` has {size} and decodes {student.speedup:.2f} times as fast; {quality}."
+        yield f"- `{student.name}` has {size} and {verb} {student.speedup:.2f} times as fast; {quality}."
         if student.gain is not None and comparison.baseline is not None:
             against = f"Against `{comparison.baseline.name}`, which was trained without distillation"
             points = f"{interval(student.gain, sign='+')} points of {metric}"
-            yield f"  {against}: {points}, {verdict(student.gain)}."
+            yield f"  {against}: {points}, {_verdict(student.gain)}."
 
 
-def verdict(gain: Estimate) -> str:
+def _verdict(gain: Estimate) -> str:
     if gain.low > 0:
         return "better by more than the confidence interval"
     if gain.high < 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,13 +19,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
 from vaswani.data.sources.corpus import Corpus, RowReport
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
+from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import OutputCache, fingerprint_rows
@@ -47,21 +46,19 @@ from vaswani.distillation.teacher_targets import (
 from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
-from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_metadata import read_run_metadata, read_settings
+from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.inference.decoding import Side, position_limit
 from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.config.options import default_of
-from vaswani.training.runs.base import Tokenizers, owned_output
+from vaswani.training.runs.base import Tokenizers
 from vaswani.training.runs.models import new_model
 from vaswani.training.runs.translation import TrainingRun, begin_as_tokenizer, model_config
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
 
-BASELINE = "baseline"  # name and folder of the student that is trained without distillation
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # With student=teacher, only these fields can differ from the teacher's.
 OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation", *DROPOUTS)
@@ -255,7 +252,7 @@ class DistillationRun(TrainingRun):
         """Train the baseline; compare teacher, student and baseline on the test rows; print the report."""
         config = self.config
         if self.options.baseline:
-            BaselineRun(config).run_unless_done()
+            train_unless_done(BaselineRun(config))
         if self.test_rows is None or not PartialState().is_main_process:
             return
         num_beams = config.training.generation_num_beams or 1
@@ -289,24 +286,9 @@ class BaselineRun(TrainingRun):
     """A training of a student of the same shape from random weights, on the references, for comparison."""
 
     def __init__(self, config: DistillationConfig):
-        training = copy.copy(config.training)
-        training.output_dir = str(config.output_dir / BASELINE)
-        training.push_to_hub = False
+        training = training_of_baseline(config.training)
         super().__init__(RunConfig(config.model, config.data, training, config.card))
         self.student = config.output_dir
-
-    def run_unless_done(self) -> None:
-        """Train or resume, unless there is a baseline that was trained for as long as the student."""
-        folder = self.config.output_dir
-        if (folder / SAFE_WEIGHTS_NAME).is_file():  # of a finished training
-            before, now = read_settings(folder), self.config.to_dict()
-            if all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs")):
-                return
-        _say(f"training the same student without distillation in {folder}")
-        has_begun = (folder / SETTINGS_FILE).is_file()
-        self.config.training.resume_from_checkpoint = "true" if has_begun else None
-        with owned_output(self.config):
-            self.train_and_evaluate()
 
     @property
     def expects_one_vocabulary(self) -> bool:

@@ -9,24 +9,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_NAME
 
-from vaswani.auto_classes import models_of
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.given_tokenizers import ready_to_classify
 from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
 from vaswani.data.sources.corpus import Corpus, RowReport, TextCorpusSpec, load_corpus
 from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
+from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
+from vaswani.distillation.measuring import Score
 from vaswani.distillation.recording import stacks
+from vaswani.distillation.report import write_texts
 from vaswani.distillation.stack_arguments import (
     CausalDistillationConfig,
     MaskedDistillationConfig,
@@ -37,17 +36,15 @@ from vaswani.distillation.stack_report import (
     StackComparison,
     compare_stacks,
     stack_markdown,
-    write_stack_report,
 )
 from vaswani.distillation.stack_trainers import LanguageModelDistillation, TaskDistillation, Teachers
 from vaswani.distillation.student import Layers, parse_layers, student_from_teacher
 from vaswani.distillation.teacher import check_same_vocabulary
 from vaswani.errors import UserError, listing
-from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_metadata import read_run_metadata, read_settings
-from vaswani.training.runs.base import BaseRun, Tokenizers, owned_output
+from vaswani.hub.run_metadata import auto_class_of, read_run_metadata
+from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.models import Pretrained, load_with_head, open_pretrained, seed_everything
 from vaswani.training.runs.pretraining import (
@@ -58,8 +55,6 @@ from vaswani.training.runs.pretraining import (
     scores_with_resamples,
 )
 from vaswani.training.trainer.labels import TASKS, MultiLabel
-
-BASELINE = "baseline"
 
 
 class StackDistillation(BaseRun):
@@ -115,11 +110,9 @@ class StackDistillation(BaseRun):
 
     def _check_kind(self, name: str, teacher: Pretrained) -> None:
         """Raise `UserError` for a teacher that was saved with another head."""
-        classes = models_of(self.auto_class)[type(teacher.config)]
-        expected = {each.__name__ for each in (classes if isinstance(classes, tuple) else (classes,))}
-        found = teacher.config.architectures or list(expected)
-        if not expected & set(found):
-            raise UserError(f"teacher={name} holds a {found[0]}; expected a {' or '.join(sorted(expected))}")
+        found = next(iter(teacher.config.architectures or ()), None)
+        if found is not None and auto_class_of(teacher.config) is not self.auto_class:
+            raise UserError(f"teacher={name} holds a {found}; expected a model of {self.auto_class.__name__}")
 
     @cached_property
     def teachers(self) -> Teachers:
@@ -161,7 +154,7 @@ class StackDistillation(BaseRun):
 
     def report(self) -> None:
         """Train the baseline; compare teachers, student and baseline on the test rows; print the report."""
-        baseline = self.trained_baseline() if self.options.baseline else None
+        baseline = self._trained_baseline() if self.options.baseline else None
         rows = self._splits.get("test", self._splits.get("validation"))
         if rows is None or not PartialState().is_main_process:
             return
@@ -178,8 +171,9 @@ class StackDistillation(BaseRun):
             names=self.metric_names,
             data=name_of_data(read_run_metadata(folder)),
         )
-        write_stack_report(self.comparison, folder)
-        print(stack_markdown(self.comparison), flush=True)
+        markdown = stack_markdown(self.comparison)
+        write_texts(self.comparison, markdown, folder)
+        print(markdown, flush=True)
 
     def _named_teachers(self) -> list[tuple[str, PreTrainedModel]]:
         several = len(self.options.teacher) > 1
@@ -188,7 +182,7 @@ class StackDistillation(BaseRun):
             for number, model in enumerate(self.teachers.models, 1)
         ]
 
-    def _evaluate(self, model: PreTrainedModel, rows: Dataset) -> dict[str, tuple[float, np.ndarray]]:
+    def _evaluate(self, model: PreTrainedModel, rows: Dataset) -> dict[str, Score]:
         """Evaluate a model on tokenized rows."""
         if (trainer := self._evaluating.get(model)) is None:
             self.teaches = False
@@ -199,39 +193,23 @@ class StackDistillation(BaseRun):
         trainer.predict(rows)
         return self.scores_of(trainer)
 
-    def trained_baseline(self) -> PreTrainedModel:
-        """The same student, trained without a teacher in `output_dir/baseline`."""
+    def _trained_baseline(self) -> PreTrainedModel:
+        """The same student, trained without a teacher."""
         config = copy.copy(self.config)
-        config.training = copy.copy(self.config.training)
-        config.training.output_dir = str(self.config.output_dir / BASELINE)
-        config.training.push_to_hub = False
-        folder = config.output_dir
-        if not _is_done(folder, self.config):
-            PartialState().print(f"training the same student without distillation in {folder}", flush=True)
-            begun = (folder / SETTINGS_FILE).is_file()
-            config.training.resume_from_checkpoint = "true" if begun else None
-            run = type(self)(config)
-            run.teaches = False
-            with owned_output(config):
-                run.train_and_evaluate()
-        return load_checkpoint(folder, self.config.training.device, auto_class=self.auto_class)[0]
+        config.training = training_of_baseline(self.config.training)
+        run = type(self)(config)
+        run.teaches = False
+        train_unless_done(run)
+        return load_checkpoint(config.output_dir, config.training.device, auto_class=self.auto_class)[0]
 
     # ------------------------------------------------------------------------------ what a kind of model has
 
     metric_of_report: str  # by which the student is compared with its teacher
     metric_names: Mapping[str, str]
 
-    def scores_of(self, trainer: Any) -> dict[str, tuple[float, np.ndarray]]:
+    def scores_of(self, trainer: Any) -> dict[str, Score]:
         """The scores of a trainer's latest evaluation, each with those of resampled rows [R]."""
         raise NotImplementedError
-
-
-def _is_done(folder: Path, config: Any) -> bool:
-    """Whether a finished training in a folder was as long as this run."""
-    if not (folder / SAFE_WEIGHTS_NAME).is_file():
-        return False
-    before, now = read_settings(folder), config.to_dict()
-    return all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs"))
 
 
 # -------------------------------------------------------------------------------------------- language models
@@ -260,7 +238,7 @@ class LanguageModelRun(StackDistillation, PretrainingRun):
             **self.collators(tokenizers[0]),
         )
 
-    def scores_of(self, trainer: Any) -> dict[str, tuple[float, np.ndarray]]:
+    def scores_of(self, trainer: Any) -> dict[str, Score]:
         """Perplexity, accuracy and, of a causal model, bits per byte."""
         return scores_with_resamples(trainer)
 
@@ -384,7 +362,7 @@ class TaskRun(StackDistillation, FinetuningRun):
             **self.trainer_options(splits, model),
         )
 
-    def scores_of(self, trainer: Any) -> dict[str, tuple[float, np.ndarray]]:
+    def scores_of(self, trainer: Any) -> dict[str, Score]:
         """The metrics of the task."""
         label_scores = trainer.compute_metrics
         resampled = label_scores.resampled()

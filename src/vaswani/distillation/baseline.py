@@ -1,0 +1,38 @@
+"""The baseline of a distillation: the same student, trained without a teacher, in a folder of the run."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.hub.run_metadata import read_settings
+from vaswani.training.runs.base import BaseRun, owned_output
+
+BASELINE = "baseline"
+
+
+def training_of_baseline(training: Any) -> Any:
+    """The training arguments of a run for its baseline, which is not pushed."""
+    other = copy.copy(training)
+    other.output_dir = str(Path(training.output_dir or ".") / BASELINE)
+    other.push_to_hub = False
+    return other
+
+
+def train_unless_done(run: BaseRun) -> None:
+    """Train or resume a baseline, unless there is one that was trained for as long as the student."""
+    folder = run.config.output_dir
+    if (folder / SAFE_WEIGHTS_NAME).is_file():  # of a finished training
+        before, now = read_settings(folder), run.config.to_dict()
+        if all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs")):
+            return
+    PartialState().print(f"training the same student without distillation in {folder}", flush=True)
+    has_begun = (folder / SETTINGS_FILE).is_file()
+    run.config.training.resume_from_checkpoint = "true" if has_begun else None
+    with owned_output(run.config):
+        run.train_and_evaluate()
