@@ -10,7 +10,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vaswani.data.sentencepiece_models import sentencepiece_tokenizer
-from vaswani.data.text_codec import Side, TextCodec
+from vaswani.data.text_codec import Side, TextCodec, begin_token_id, end_token_id
 from vaswani.data.tokenization import PAD_TOKEN, load_tokenizers
 from vaswani.errors import UserError
 
@@ -60,7 +60,7 @@ def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
     Raises:
         UserError: as `ready_for_pairs`.
     """
-    return _ending_texts(tokenizer, name, pads=tokenizer.pad_token not in (None, _end_token(tokenizer)))
+    return _ending_texts(tokenizer, name, pads=tokenizer.pad_token_id not in (None, end_token_id(tokenizer)))
 
 
 def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
@@ -84,7 +84,7 @@ def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
 def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> PreTrainedTokenizerBase:
     """Return a tokenizer that ends texts; it gets a padding token unless it `pads` already."""
     tokenizer.padding_side = "right"
-    if _end_token(tokenizer) is None:
+    if end_token_id(tokenizer) is None:
         raise UserError(f"the tokenizer {name} has no token that ends a text; give it an eos_token")
     if pads and _is_ready(tokenizer):
         return tokenizer
@@ -92,10 +92,6 @@ def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> 
         lacks = "no end token behind each text" if pads else "no padding token"
         raise UserError(f"the tokenizer {name} has {lacks}, and it is a slow one; give a fast one")
     return _made_ready(tokenizer, pads)
-
-
-def _end_token(tokenizer: PreTrainedTokenizerBase) -> Any:
-    return tokenizer.sep_token if tokenizer.eos_token is None else tokenizer.eos_token
 
 
 def _is_ready(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -109,20 +105,19 @@ def _made_ready(tokenizer: Any, pads: bool) -> PreTrainedTokenizerBase:
         name: token for name, token in named if isinstance(token, str) and (pads or name != "pad_token")
     }
     frame = TextCodec(tokenizer, "target").frame()
-    begin = tokenizer.bos_token
-    is_free = begin not in (None, _end_token(tokenizer)) and tokenizer.bos_token_id not in frame.leading
-    ready = PreTrainedTokenizerFast(
+    begin, end = tokenizer.bos_token_id, end_token_id(tokenizer)
+    is_free = begin not in (None, end, *frame.leading)
+    ready: Any = PreTrainedTokenizerFast(
         tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer),
         padding_side="right",
         model_max_length=tokenizer.model_max_length,
         split_special_tokens=tokenizer.split_special_tokens,
         clean_up_tokenization_spaces=False,
         model_input_names=tokenizer.model_input_names,
-        **{"pad_token": begin if is_free else PAD_TOKEN, **special},
+        **{"pad_token": tokenizer.bos_token if is_free else PAD_TOKEN, **special},
     )
     if not _is_ready(ready):
-        before, after = map(ready.convert_ids_to_tokens, (list(frame.leading), list(frame.trailing)))
-        ending = [*after, _end_token(ready)]
+        before, ending = map(ready.convert_ids_to_tokens, (list(frame.leading), [*frame.trailing, end]))
         ready.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *ending],
             pair=[*before, "$A", *ending, "$B", *ending],
@@ -150,10 +145,10 @@ def special_tokens(source: PreTrainedTokenizerBase, target: PreTrainedTokenizerB
             f"the source tokenizer pads with the token {padding}, and the target tokenizer with "
             f"{target.pad_token_id}; a model has one token for both: give tokenizers that agree"
         )
-    begin = target.cls_token_id if target.bos_token_id is None else target.bos_token_id
+    begin = begin_token_id(target)
     return {
         "pad_token_id": padding,
         "bos_token_id": begin,
-        "eos_token_id": target.convert_tokens_to_ids(_end_token(target)),
+        "eos_token_id": end_token_id(target),
         "decoder_start_token_id": padding if begin is None else begin,
     }

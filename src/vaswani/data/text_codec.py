@@ -164,8 +164,7 @@ class TextCodec:
 
     def ends_sequences(self) -> bool:
         """Return whether every text ends with the end-of-sequence token (FSMT's separator)."""
-        end = self.tokenizer.eos_token_id
-        return (self.tokenizer.sep_token_id if end is None else end) in self.frame().trailing
+        return end_token_id(self.tokenizer) in self.frame().trailing
 
     def start_options(self) -> dict[str, int]:
         """Return options of `generate` that select the tokenizer's target language.
@@ -181,6 +180,16 @@ class TextCodec:
         language = frame.trailing[-1]
         old_nllb = getattr(self.tokenizer, "legacy_behaviour", False)
         return {"forced_bos_token_id" if old_nllb else "decoder_start_token_id": language}
+
+
+def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token that begins a sequence: `<s>`, or BERT's `[CLS]`; None if there is none."""
+    return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+
+
+def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token that ends a sequence: `</s>`, or the separator of BERT and FSMT; None without one."""
+    return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
 def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> bool:

@@ -25,7 +25,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.caching import map_to_file, tokenizer_key
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, begin_token_id, end_token_id
 from vaswani.errors import UserError
 
 Integers = npt.NDArray[np.integer[Any]]
@@ -256,8 +256,7 @@ def boundary_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     Raises:
         UserError: the tokenizer lacks one.
     """
-    begin = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    begin, end = begin_token_id(tokenizer), end_token_id(tokenizer)
     if begin is None or end is None:
         raise UserError(
             "the tokenizer has no token that begins or ends a sequence; give it a bos_token and an "
