@@ -189,7 +189,7 @@ def test_questions_with_answers_are_scored():
     evaluation = evaluate_answers(make_answerer(), rows)
     pairs = [(row["question"], row["context"]) for row in rows]
     assert evaluation.predictions == [answer.text for answer in make_answerer().answer(pairs)]
-    scores, estimates = evaluation.scores(), evaluation.estimates()
+    scores, estimates = evaluation.scores(), evaluation.estimates
     assert estimates.keys() == scores.keys() >= {"f1", "no_answer_accuracy"}
     assert all(estimates[name].value == score for name, score in scores.items())
     assert scores["no_answer_accuracy"] == 0  # without a threshold there is always an answer

@@ -1,6 +1,5 @@
 """`vaswani predict`."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -8,16 +7,18 @@ import typer
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     AllowMismatch,
+    BufferSize,
     Device,
     DType,
     InputName,
     OutputName,
+    PaddedTokensPerBatch,
     Revision,
     model_option,
     number,
     table_field,
 )
-from vaswani.cli.screen import begin_work, progress_bar, warn
+from vaswani.cli.screen import begin_work, progress_of_texts, warn
 
 
 @app.command()
@@ -47,13 +48,8 @@ def predict(
             at_least=1,
         ),
     ] = None,
-    max_tokens_per_batch: Annotated[
-        int, number("--max_tokens_per_batch", help="Tokens per batch, including padding.", at_least=1)
-    ] = 8192,
-    buffer_size: Annotated[
-        int | None,
-        number("--buffer_size", help="Texts to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
-    ] = None,
+    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
+    buffer_size: BufferSize = None,
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
@@ -64,7 +60,7 @@ def predict(
     Each text gets its prediction with the probability; each row of a table
     comes back with these fields.
     """
-    from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input
+    from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
     from vaswani.inference.classify.files import ADDED, predict_texts
@@ -85,9 +81,7 @@ def predict(
                 dtype=dtype,
                 allow_mismatch=allow_mismatch,
             )
-            shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
-            unit = f" {texts.report.unit}s"
-            with progress_bar(texts.total, unit, hidden=shares_terminal, typed=texts.typed) as bar:
+            with progress_of_texts(texts, output_name) as bar:
                 report = predict_texts(
                     classifier,
                     texts,

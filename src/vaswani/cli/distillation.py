@@ -105,6 +105,7 @@ def compare(
     **options: Any,
 ) -> None:
     """Compare students with their teacher: size, quality, retention and decoding speed."""
+    from vaswani.data.sources.corpus import CorpusSpec, load_corpus
     from vaswani.distillation.comparison import compare as compare_models
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, write_report
@@ -121,7 +122,13 @@ def compare(
     folder = output or Path(students[0])
     check_writable(folder, "output")
     split, rows = load_split(
-        [data], split, dataset_config=dataset_config, source_field=source_field, target_field=target_field
+        load_corpus,
+        CorpusSpec,
+        [data],
+        split,
+        dataset_config=dataset_config,
+        source_field=source_field,
+        target_field=target_field,
     )
     with progress_bar(sentences_to_decode(len(candidates), len(rows)), " sentences") as bar:
         comparison = compare_models(

@@ -1,6 +1,5 @@
 """`vaswani embed`."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import tee
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +12,13 @@ from vaswani.cli.options import (
     Device,
     DType,
     InputName,
+    PaddedTokensPerBatch,
     Revision,
     model_option,
     number,
     table_field,
 )
-from vaswani.cli.screen import begin_work, progress_bar, warn
+from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,16 +81,14 @@ def embed(
             help="With --words: a model trained on reversed text; its vectors are appended (FLAIR).",
         ),
     ] = None,
-    max_tokens_per_batch: Annotated[
-        int, number("--max_tokens_per_batch", help="Tokens per batch, including padding.", at_least=1)
-    ] = 8192,
+    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Embed text line by line, or a field of a table: a vector for each text, word or token."""
-    from vaswani.files.line_files import STANDARD_STREAM, check_not_input
+    from vaswani.files.line_files import check_not_input
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.embed.embedding import Embedder, check_pooling
     from vaswani.inference.embed.vector_files import added_fields, check_output, write_vectors
@@ -120,9 +118,8 @@ def embed(
     with open_texts(input_name, text_field, **where) as texts:
         embedder = Embedder.from_pretrained(model, revision=revision, **options)
         buffer_size = 1 if texts.typed else BUFFERED_TEXTS
-        shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
         report, found = texts.report, iter(texts)
-        with progress_bar(texts.total, f" {report.unit}s", shares_terminal, texts.typed) as bar:
+        with progress_of_texts(texts, output_name) as bar:
             if backward_model:
                 backward = Embedder.from_pretrained(backward_model, backward=True, **options)
                 results = _stacked([embedder, backward], found, buffer_size, bar.update)

@@ -1,14 +1,18 @@
 """`vaswani evaluate`."""
 
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import (
+    TRANSLATOR_DEFAULTS,
     DatasetConfig,
     Split,
     model_option,
@@ -16,11 +20,15 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
-from vaswani.cli.splits import load_labelled_split, load_question_split, load_split, located
+from vaswani.cli.splits import load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
-# The kinds of models by their Auto class, and the options that each takes beside those of all.
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedConfig
+
+# The kinds of models by their Auto class, and by name.
 KINDS = {
     "AutoModelForSeq2SeqLM": "seq2seq",
     "AutoModelForSequenceClassification": "labels",
@@ -37,34 +45,80 @@ NAMES = {
     "masked": "a masked language model",
     "causal": "a causal language model",
 }
-TAKES = {
-    "num_beams": ["seq2seq"],
-    "length_penalty": ["seq2seq"],
-    "too_long": ["seq2seq"],
-    "max_length": ["seq2seq"],
-    "no_repeat_ngram_size": ["seq2seq"],
-    "source_language": ["seq2seq"],
-    "target_language": ["seq2seq"],
-    "source_prefix": ["seq2seq"],
-    "task": ["seq2seq"],
-    "source_field": ["seq2seq"],
-    "target_field": ["seq2seq"],
-    "text_field": ["labels", "masked", "causal"],
-    "text_pair_field": ["labels"],
-    "label_field": ["labels"],
-    "label_separator": ["labels"],
-    "documents": ["masked", "causal"],
-    "context_field": ["questions"],
-    "question_field": ["questions"],
-    "answers_field": ["questions"],
-    "answer_start_field": ["questions"],
-    "null_score_diff_threshold": ["questions"],
-    "output_name": ["seq2seq", "labels", "questions"],
-    "dtype": ["seq2seq", "labels", "questions"],
-    "allow_mismatch": ["seq2seq", "labels", "questions"],
+# The fields of the rows that each kind is evaluated on, and the kinds that take an option not all take.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "seq2seq": ("source_field", "target_field"),
+    "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),
+    "masked": ("text_field", "documents"),
+    "causal": ("text_field", "documents"),
+    "questions": ("context_field", "question_field", "answers_field", "answer_start_field"),
 }
-FIELDS_OF_QUESTIONS = ("context_field", "question_field", "answers_field", "answer_start_field")
-UNLESS_GIVEN = {"num_beams": 4, "length_penalty": 0.6, "max_length": 1024, "allow_mismatch": False}
+OF_SEARCH = ("num_beams", "length_penalty", "too_long", "max_length", "no_repeat_ngram_size")
+OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
+TAKES = {
+    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, "task"), ("seq2seq",)),
+    **{
+        name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
+        for name in chain.from_iterable(FIELDS.values())
+    },
+    "null_score_diff_threshold": ("questions",),
+    **dict.fromkeys(("output_name", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
+}
+LOADING = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatch")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be evaluated.
+
+    Args:
+        model: folder or name on the Hub.
+        folder: its configuration and tokenizers.
+        config: of the model.
+        kind: of the model, one of `NAMES`.
+        files: the data, or its name.
+        split: of the data.
+        options: of the command; None for those that are not given.
+    """
+
+    model: str
+    folder: Path
+    config: "PreTrainedConfig"
+    kind: str
+    files: list[str]
+    split: str
+    options: dict[str, Any]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the rows that are given, others as None."""
+        return {name: self.options[name] for name in FIELDS[self.kind]}
+
+    @property
+    def max_length(self) -> int | None:
+        """The tokens of a text; None where none are given."""
+        length = self.options["max_source_length"]
+        return None if length == "auto" else length
+
+    def trained(self, task: str) -> dict[str, Any]:
+        """The settings of the training that made the model; none where it had another task."""
+        from vaswani.hub.run_metadata import read_settings
+
+        settings = read_settings(self.folder)
+        return settings if settings.get("task") == task else {}
+
+    def load(
+        self, load: Callable[..., Any], spec_class: Callable[..., Any], trained: dict[str, Any], **more: Any
+    ) -> tuple[str, "Dataset"]:
+        """Load the rows (see `load_split`) by the fields that are given, or else were those of a training."""
+        known = {name: trained.get(name) if value is None else value for name, value in self.fields.items()}
+        fields = {name: value for name, value in known.items() if value is not None}
+        rows = {name: self.options[name] for name in ("max_rows", "dataset_config")}
+        return load_split(load, spec_class, self.files, self.split, **rows, **fields, **more)
+
+    def opened(self, of_class: Any, **more: Any) -> Any:
+        """Load the model as the argument of a class for inference."""
+        return of_class.from_pretrained(self.model, **{name: self.options[name] for name in LOADING}, **more)
 
 
 @app.command()
@@ -182,8 +236,9 @@ def evaluate(
     perplexity, accuracy and, of causal ones, bits per byte.
     """
     from vaswani.evaluation.text_metrics import check_task
-    from vaswani.files.line_files import check_not_input
+    from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.hub.checkpoint import local_folder
+    from vaswani.hub.run_metadata import read_config
 
     check_task(task or "translation")
     check_standard_output()
@@ -191,45 +246,45 @@ def evaluate(
     files = [data] if target_file is None else [data, target_file]
     check_not_input(output_name or os.devnull, *files)
     folder = local_folder(model, options["revision"], weights=False)
-    kind = _kind(folder)
-    own: dict[str, Any] = {
+    config = read_config(folder)
+    kind = _kind(folder, config)
+    options |= {
+        "dataset_config": dataset_config,
+        "max_rows": max_rows,
+        "task": task,
         "source_field": source_field,
         "target_field": target_field,
         "text_field": text_field,
+        "text_pair_field": text_pair_field,
+        "label_field": label_field,
+        "label_separator": label_separator,
+        "documents": documents,
+        "context_field": context_field,
+        "question_field": question_field,
+        "answers_field": answers_field,
+        "answer_start_field": answer_start_field,
+        "null_score_diff_threshold": null_score_diff_threshold,
+        "output_name": output_name,
     }
-    own |= {"text_pair_field": text_pair_field, "label_field": label_field, "documents": documents}
-    own |= {"label_separator": label_separator, "task": task, "output_name": output_name}
-    own |= {"context_field": context_field, "question_field": question_field, "answers_field": answers_field}
-    own |= {"answer_start_field": answer_start_field, "null_score_diff_threshold": null_score_diff_threshold}
-    _check_options(kind, {**own, **options})
-    common: dict[str, Any] = {"dataset_config": dataset_config, "max_rows": max_rows}
-    if kind == "seq2seq":
-        fields: dict[str, Any] = {"source_field": source_field or "source"}
-        fields["target_field"] = target_field or "target"
-        record = _evaluate_pairs(
-            model, files, split, output_name, task or "translation", {**common, **fields}, options
-        )
-    elif kind == "labels":
-        names = ("text_field", "text_pair_field", "label_field", "label_separator")
-        fields = {name: own[name] for name in names}
-        record = _evaluate_labels(model, folder, files, split, output_name, {**common, **fields}, options)
-    elif kind == "questions":
-        fields = {**common, **{name: own[name] for name in FIELDS_OF_QUESTIONS}}
-        options["null_score_diff_threshold"] = null_score_diff_threshold
-        record = _evaluate_questions(model, folder, files, split, output_name, fields, options)
+    _check_options(kind, options)
+    asked = Asked(model, folder, config, kind, files, split, options)
+    if kind in EVALUATIONS:
+        with LineWriter(output_name or os.devnull) as writer:
+            found, lines, record = EVALUATIONS[kind](asked)
+            for line in lines:
+                writer.write(line)
+        say(str(found))
+        record |= found.to_dict()
     else:
-        fields = {"text_field": text_field, "documents": documents}
-        whole = local_folder(model, options["revision"])
-        record = _evaluate_texts(whole, kind, files, split, {**common, **fields}, options)
+        record = _evaluate_texts(asked)
     if as_json:
         say(finite_json({"model": model, "data": files, **record}))
 
 
-def _kind(folder: Path) -> str:
+def _kind(folder: Path, config: "PreTrainedConfig") -> str:
     """Return what the model of a folder is: one of `NAMES`."""
-    from vaswani.hub.run_metadata import auto_class_of, read_config
+    from vaswani.hub.run_metadata import auto_class_of
 
-    config = read_config(folder)
     name = auto_class_of(config).__name__
     # Checkpoints such as BART's name the class without a head, whose output layer is the embedding.
     kind = "seq2seq" if name == "AutoModel" and config.is_encoder_decoder else KINDS.get(name)
@@ -249,151 +304,117 @@ def _kind(folder: Path) -> str:
 def _check_options(kind: str, given: dict[str, Any]) -> None:
     """Raise `UserError` for an option that has no effect on a model of this kind."""
     for name, kinds in TAKES.items():
-        if kind not in kinds and given[name] != UNLESS_GIVEN.get(name):
+        if kind not in kinds and given[name] != TRANSLATOR_DEFAULTS.get(name):
             flag = "output" if name == "output_name" else name
             of = " or ".join(NAMES[one] for one in kinds)
             raise UserError(f"--{flag} is for {of}, and the model is {NAMES[kind]}; leave it out")
 
 
-def _evaluate_pairs(
-    model: str,
-    files: list[str],
-    split: str,
-    output_name: str | None,
-    task: str,
-    fields: dict[str, Any],
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    """Translate or summarize pairs; print the scores and return them."""
+# What an evaluation found, the lines of the output, and what the record tells beside that.
+Found = tuple[Any, Iterator[str], dict[str, Any]]
+
+
+def _evaluate_pairs(asked: Asked) -> Found:
+    """Translate or summarize pairs."""
+    from vaswani.data.sources.corpus import CorpusSpec, load_corpus
     from vaswani.evaluation.confidence import resampled_scores
     from vaswani.evaluation.text_metrics import score_texts
     from vaswani.evaluation.translator import evaluate as evaluate_translator
-    from vaswani.files.line_files import LineWriter
     from vaswani.inference.translate.files import as_text
     from vaswani.inference.translate.translation import Translator
 
-    with LineWriter(output_name or os.devnull) as writer:
-        split, rows = load_split(files, split, **fields)
-        translator = Translator.from_pretrained(model, **options)
-        scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
-        with progress_bar(len(rows), " rows") as bar:
-            evaluation = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
-        for translation in evaluation.translations:
-            writer.write(as_text(translation))
-    say(str(evaluation))
+    split, rows = asked.load(load_corpus, CorpusSpec, {})
+    options = {name: asked.options[name] for name in TRANSLATOR_DEFAULTS}
+    translator = Translator.from_pretrained(asked.model, **options)
+    task = asked.options["task"] or "translation"
+    scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
+    with progress_bar(len(rows), " rows") as bar:
+        found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
     names = ("num_beams", "length_penalty", "max_source_length", "max_length")
     search = {name: options[name] for name in names}
     search["max_source_length"] = translator.max_source_length
-    return {"split": split, **search, **evaluation.to_dict()}
+    return found, map(as_text, found.translations), {"split": split, **search}
 
 
-def _evaluate_labels(
-    model: str,
-    folder: Path,
-    files: list[str],
-    split: str,
-    output_name: str | None,
-    fields: dict[str, Any],
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    """Predict labels; print the scores and return them."""
-    from vaswani.evaluation.labels import check_known, evaluate_labels
-    from vaswani.files.line_files import LineWriter
-    from vaswani.hub.run_metadata import read_config, read_settings
-    from vaswani.inference.classify.classification import Classifier, names_of, task_of_checkpoint
+def _evaluate_labels(asked: Asked) -> Found:
+    """Predict labels."""
+    from vaswani.data.labels.labelled import LabelledSpec, load_labelled
+    from vaswani.evaluation.labels import evaluate_labels
+    from vaswani.inference.classify.classification import Classifier, names_of, task_of
+    from vaswani.training.trainer.labels import TASKS
 
-    settings = read_settings(folder)
-    task = task_of_checkpoint(folder)
-    trained = settings if settings.get("task") == task else {}
-    names = ("text_field", "text_pair_field", "label_field", "label_separator")
-    fields |= {name: trained.get(name) for name in names if fields[name] is None}
-    fields = {name: value for name, value in fields.items() if value is not None}
-    with LineWriter(output_name or os.devnull) as writer:
-        split, rows = load_labelled_split(files, split, task=task, **fields)
-        check_known(
-            rows["label"][:], names_of(read_config(folder)), task, f"{split} of {' and '.join(files)}"
+    task = task_of(asked.config)
+    assert task is not None  # as the model is of this kind
+    trained = asked.trained(task)
+    split, rows = asked.load(load_labelled, LabelledSpec, trained, task=task)
+    labels, where = TASKS[task](names_of(asked.config)), f"{split} of {' and '.join(asked.files)}"
+    labels.check_known(rows["label"][:], where, "the model does not know; it knows")
+    # Of taggers every word is scored.
+    limit = asked.max_length or (None if task == "tagging" else trained.get("max_length"))
+    classifier = asked.opened(Classifier, max_length=limit)
+    with progress_bar(len(rows), " rows") as bar:
+        found = evaluate_labels(classifier, rows, bar.update)
+    lines = (
+        finite_json(
+            {**row, "prediction": prediction.label, "probability": prediction.probability}, ensure_ascii=False
         )
-        limit = options["max_source_length"]
-        if limit == "auto":  # of taggers every word is scored
-            limit = None if task == "tagging" else trained.get("max_length")
-        shared = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatch")
-        classifier = Classifier.from_pretrained(
-            model, max_length=limit, **{name: options[name] for name in shared}
-        )
-        with progress_bar(len(rows), " rows") as bar:
-            evaluation = evaluate_labels(classifier, rows, bar.update)
-        for row, prediction in zip(rows, evaluation.predictions, strict=True):
-            answer = {"prediction": prediction.label, "probability": prediction.probability}
-            writer.write(finite_json({**row, **answer}, ensure_ascii=False))
-    say(str(evaluation))
-    return {"split": split, "task": task, "max_length": classifier.max_length, **evaluation.to_dict()}
+        for row, prediction in zip(rows, found.predictions, strict=True)
+    )
+    return found, lines, {"split": split, "task": task, "max_length": classifier.max_length}
 
 
-def _evaluate_questions(
-    model: str,
-    folder: Path,
-    files: list[str],
-    split: str,
-    output_name: str | None,
-    fields: dict[str, Any],
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    """Answer questions; print the scores and return them."""
+def _evaluate_questions(asked: Asked) -> Found:
+    """Answer questions."""
+    from vaswani.data.questions.question_rows import QuestionSpec, load_questions
     from vaswani.evaluation.answers import evaluate_answers
-    from vaswani.files.line_files import LineWriter
-    from vaswani.hub.run_metadata import read_settings
     from vaswani.inference.answer.answering import QuestionAnswerer
 
-    settings = read_settings(folder)
-    settings = settings if settings.get("task") == "question_answering" else {}
-    fields |= {name: settings.get(name) for name in FIELDS_OF_QUESTIONS if fields[name] is None}
-    fields = {name: value for name, value in fields.items() if value is not None}
-    with LineWriter(output_name or os.devnull) as writer:
-        split, rows = load_question_split(files, split, **fields)
-        limit = options["max_source_length"]
-        shared = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatch")
-        answerer = QuestionAnswerer.from_pretrained(
-            model,
-            max_length=None if limit == "auto" else limit,
-            null_score_diff_threshold=options["null_score_diff_threshold"],
-            **{name: options[name] for name in shared},
-        )
-        with progress_bar(len(rows), " rows") as bar:
-            evaluation = evaluate_answers(answerer, rows, bar.update)
-        for row, answer in zip(rows, evaluation.answers, strict=True):
-            writer.write(finite_json({**row, "prediction": answer.text}, ensure_ascii=False))
-    say(str(evaluation))
+    task = "question_answering"
+    split, rows = asked.load(load_questions, QuestionSpec, asked.trained(task))
+    threshold = asked.options["null_score_diff_threshold"]
+    answerer = asked.opened(
+        QuestionAnswerer, max_length=asked.max_length, null_score_diff_threshold=threshold
+    )
+    with progress_bar(len(rows), " rows") as bar:
+        found = evaluate_answers(answerer, rows, bar.update)
+    lines = (
+        finite_json({**row, "prediction": answer.text}, ensure_ascii=False)
+        for row, answer in zip(rows, found.answers, strict=True)
+    )
     search = {**vars(answerer.lengths), "max_answer_length": answerer.max_answer_length}
     search["null_score_diff_threshold"] = answerer.null_score_diff_threshold
-    return {"split": split, "task": "question_answering", **search, **evaluation.to_dict()}
+    return found, lines, {"split": split, "task": task, **search}
 
 
-def _evaluate_texts(
-    folder: Path,
-    objective: str,
-    files: list[str],
-    split: str,
-    fields: dict[str, Any],
-    options: dict[str, Any],
-) -> dict[str, Any]:
+EVALUATIONS: dict[str, Callable[[Asked], Found]] = {
+    "seq2seq": _evaluate_pairs,
+    "labels": _evaluate_labels,
+    "questions": _evaluate_questions,
+}
+
+
+def _evaluate_texts(asked: Asked) -> dict[str, Any]:
     """Score a language model; print the scores and return them."""
+    from vaswani.hub.checkpoint import local_folder
     from vaswani.training.runs.evaluation import evaluate_language_model
 
+    options, files = asked.options, asked.files
+    folder = local_folder(asked.model, options["revision"])
     if len(files) == 2:
         raise UserError(f"a language model is evaluated on one file of texts, got {files[0]} and {files[1]}")
-    if Path(files[0]).is_file():
-        split, place = "test", {"test_file": files}
-    else:
-        split, place = located(files, split)
-    length, device = options["max_source_length"], options["device"]
-    max_rows = fields.pop("max_rows")
+    split, place = located(files, asked.split)
     settings = {
         **place,
-        **fields,
-        "max_length": None if length == "auto" else length,
+        "dataset_config": options["dataset_config"],
+        **asked.fields,
+        "max_length": asked.max_length,
         "max_tokens_per_batch": options["max_tokens_per_batch"],
-        "use_cpu": True if device == "cpu" else None,
+        "use_cpu": True if options["device"] == "cpu" else None,
     }
-    if device not in (None, "cpu", "cuda"):
-        raise UserError(f"device {device!r} cannot be used for a language model; expected 'cpu' or 'cuda'")
-    return evaluate_language_model(folder, objective, split, max_rows=max_rows, settings=settings, tell=warn)
+    if options["device"] not in (None, "cpu", "cuda"):
+        raise UserError(
+            f"device {options['device']!r} cannot be used for a language model; expected 'cpu' or 'cuda'"
+        )
+    return evaluate_language_model(
+        folder, asked.kind, split, max_rows=options["max_rows"], settings=settings, tell=warn
+    )

@@ -126,6 +126,13 @@ MaxTokensPerBatch = Annotated[
     int,
     number("--max_tokens_per_batch", help="Tokens per batch, of sources and expected outputs.", at_least=1),
 ]
+PaddedTokensPerBatch = Annotated[
+    int, number("--max_tokens_per_batch", help="Tokens per batch, including padding.", at_least=1)
+]
+BufferSize = Annotated[
+    int | None,
+    number("--buffer_size", help="Texts to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
+]
 SourceLanguage = Annotated[
     str | None,
     typer.Option(
@@ -191,6 +198,11 @@ def _translator_options(
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Declare the options of `Translator.from_pretrained`."""
+
+
+TRANSLATOR_DEFAULTS: dict[str, Any] = {
+    name: parameter.default for name, parameter in inspect.signature(_translator_options).parameters.items()
+}
 
 
 def takes_translator_options(

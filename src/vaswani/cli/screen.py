@@ -17,6 +17,8 @@ from vaswani.files.line_files import STANDARD_STREAM, LineWriter, give_up, reaso
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from vaswani.inference.inputs import Texts
+
 FIRST_DELAY, LONGEST_DELAY = 5.0, 60.0  # seconds between two lines of progress; they double
 
 
@@ -90,6 +92,12 @@ def progress_bar(
     if not typed and (hidden or not sys.stderr.isatty()):
         return ProgressLines(total, unit)
     return tqdm(total=total, unit=unit, file=sys.stderr, disable=typed)
+
+
+def progress_of_texts(texts: "Texts", output_name: str) -> "tqdm | ProgressLines":
+    """Return a `progress_bar` for the texts of an input, whose results go to an output."""
+    hidden = output_name == STANDARD_STREAM and sys.stdout.isatty()
+    return progress_bar(texts.total, f" {texts.report.unit}s", hidden, texts.typed)
 
 
 class ProgressLines:

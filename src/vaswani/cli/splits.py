@@ -1,5 +1,6 @@
 """Loads the rows that a command works on."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,53 +21,29 @@ def located(files: list[str], split: str) -> tuple[str, dict[str, Any]]:
 
 
 def load_split(
-    files: list[str], split: str, max_rows: int | None = None, **fields: Any
+    load: "Callable[[Any, Sequence[str]], Corpus]",
+    spec_class: Callable[..., Any],
+    files: list[str],
+    split: str,
+    max_rows: int | None = None,
+    **fields: Any,
 ) -> tuple[str, "Dataset"]:
-    """Return the name and the rows of a split of pairs (see `located`).
+    """Return the name and the rows of a split (see `located`); report how many there are.
 
     Args:
+        load: loads a corpus, such as `load_corpus`.
+        spec_class: describes such a corpus, such as `CorpusSpec`.
         files: of the split, or the data set.
         split: of a data set.
         max_rows: number of rows to keep, evenly spread; None means all.
-        fields: of the corpus.
+        fields: of `spec_class`.
     """
-    from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+    from vaswani.data.evenly_spread import at_most
 
     split, place = located(files, split)
-    corpus = load_corpus(CorpusSpec(**place, **fields), [split])
-    return split, _told(files, split, corpus, max_rows)
-
-
-def load_labelled_split(
-    files: list[str], split: str, max_rows: int | None = None, **fields: Any
-) -> tuple[str, "Dataset"]:
-    """Return the same of labelled texts."""
-    from vaswani.data.labels.labelled import LabelledSpec, load_labelled
-
-    split, place = located(files, split)
-    corpus = load_labelled(LabelledSpec(**place, **fields), [split])
-    return split, _told(files, split, corpus, max_rows)
-
-
-def load_question_split(
-    files: list[str], split: str, max_rows: int | None = None, **fields: Any
-) -> tuple[str, "Dataset"]:
-    """Return the same of questions on texts."""
-    from vaswani.data.questions.question_rows import QuestionSpec, load_questions
-
-    split, place = located(files, split)
-    corpus = load_questions(QuestionSpec(**place, **fields), [split])
-    return split, _told(files, split, corpus, max_rows)
-
-
-def _told(files: list[str], split: str, corpus: "Corpus", max_rows: int | None) -> "Dataset":
-    """Return the rows of a split; report how many there are."""
-    from vaswani.data.evenly_spread import evenly_spread
-
-    rows = corpus.split(split)
-    told = f"{split} of {' and '.join(files)}: {corpus.reports[split]}"
-    if max_rows is not None and len(rows) > max_rows:
-        rows = rows.select(evenly_spread(len(rows), max_rows))
-        told += f", of which {max_rows:,} are used"
-    warn(told)
-    return rows
+    corpus = load(spec_class(**place, **fields), [split])
+    whole: Any = corpus.split(split)
+    rows = at_most(whole, max_rows)
+    used = f", of which {max_rows:,} are used" if len(rows) < len(whole) else ""
+    warn(f"{split} of {' and '.join(files)}: {corpus.reports[split]}{used}")
+    return split, rows

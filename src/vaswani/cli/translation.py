@@ -1,6 +1,5 @@
 """`vaswani translate` and `vaswani summarize`."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +7,7 @@ import typer
 from vaswani.bounds import MOST_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import (
+    BufferSize,
     InputName,
     ModelName,
     OutputName,
@@ -15,7 +15,7 @@ from vaswani.cli.options import (
     table_field,
     takes_translator_options,
 )
-from vaswani.cli.screen import begin_work, progress_bar, warn
+from vaswani.cli.screen import begin_work, progress_of_texts, warn
 
 NBest = Annotated[
     int | None,
@@ -27,10 +27,6 @@ NBest = Annotated[
     ),
 ]
 Scores = Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")]
-BufferSize = Annotated[
-    int | None,
-    number("--buffer_size", help="Texts to read ahead. Default: 4096, or 1 from a terminal.", at_least=1),
-]
 
 
 @app.command()
@@ -121,7 +117,7 @@ def _translate(
         buffer_size: texts to read ahead.
         options: of `Translator`.
     """
-    from vaswani.files.line_files import STANDARD_STREAM, LineWriter, check_not_input
+    from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.inference.inputs import open_texts
 
     (input_name, field, default, documents), (output_name, output_field, done) = source, target
@@ -137,9 +133,7 @@ def _translate(
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(model, **options)
-            shares_terminal = output_name == STANDARD_STREAM and sys.stdout.isatty()
-            unit = f" {texts.report.unit}s"
-            with progress_bar(texts.total, unit, hidden=shares_terminal, typed=texts.typed) as bar:
+            with progress_of_texts(texts, output_name) as bar:
                 report = translate_lines(
                     translator,
                     texts,

@@ -565,6 +565,15 @@ class Seq2SeqCollator:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+def pad_rows(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, npt.NDArray[np.int64]]:
+    """Return `input_ids`, `attention_mask` and, where rows have them, `token_type_ids`, padded: [B, S]."""
+    input_ids, attention_mask = pad([row["input_ids"] for row in rows], pad_token_id)
+    padded = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if "token_type_ids" in rows[0]:
+        padded["token_type_ids"], _ = pad([row["token_type_ids"] for row in rows], 0)
+    return padded
+
+
 def pad(
     sequences: Sequence[Any], filler: int, pad_to_multiple_of: int = 1
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

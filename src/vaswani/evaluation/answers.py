@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 
 from vaswani.data.evenly_spread import evenly_spread
@@ -15,6 +15,7 @@ from vaswani.errors import UserError
 from vaswani.evaluation.answer_metrics import AnswerMetric, best_threshold
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES
+from vaswani.evaluation.summary import score_fields, score_lines, speed_line
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.answer.spans import Answer
 
@@ -34,26 +35,18 @@ class AnswerEvaluation:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        names = AnswerMetric.names
-        rows = [
-            f"{names[name]} {score.value:.2f} (95 % interval {score.low:.2f} to {score.high:.2f})"
-            for name, score in self.estimates().items()
-        ]
-        count = len(self.answers)
-        speed = count / max(self.seconds, 1e-9)
-        return "\n".join([*rows, f"{count:,} questions in {self.seconds:.1f} s ({speed:.1f} a second)"])
+        speed = speed_line(len(self.answers), "questions", self.seconds)
+        return "\n".join([*score_lines(AnswerMetric.names, self.estimates), speed])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the answers as plain JSON values."""
-        estimates = self.estimates()
         return {
             "rows": len(self.answers),
-            **{name: score.value for name, score in estimates.items()},
-            "intervals": {name: [score.low, score.high] for name, score in estimates.items()},
+            **score_fields(self.estimates),
             "seconds": round(self.seconds, 3),
         }
 
-    @property
+    @cached_property
     def predictions(self) -> list[str]:
         """The texts of the answers; empty for none."""
         return [answer.text for answer in self.answers]
@@ -65,16 +58,12 @@ class AnswerEvaluation:
 
     def scores(self) -> dict[str, float]:
         """Return the scores of `AnswerMetric`."""
-        table = AnswerMetric(keep_in_memory=True).table(self.predictions, self.references)
-        return AnswerMetric(keep_in_memory=True).scores(table, np.ones(len(table)))
+        return AnswerMetric(keep_in_memory=True).scores_of(self.predictions, self.references)
 
+    @cached_property
     def estimates(self) -> dict[str, Estimate]:
-        """Return each score with its 95 % confidence interval, from bootstrap resamples of the questions."""
-        metric = AnswerMetric(keep_in_memory=True)
-        resampled = metric.resampled_scores(metric.table(self.predictions, self.references))
-        return {
-            name: Estimate.from_resamples(score, resampled[name]) for name, score in self.scores().items()
-        }
+        """Each score with its 95 % confidence interval, from bootstrap resamples of the questions."""
+        return AnswerMetric(keep_in_memory=True).estimates(self.predictions, self.references)
 
     def best_threshold(self) -> float:
         """Return the threshold for answering nothing that has the highest F1 on these questions."""

@@ -8,7 +8,7 @@ S rows · K statistics of a row, whose sums determine a score · R resamples
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,17 @@ class Estimate:
         """Return a value with the interval of its resamples [R]."""
         low, high = np.percentile(resampled, PERCENTILES)
         return cls(value, float(low), float(high))
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        return f"(95 % interval {self.low:.2f} to {self.high:.2f})"
+
+
+def resampled_rows(count: int, seed: int = 0) -> Iterator[np.ndarray]:
+    """Yield the rows of each resample of `count` rows: int64 [S]."""
+    generator = np.random.default_rng(seed)
+    return (generator.integers(count, size=count) for _ in range(RESAMPLES))
 
 
 def resampled_scores(
@@ -112,7 +123,5 @@ _SCORES: dict[str, Callable[[list[int]], float]] = {"bleu": _bleu, "chrf": _chrf
 
 def bootstrap_scores(metric: str, statistics_of_rows: np.ndarray, seed: int) -> np.ndarray:
     """Return scores of resampled rows, float64 [R], from statistics [S, K]."""
-    generator = np.random.default_rng(seed)
-    count = len(statistics_of_rows)
-    draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))
+    draws = resampled_rows(len(statistics_of_rows), seed)
     return np.array([score_of_sum(metric, statistics_of_rows[rows].sum(axis=0)) for rows in draws])

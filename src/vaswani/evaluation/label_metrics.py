@@ -18,7 +18,7 @@ import evaluate
 import numpy as np
 import numpy.typing as npt
 
-from vaswani.evaluation.confidence import RESAMPLES, Estimate
+from vaswani.evaluation.confidence import Estimate, resampled_rows
 from vaswani.evaluation.spans import mark_spans, spans_of
 
 Floats = npt.NDArray[np.float64]
@@ -40,6 +40,10 @@ class LabelMetric(evaluate.Metric):
         )
 
     def _compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        return self.scores_of(predictions, references)
+
+    def scores_of(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        """Return the scores of rows, without the copies of them that `compute` makes."""
         table = self.table(predictions, references)
         return self.scores(table, np.ones(len(table)))
 
@@ -60,9 +64,8 @@ class LabelMetric(evaluate.Metric):
 
     def resampled_scores(self, table: Floats, seed: int = 0) -> dict[str, Floats]:
         """Return scores of bootstrap resamples, float64 [R] each; a seed draws the same rows for all."""
-        generator = np.random.default_rng(seed)
         count = len(table)
-        draws = (generator.integers(count, size=count) for _ in range(RESAMPLES))
+        draws = resampled_rows(count, seed)
         scores = [self.scores(table, np.bincount(rows, minlength=count).astype(float)) for rows in draws]
         return {name: np.array([score[name] for score in scores]) for name in scores[0]}
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vaswani.errors import UserError, listing
+from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK, scores_by_type
 from vaswani.evaluation.spans import mark_spans
+from vaswani.evaluation.summary import score_fields, score_lines, speed_line, type_lines
 from vaswani.inference.classify.classification import Classifier, Prediction
 
 
@@ -39,19 +40,8 @@ class LabelEvaluation:
     seconds: float
 
     def __str__(self) -> str:
-        rows = [
-            f"{self.names[name]} {score.value:.2f} (95 % interval {score.low:.2f} to {score.high:.2f})"
-            for name, score in self.scores.items()
-        ]
-        for kind, of_type in self.types.items():
-            precision, recall, f1 = (f"{of_type[name]:.2f}" for name in ("precision", "recall", "f1"))
-            rows.append(
-                f"{kind}: precision {precision}, recall {recall}, F1 {f1} ({of_type['spans']:,} spans)"
-            )
-        count = len(self.references)
-        rows.append(
-            f"{count:,} rows in {self.seconds:.1f} s ({count / max(self.seconds, 1e-9):.1f} a second)"
-        )
+        rows = [*score_lines(self.names, self.scores), *type_lines(self.types)]
+        rows.append(speed_line(len(self.references), "rows", self.seconds))
         if self.left_out:
             rows.append(f"too long or empty, left out: {self.left_out:,}")
         if self.cut_off:
@@ -64,29 +54,10 @@ class LabelEvaluation:
             "rows": len(self.references),
             "left_out_rows": self.left_out,
             "cut_off_rows": self.cut_off,
-            **{name: score.value for name, score in self.scores.items()},
-            "intervals": {name: [score.low, score.high] for name, score in self.scores.items()},
+            **score_fields(self.scores),
             **({"types": self.types} if self.types else {}),
             "seconds": round(self.seconds, 3),
         }
-
-
-def check_known(labels: Iterable[Any], names: Sequence[str], task: str, where: str) -> None:
-    """Raise a UserError for a label that a model does not know.
-
-    Args:
-        labels: of the rows.
-        names: of the model's labels.
-        task: of the model.
-        where: what has the labels, for the message.
-    """
-    if task == "regression":
-        return
-    each = labels if task == "classification" else (name for row in labels for name in row)
-    if unknown := sorted(set(each) - {*names}):
-        raise UserError(
-            f"{where} has the label {unknown[0]!r}, which the model does not know; it knows {listing(names)}"
-        )
 
 
 def evaluate_labels(

@@ -11,6 +11,7 @@ import numpy as np
 
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.summary import score_fields, speed_line
 from vaswani.inference.translate.translation import Translation, Translator
 
 Scorer = Callable[[list[str], list[str]], tuple[dict[str, float], dict[str, str]]]
@@ -50,8 +51,7 @@ class Evaluation:
             f"{name:<12}{value:>7.2f}  {self._interval(name)}{self.signatures.get(name, '')}"
             for name, value in self.scores.items()
         ]
-        count, speed = len(self.translations), len(self.translations) / max(self.seconds, 1e-9)
-        rows.append(f"{count:,} rows in {self.seconds:.1f} s ({speed:.1f} a second)")
+        rows.append(speed_line(len(self.translations), "rows", self.seconds))
         if self.untranslated_rows:
             rows.append(f"too long, counted as empty: {self.untranslated_rows:,}")
         if self.cut_off_rows:
@@ -59,20 +59,16 @@ class Evaluation:
         return "\n".join(row.rstrip() for row in rows)
 
     def _interval(self, name: str) -> str:
-        if name not in self.estimates:
-            return ""
-        return f"(95 % interval {self.estimates[name].low:.2f} to {self.estimates[name].high:.2f})  "
+        return f"{self.estimates[name].interval}  " if name in self.estimates else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the translations as plain JSON values."""
-        unread = {"untranslated_rows": self.untranslated_rows, "cut_off_rows": self.cut_off_rows}
-        rows = {"rows": len(self.translations), **unread}
-        intervals = {name: [estimate.low, estimate.high] for name, estimate in self.estimates.items()}
-        known = {"intervals": intervals} if intervals else {}
         return {
-            **rows,
+            "rows": len(self.translations),
+            "untranslated_rows": self.untranslated_rows,
+            "cut_off_rows": self.cut_off_rows,
             **self.scores,
-            **known,
+            **(score_fields(self.estimates) if self.estimates else {}),
             "signatures": self.signatures,
             "seconds": round(self.seconds, 3),
         }

@@ -9,8 +9,9 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, cast
@@ -82,6 +83,17 @@ def count_lines(name: str) -> int | None:
         return None
     with open_lines(name) as stream:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
+
+
+def paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the texts that blank lines separate; newlines inside stay."""
+    paragraph: list[str] = []
+    for line in chain(lines, [""]):
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield "\n".join(paragraph)
+            paragraph = []
 
 
 def check_not_input(output: str, *inputs: str | Path | None) -> None:

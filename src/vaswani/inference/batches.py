@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from vaswani.errors import RunError
 
@@ -52,6 +53,33 @@ def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) 
         batch.append(key)
     if batch:
         yield batch
+
+
+def padded_inputs(
+    rows: Sequence[Mapping[str, Any]],
+    arguments: Container[str],
+    pad_token_id: int | None,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return a model's inputs for a batch of tokenized texts, without a cache of keys and values.
+
+    Args:
+        rows: the columns of the tokenizer, of which `input_ids` is one.
+        arguments: of the model's `forward`; other columns are left out.
+        pad_token_id: pads `input_ids`; None where there is no such token.
+        device: of the model.
+
+    Returns:
+        The columns and `attention_mask`, padded on the right: int64 [S, T].
+    """
+    names = [name for name in rows[0] if name in arguments]
+    columns = {name: [torch.tensor(row[name]) for row in rows] for name in names}
+    columns["attention_mask"] = [torch.ones_like(row) for row in columns["input_ids"]]
+    inputs: dict[str, Any] = {
+        name: pad_sequence(column, True, (pad_token_id or 0) if name == "input_ids" else 0).to(device)
+        for name, column in columns.items()
+    }
+    return {**inputs, "use_cache": False} if "use_cache" in arguments else inputs
 
 
 @contextmanager

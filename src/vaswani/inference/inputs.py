@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from vaswani.errors import UserError, listing
 from vaswani.files.json_files import finite_json, without_non_finite
-from vaswani.files.line_files import STANDARD_STREAM, count_lines, open_lines, read_lines
+from vaswani.files.line_files import STANDARD_STREAM, count_lines, open_lines, paragraphs, read_lines
 
 if TYPE_CHECKING:
     from vaswani.data.sources.records import Record
@@ -100,16 +100,6 @@ class TextLines:
         return finite_json(fields, ensure_ascii=False)
 
 
-def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    document: list[str] = []
-    for line in chain(lines, [""]):
-        if line.strip():
-            document.append(line)
-        elif document:
-            yield "\n".join(document)
-            document = []
-
-
 def _whole(lines: Iterable[str]) -> Iterator[str]:
     if (text := "\n".join(lines)).strip():
         yield text
@@ -117,7 +107,7 @@ def _whole(lines: Iterable[str]) -> Iterator[str]:
 
 _GROUPED: dict[str, Callable[[Iterator[str]], Iterator[str]]] = {
     "line": iter,
-    "blank_line": _paragraphs,
+    "blank_line": paragraphs,
     "file": _whole,
 }
 

@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from vaswani.data.batching import IGNORED_LABEL, pad
+from vaswani.data.batching import IGNORED_LABEL, pad, pad_rows
 from vaswani.data.sources.corpus import RowReport
 from vaswani.data.text_codec import TextCodec, exclusive
 from vaswani.errors import UserError
@@ -198,10 +198,7 @@ class LabelCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Pad a batch."""
-        input_ids, attention_mask = pad([row["input_ids"] for row in rows], self.pad_token_id)
-        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if "token_type_ids" in rows[0]:
-            arrays["token_type_ids"], _ = pad([row["token_type_ids"] for row in rows], 0)
+        arrays = pad_rows(rows, self.pad_token_id)
         labels = [row["labels"] for row in rows]
         if isinstance(labels[0], list) and isinstance(labels[0][0], int):  # tags, as many as tokens
             arrays["labels"], _ = pad(labels, IGNORED_LABEL)

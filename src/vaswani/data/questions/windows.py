@@ -20,7 +20,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.batching import pad
+from vaswani.data.batching import pad_rows
 from vaswani.data.text_codec import exclusive
 from vaswani.errors import UserError
 
@@ -258,11 +258,8 @@ class WindowCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Pad a batch."""
-        input_ids, attention_mask = pad([row["input_ids"] for row in rows], self.pad_token_id)
-        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if "token_type_ids" in rows[0]:
-            arrays["token_type_ids"], _ = pad([row["token_type_ids"] for row in rows], 0)
-        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        padded = pad_rows(rows, self.pad_token_id)
+        batch = {name: torch.from_numpy(array) for name, array in padded.items()}
         if "labels" in rows[0]:
             batch["labels"] = torch.tensor([row["labels"] for row in rows])
         if self.with_places:

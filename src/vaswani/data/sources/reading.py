@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vaswani.errors import UserError, listing
+from vaswani.files.line_files import paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
@@ -120,15 +121,8 @@ def read_lines(path: Path) -> Iterator[Row]:
 
 def read_paragraphs(path: Path) -> Iterator[Row]:
     """Yield the documents of a plain text file, which blank lines separate; newlines inside stay."""
-    document: list[str] = []
-    for line in _lines(path):
-        if line.strip():
-            document.append(line)
-        elif document:
-            yield ("\n".join(document),)
-            document = []
-    if document:
-        yield ("\n".join(document),)
+    for document in paragraphs(_lines(path)):
+        yield (document,)
 
 
 class RepeatedKeyError(ValueError):
@@ -160,23 +154,26 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 yield {} if line.isspace() else None
 
 
-def json_values(path: Path) -> Iterator[Any]:
-    """Yield the values of a .json file: one array (read whole), or JSON Lines."""
+def json_array(path: Path) -> list[Any] | None:
+    """Return the values of a .json file that holds one array; None where it holds JSON Lines."""
     with open_text(path) as file:
-        start = file.readline()
-        while start.isspace():
-            start = file.readline()
+        start = next((line for line in file if not line.isspace()), "")
         if not start.lstrip().startswith("["):
-            yield from _json_lines(path)
-            return
+            return None
         file.seek(0)
         try:
-            values = parse_json(file.read())
+            values: list[Any] = parse_json(file.read())
         except RepeatedKeyError as error:
             raise UserError(f"{path}: {error}; leave one of them") from error
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} begins a JSON array but is not valid JSON: {error}") from error
-    yield from values
+        return values
+
+
+def _json_values(path: Path) -> Iterator[Any]:
+    """Yield the values of a .json file: one array (read whole), or JSON Lines."""
+    values = json_array(path)
+    yield from _json_lines(path) if values is None else values
 
 
 def _leaf_names(value: Any, prefix: str = "") -> Iterator[str]:
@@ -352,7 +349,7 @@ class TableFormat:
 
 
 _JSON_LINES = TableFormat(partial(_json_fields, _json_lines), partial(_json_rows, _json_lines))
-_JSON = TableFormat(partial(_json_fields, json_values), partial(_json_rows, json_values))
+_JSON = TableFormat(partial(_json_fields, _json_values), partial(_json_rows, _json_values))
 _CSV = TableFormat(partial(_separated_fields, _csv_cells), partial(_separated_rows, _csv_cells))
 _TSV = TableFormat(partial(_separated_fields, tsv_cells), partial(_separated_rows, tsv_cells))
 

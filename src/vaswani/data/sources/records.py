@@ -128,12 +128,11 @@ def _json_lines(path: Path) -> Iterator[Record]:
 
 def _json_values(path: Path) -> Iterator[Record]:
     """Yield the objects of a .json file: one array, or JSON Lines."""
-    with reading.open_text(path) as file:
-        start = next((line for line in file if not line.isspace()), "")
-    if not start.lstrip().startswith("["):
+    values = reading.json_array(path)
+    if values is None:
         yield from _json_lines(path)
         return
-    for number, value in enumerate(reading.json_values(path), start=1):
+    for number, value in enumerate(values, start=1):
         yield _record(f"row {number:,} of {path}", value)
 
 

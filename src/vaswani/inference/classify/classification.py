@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -29,7 +28,7 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, read_config
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.pretrained import FromPretrained
 
@@ -228,16 +227,7 @@ class Classifier(FromPretrained):
     @torch.inference_mode()
     def _logits(self, rows: Sequence[dict[str, Any]]) -> torch.Tensor:
         """Return the logits of a batch, float32 on the CPU: [S, L], of a tagger [S, T, L]."""
-        names = [name for name in rows[0] if name in self._arguments]
-        columns = {name: [torch.tensor(row[name]) for row in rows] for name in names}
-        columns["attention_mask"] = [torch.ones_like(row) for row in columns["input_ids"]]
-        pad = self.tokenizer.pad_token_id or 0
-        inputs: dict[str, Any] = {
-            name: pad_sequence(column, True, pad if name == "input_ids" else 0).to(self.model.device)
-            for name, column in columns.items()
-        }
-        if "use_cache" in self._arguments:
-            inputs["use_cache"] = False
+        inputs = padded_inputs(rows, self._arguments, self.tokenizer.pad_token_id, self.model.device)
         logits = self.model(**inputs).logits.float().cpu()
         kept = inputs["attention_mask"].bool().cpu() if self.task == "tagging" else slice(None)
         if not logits[kept].isfinite().all():
@@ -249,13 +239,14 @@ class Classifier(FromPretrained):
         if self.task == "regression":
             return {"label": float(logits[0])}
         if self.task == "multi_label":
-            all_of = self._ranked(logits.sigmoid())
-            shares = zip(self.names, logits.sigmoid().tolist(), strict=True)
-            likely = {name: share for name, share in shares if share > 0.5}
+            shares = logits.sigmoid()
+            likely = {
+                name: share for name, share in zip(self.names, shares.tolist(), strict=True) if share > 0.5
+            }
             return {
                 "label": list(likely),
                 "probability": list(likely.values()),
-                "probabilities": all_of,
+                "probabilities": self._ranked(shares),
             }
         if self.task == "classification":
             all_of = self._ranked(logits.softmax(-1))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from itertools import tee
 from typing import Any
 
 from vaswani.inference.batches import BUFFERED_TEXTS
@@ -33,18 +33,11 @@ def predict_texts(
         buffer_size: texts read ahead; fewer at the beginning.
         progress: is called with the number of texts of each finished batch.
     """
-    report, given = texts.report, iter(texts)
-    kept: deque[Any] = deque()
-
-    def remembered() -> Any:
-        for text in given:
-            kept.append(text)
-            yield text
-
-    found = classifier.stream(remembered(), buffer_size=buffer_size, progress=progress)
-    for prediction in found:
+    report = texts.report
+    given, kept = tee(texts)
+    found = classifier.stream(given, buffer_size=buffer_size, progress=progress)
+    for prediction, text in zip(found, kept, strict=True):
         texts.take()
-        text = kept.popleft()
         report.empty += prediction.label is None
         report.source_cut_off += prediction.cut_off
         fields = _fields(prediction, top_k)

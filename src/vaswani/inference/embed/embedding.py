@@ -22,12 +22,11 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive, one_line
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import (
@@ -268,22 +267,11 @@ class Embedder(FromPretrained):
         if not longest:  # models reject texts without tokens
             return torch.zeros(len(tokens), 0, self.dimension, dtype=self.dtype)
         with within_memory("texts", len(tokens), longest):
-            outputs = self.model(**self._inputs(tokens), output_hidden_states=self.layers != [self._last])
+            device = next(self.model.parameters()).device
+            inputs = padded_inputs(tokens, self._arguments, self.tokenizer.pad_token_id, device)
+            outputs = self.model(**inputs, output_hidden_states=self.layers != [self._last])
             states = [*(outputs.hidden_states or ())[:-1], outputs.last_hidden_state]
             return self.combine([states[layer - self._last - 1].to(self.dtype) for layer in self.layers])
-
-    def _inputs(self, tokens: list[Tokens]) -> dict[str, Any]:
-        """Return the tokenizer's columns that the model accepts, padded on the right to int64 [S, T]."""
-        names = [name for name in tokens[0] if name in self._arguments]
-        columns = {name: [torch.tensor(of_text[name]) for of_text in tokens] for name in names}
-        columns["attention_mask"] = [torch.ones_like(of_text) for of_text in columns["input_ids"]]
-        pad = self.tokenizer.pad_token_id or 0
-        device = next(self.model.parameters()).device
-        inputs: dict[str, Any] = {
-            name: pad_sequence(column, True, pad if name == "input_ids" else 0).to(device)
-            for name, column in columns.items()
-        }
-        return {**inputs, "use_cache": False} if "use_cache" in self._arguments else inputs
 
     def _word_vectors(self, sentence: Sentence, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
         """Return the vectors of the words of a text, [W, d], from its states [T, d]."""

@@ -18,7 +18,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoConfig, EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
@@ -124,10 +124,9 @@ class BaseRun(ABC):
 
     def _with_fewer_test_rows(self, splits: dict[str, Any]) -> dict[str, Any]:
         """The splits, of whose test rows only `max_test_rows` stay."""
-        most = self.config.training.max_test_rows
-        if most is None or "test" not in splits:
+        if "test" not in splits:
             return splits
-        return {**splits, "test": splits["test"].select(evenly_spread(len(splits["test"]), most))}
+        return {**splits, "test": at_most(splits["test"], self.config.training.max_test_rows)}
 
     def _train(self, trainer: BaseTrainer) -> None:
         """Train, and save the final model."""

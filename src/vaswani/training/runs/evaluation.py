@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PrinterCallback
 
+from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.hub.run_metadata import read_settings
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
@@ -74,8 +76,7 @@ def evaluate_language_model(
         run.check()
         tokenizers = run.build_tokenizers(corpus)
         model = run.build_model(tokenizers)
-        run.config.training.max_test_rows = max_rows
-        rows = run._with_fewer_test_rows({"test": run.tokenize(corpus, tokenizers)[split]})["test"]
+        rows = at_most(run.tokenize(corpus, tokenizers)[split], max_rows)
         trainer = run.build_trainer({"train": rows}, tokenizers, model)
         trainer.remove_callback(PrinterCallback)
         trainer.evaluate(rows, metric_key_prefix=split)
@@ -89,16 +90,16 @@ def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
     values = {name: kept[name] for name in names if kept.get(name) is not None}
     values |= {name: value for name, value in given.items() if value is not None}
     values |= {"model": folder, "objective": objective, "eval_strategy": "no", "disable_tqdm": True}
-    run_class = MaskedLMRun if objective == "masked" else _CausalEvaluation
-    pretrained = run_class(_config({"max_length": USUAL_LENGTH, **values})).pretrained
+    run = (MaskedLMRun if objective == "masked" else _CausalEvaluation)(_config(values))
+    config, pretrained = run.config, run.pretrained
     assert pretrained is not None  # as there is a model
     if "max_length" not in values:
         most = values.get("max_tokens_per_batch", USUAL_LENGTH)
-        values["max_length"] = min(pretrained.longest or USUAL_LENGTH, most)
+        config.data = replace(config.data, max_length=min(pretrained.longest or USUAL_LENGTH, most))
     attention = getattr(pretrained.config, "decoder_attention", None)
     if objective == "causal" and "pack" not in values and (attention is None or "sparse" in attention):
-        values["pack"] = False
-    return run_class(_config(values))
+        config.task = replace(config.task, pack=False)
+    return run
 
 
 def _other(objective: str) -> str:

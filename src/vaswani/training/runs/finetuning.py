@@ -24,6 +24,7 @@ from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
+from vaswani.evaluation.summary import metric_lines, type_lines
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
@@ -210,8 +211,7 @@ class LabelScores:
         outputs, labels = (np.asarray(part) for part in (prediction.predictions, prediction.label_ids))
         self.predictions = self.task.predictions(outputs, labels)
         self.references = self.task.references(labels)
-        table = self.metric.table(self.predictions, self.references)
-        self.scores = self.metric.scores(table, np.ones(len(table)))
+        self.scores = self.metric.scores_of(self.predictions, self.references)
         return self.scores
 
     def resampled(self) -> dict[str, np.ndarray]:
@@ -245,13 +245,7 @@ def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
 
 def _show(told: dict[str, Any], loss: float) -> None:
     print(f"\n{told['split']} ({told['rows']:,} rows): loss {loss:.3f}")
-    for score in told["metrics"].values():
-        interval = f"(95 % interval {score['low']:.2f} to {score['high']:.2f})"
-        print(f"{score['name']} {score['value']:.2f} {interval}")
-    for kind, of_type in told.get("types", {}).items():
-        precision, recall, f1 = (f"{of_type[name]:.2f}" for name in ("precision", "recall", "f1"))
-        print(f"{kind}: precision {precision}, recall {recall}, F1 {f1} ({of_type['spans']:,} spans)")
-    print()
+    print(*metric_lines(told["metrics"]), *type_lines(told.get("types", {})), sep="\n", end="\n\n")
     for example in told["examples"]:
         _show_example(**example)
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from vaswani.auto_classes import models_of
-from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.masking import MaskingCollator
 from vaswani.data.text.packing import DocumentCollator, PackingCollator
@@ -41,7 +41,7 @@ from vaswani.data.tokenization import (
     train_tokenizer,
 )
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import RESAMPLES, Estimate
+from vaswani.evaluation.confidence import Estimate, resampled_rows
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.training.config.pretraining_arguments import (
@@ -202,15 +202,14 @@ class PretrainingRun(BaseRun):
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """The sequences of each split."""
-        most = self.config.data.max_validation_rows
         splits: dict[str, Any] = {}
         for name, texts in corpus.splits.items():
             if name != "train" and isinstance(texts, IterableDataset):
                 texts = Dataset.from_list(list(texts))
             rows = make_sequences(texts, tokenizers[0], self.sequence_builder)
-            if name == "validation" and most is not None:
-                rows = rows.select(evenly_spread(len(rows), most))
-            splits[name] = rows
+            splits[name] = at_most(
+                rows, self.config.data.max_validation_rows if name == "validation" else None
+            )
         return splits
 
     def what_is_used(self, rows: Dataset, kept: int) -> str:
@@ -374,9 +373,8 @@ def tell_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[
 
 def scores_with_resamples(trainer: PretrainingTrainer) -> dict[str, tuple[float, np.ndarray]]:
     """The scores of the latest evaluation, each with those of bootstrap resamples of its rows [R]."""
-    generator, sums = np.random.default_rng(0), trainer.sums
-    draws = (generator.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
-    resampled = [trainer.scores_of(sums[rows].sum(0)) for rows in draws]
+    sums = trainer.sums
+    resampled = [trainer.scores_of(sums[rows].sum(0)) for rows in resampled_rows(len(sums))]
     return {
         name: (value, np.array([scores[name] for scores in resampled]))
         for name, value in trainer.scores_of(sums.sum(0)).items()

@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel
 
-from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.evenly_spread import at_most
 from vaswani.data.given_tokenizers import ready_to_classify
 from vaswani.data.questions.question_rows import load_questions
 from vaswani.data.questions.windows import Window, WindowCollator, tokenize_questions, windows_of
@@ -19,6 +19,7 @@ from vaswani.data.sources.corpus import Corpus
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
+from vaswani.evaluation.summary import metric_lines
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.inference.answer.answering import CONFIG_FIELD
@@ -74,9 +75,9 @@ class QuestionAnsweringRun(BaseRun):
         """The questions with all their splits; of those of the test, `max_test_rows` stay."""
         self.corpus = load_questions(self.config.data.corpus)
         self.check_splits(self.corpus)
-        most, splits = self.config.training.max_test_rows, self.corpus.splits
-        if most is not None and "test" in splits:
-            splits["test"] = splits["test"].select(evenly_spread(len(splits["test"]), most))
+        splits = self.corpus.splits
+        if "test" in splits:
+            splits["test"] = at_most(splits["test"], self.config.training.max_test_rows)
         return self.corpus
 
     def _with_fewer_test_rows(self, splits: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class QuestionAnsweringRun(BaseRun):
     def _tell(self, split: str, scores: dict[str, float]) -> dict[str, Any]:
         """Show scores and some answers, and write all answers; returns the content of `evaluation.json`."""
         evaluation, questions = self.scores.latest, self.corpus.splits[split]
-        metrics = metric_entries(AnswerMetric.names, evaluation.estimates())
+        metrics = metric_entries(AnswerMetric.names, evaluation.estimates)
         search: dict[str, Any] = {"max_answer_length": self.config.answers.max_answer_length}
         if self.scores.threshold is not None:
             search["null_score_diff_threshold"] = round(self.scores.threshold, 4)
@@ -240,9 +241,7 @@ def write_answers(folder: Path, names: Sequence[str], evaluation: AnswerEvaluati
 
 def _show(told: dict[str, Any], loss: float) -> None:
     print(f"\n{told['split']} ({told['rows']:,} questions): loss {loss:.3f}")
-    for score in told["metrics"].values():
-        interval = f"(95 % interval {score['low']:.2f} to {score['high']:.2f})"
-        print(f"{score['name']} {score['value']:.2f} {interval}")
+    print(*metric_lines(told["metrics"]), sep="\n")
     if (threshold := told["search"].get("null_score_diff_threshold")) is not None:
         print(f"null_score_diff_threshold {threshold:.2f}")
     print()

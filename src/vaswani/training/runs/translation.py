@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus, unknown_share
-from vaswani.data.evenly_spread import evenly_spread
+from vaswani.data.evenly_spread import at_most, evenly_spread
 from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
@@ -233,9 +233,7 @@ class TrainingRun(BaseRun):
         lengths = [np.array(tokenized[name][:]) for name in ("source_length", "target_length")]
         limits_of_rows = "max_source_length and max_target_length" if split == "train" else None
         self.check_budget(split, int(np.add(*lengths).max()), limits_of_rows)
-        if split == "validation" and data.max_validation_rows is not None:
-            tokenized = tokenized.select(evenly_spread(len(tokenized), data.max_validation_rows))
-        return tokenized
+        return at_most(tokenized, data.max_validation_rows if split == "validation" else None)
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 

@@ -63,14 +63,19 @@ class LabelTask(ABC):
         """Every label of rows that may have several."""
         return (name for row in labels for name in row)
 
-    def check_known(self, labels: Iterable[Any], split: str) -> None:
-        """Raise `UserError` for a label that no row of train has."""
+    def check_known(
+        self, labels: Iterable[Any], where: str, otherwise: str = "no row of train has; those have"
+    ) -> None:
+        """Raise `UserError` for a label that is not among the names.
+
+        Args:
+            labels: of rows.
+            where: what has the labels, for the message.
+            otherwise: who does not know such a label and knows others, for the message.
+        """
         unknown = sorted(set(self._each(labels)) - self.numbers.keys())
         if unknown:
-            raise UserError(
-                f"{split} has the label {unknown[0]!r}, which no row of train has; those have "
-                f"{listing(self.names)}"
-            )
+            raise UserError(f"{where} has the label {unknown[0]!r}, which {otherwise} {listing(self.names)}")
 
     @property
     def num_outputs(self) -> int:
@@ -171,7 +176,7 @@ class Regression(LabelTask):
         """None: numbers have no names."""
         return []
 
-    def check_known(self, labels: Iterable[float], split: str) -> None:
+    def check_known(self, labels: Iterable[float], where: str, otherwise: str = "") -> None:
         """Accept any number."""
 
     def target(self, row: Mapping[str, Any]) -> float:
