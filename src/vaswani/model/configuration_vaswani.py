@@ -358,6 +358,7 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
     auto_classes = {
         "AutoConfig": "configuration_vaswani.VaswaniEncoderConfig",
         "AutoModel": "modeling_vaswani_encoder.VaswaniEncoderModel",
+        "AutoModelForTextEncoding": "modeling_vaswani_encoder.VaswaniEncoderModel",
         "AutoModelForPreTraining": "modeling_vaswani_encoder.VaswaniForPreTraining",
         "AutoModelForMaskedLM": "modeling_vaswani_encoder.VaswaniForMaskedLM",
         "AutoModelForSequenceClassification": "modeling_vaswani_encoder.VaswaniForSequenceClassification",

@@ -137,6 +137,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         for auto_class, place in cls.config_class.auto_classes.items():
             if place.endswith(f".{cls.__name__}"):
                 cls.register_for_auto_class(auto_class)
+                return  # one is enough: the configuration names them all
 
     def __init__(self, config: VaswaniFamilyConfig, *args: Any, **kwargs: Any):
         prepare_kernels()
