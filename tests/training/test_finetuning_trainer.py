@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from toy_labels import TASKS, toy_config, toy_rows, toy_tokenizer
 from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
 from vaswani.data.sources.corpus import RowReport
+from vaswani.distillation.stack_arguments import StackTrainingArguments
 from vaswani.errors import UserError
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
 from vaswani.training.runs.finetuning import LabelScores
@@ -117,8 +118,9 @@ def test_the_loss_alone_needs_no_predictions(tmp_path):
     [("mse", False), ("eval_mse", False), ("loss", False), ("pearson", True), ("accuracy", True)],
 )
 def test_an_error_is_better_when_it_is_less(tmp_path, metric, greater):
-    args = FinetuningTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=metric)
-    assert args.greater_is_better is greater
+    for arguments in (FinetuningTrainingArguments, StackTrainingArguments):
+        args = arguments(output_dir=str(tmp_path), metric_for_best_model=metric)
+        assert args.greater_is_better is greater
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])

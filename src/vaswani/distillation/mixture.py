@@ -17,11 +17,10 @@ from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import cosine_loss, relation_loss
 from vaswani.distillation.recording import Recorder, stacks
 from vaswani.errors import UserError
-from vaswani.training.trainer.base import BaseTrainer
+from vaswani.training.trainer.base import BaseTrainer, Count
 
 TO_TEACHER_WIDTH = "to_teacher_width"  # a module of the student during training; a file of its checkpoints
 
-Count = torch.Tensor | int | None
 Side = tuple[torch.Tensor, torch.Tensor, Count]  # tokens that count, what each sees, and the divisor
 
 
@@ -52,8 +51,6 @@ class LossMixture:
         if teacher is not None and objectives.uses_states:
             projections = objectives.relation_weight > 0
             self.recorders = [Recorder(model, projections) for model in (trainer.model, teacher)]
-        self._losses: dict[str, torch.Tensor] = {}  # sums since the last log
-        self._first_step = 0  # update after which these sums begin
 
     def _check_relations(self) -> None:
         weight, heads = self.objectives.relation_weight, self.objectives.relation_heads
@@ -95,10 +92,8 @@ class LossMixture:
 
     def weighted(self, losses: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The weighted sum of losses, each of which is also added up for the log."""
-        if not self._losses:
-            self._first_step = self.trainer.state.global_step
         for name, loss in losses.items():
-            self._losses[name] = self._losses.get(name, loss.new_zeros(())) + loss.detach()
+            self.trainer.loss_means.add(f"{name}_loss", loss)
         weighted = [getattr(self.objectives, f"{name}_weight") * loss for name, loss in losses.items()]
         return torch.stack(weighted).sum()
 
@@ -131,23 +126,3 @@ class LossMixture:
     def _to_teacher_width(self, states: torch.Tensor, stack: str) -> torch.Tensor:
         maps: Any = self.trainer.extra_modules.get(TO_TEACHER_WIDTH)
         return states if maps is None else maps[stack](states.to(maps[stack].weight.dtype))
-
-    def count_everywhere(self, count: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes of a number of tokens, by which losses are divided."""
-        trainer = self.trainer
-        count = count.to(trainer.args.device)
-        if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
-            count = trainer.accelerator.gather(count).sum() / trainer.get_tp_size()
-        return count
-
-    def report(self, logs: dict[str, float]) -> None:
-        """Add the mean of each loss since the last report to the logs of a training."""
-        if "loss" not in logs or not self._losses:
-            return
-        trainer = self.trainer
-        steps = max(trainer.state.global_step - self._first_step, 1)
-        for name, loss in self._losses.items():
-            # Divided by the tokens of all processes, each loss is a share of their sum.
-            shares = trainer.num_replicas if trainer.args.average_tokens_across_devices else 1
-            logs[f"{name}_loss"] = trainer.accelerator.reduce(loss, "mean").item() * shares / steps
-        self._losses = {}

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
-from vaswani.distillation.mixture import Count, LossMixture, Side
+from vaswani.distillation.mixture import LossMixture, Side
 from vaswani.distillation.recording import stacks
 from vaswani.errors import UserError
 from vaswani.model.losses import token_loss_function
-from vaswani.training.trainer.base import BaseTrainer
+from vaswani.training.trainer.base import BaseTrainer, Count
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import MultiLabel, Regression, Tagging
 from vaswani.training.trainer.pretraining import PretrainingTrainer
@@ -87,11 +87,6 @@ class StackTrainer(BaseTrainer):
         with self.mixture.maps():
             return super().train(*args, **kwargs)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in `BaseTrainer`, with each loss separately."""
-        self.mixture.report(logs)
-        super().log(logs, start_time)
-
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The weighted sum of the losses."""
         self._inputs = dict(inputs)
@@ -140,7 +135,7 @@ class StackTrainer(BaseTrainer):
             tokens = sum(self.real_tokens(batch).sum() for batch in batches)
             rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batches))
             self._counts = {
-                name: self.mixture.count_everywhere(torch.as_tensor(count))
+                name: self.count_everywhere(torch.as_tensor(count))
                 for name, count in (("tokens", tokens), ("rows", rows))
             }
         return batches, num_items

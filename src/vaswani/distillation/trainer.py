@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
-from vaswani.distillation.mixture import Count, LossMixture, Side
+from vaswani.distillation.mixture import LossMixture, Side
 from vaswani.errors import UserError
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
+from vaswani.training.trainer.base import Count
 from vaswani.training.trainer.seq2seq import Trainer
 
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
@@ -79,11 +80,6 @@ class DistillationTrainer(Trainer):
         """As in `BaseTrainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
         with self.mixture.maps():
             return super().train(*args, **kwargs)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in `BaseTrainer`, with each loss separately."""
-        self.mixture.report(logs)
-        super().log(logs, start_time)
 
     # ---------------------------------------------------------------------------------------------- losses
 
@@ -204,7 +200,7 @@ class DistillationTrainer(Trainer):
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.mixture.recorders and batches:
             count = sum(batch["attention_mask"].sum() for batch in batches)
-            self._num_source_tokens = self.mixture.count_everywhere(count)
+            self._num_source_tokens = self.count_everywhere(count)
         return batches, num_items
 
 

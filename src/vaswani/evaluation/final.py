@@ -11,8 +11,7 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback, Trainer
 
 from vaswani.evaluation.confidence import RESAMPLES, Estimate
-from vaswani.files.atomic_files import write_whole
-from vaswani.files.json_files import finite_json, without_non_finite
+from vaswani.files.json_files import write_json
 from vaswani.files.run_files import EVALUATION_FILE
 
 NUM_EXAMPLES = 8
@@ -44,8 +43,7 @@ def evaluate_finished(
     scores = trainer.evaluate(splits[split], metric_key_prefix=split)
     trainer.save_metrics(split, scores)
     if trainer.is_world_process_zero() and (told := tell(split, splits[split], scores)) is not None:
-        text = finite_json(without_non_finite(told), indent=2, ensure_ascii=False) + "\n"
-        write_whole(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, text.encode())
+        write_json(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, told)
     return scores
 
 

@@ -28,14 +28,8 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 # Training settings that the card lists where they are known.
 LISTED_SETTINGS = (
     *("max_steps", "num_train_epochs", "max_tokens_per_batch", "gradient_accumulation_steps"),
-    *(
-        "learning_rate",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "label_smoothing_factor",
-        "weight_decay",
-        "lm_loss_weight",
-    ),
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "label_smoothing_factor", "weight_decay"),
+    "lm_loss_weight",
     *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("dropout", "attention_dropout", "activation_dropout", "bpe_dropout", "bf16", "fp16", "seed"),
     *("teacher", "targets", "student", "label_weight", "soft_target_weight", "divergence", "temperature"),
@@ -54,7 +48,6 @@ PIPELINES = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
 }
-
 
 _OF_SOME_QUESTIONS = {
     "has_answer_exact_match": "exact_match",

@@ -41,13 +41,23 @@ def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
     if getattr(model.config, "position_embedding", "learned") != "learned":
         return None
     of_both = getattr(model.config, "max_position_embeddings", None)
-    return getattr(model.config, _POSITIONS[side], of_both)
+    limit = getattr(model.config, _POSITIONS[side], of_both)
+    return None if limit is None or limit < 0 else limit  # XLNet has -1 for no limit
+
+
+def source_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The longest text or source that the model has positions for, or None if there is no limit.
+
+    RoBERTa's positions begin behind its padding, as its tokenizer knows.
+    """
+    positions = position_limit(model, "source")
+    return None if positions is None else min(positions, tokenizer.model_max_length)
 
 
 def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
     """Return the maximum tokens of a text: the requested number, limited by the model's positions."""
     positions = position_limit(model)
-    if positions is None or positions < 0:  # XLNet has -1 for no limit
+    if positions is None:
         return asked or length_limit(tokenizer) or DEFAULT_LENGTH
     table: Any = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)

@@ -71,11 +71,10 @@ def find_attention(model: PreTrainedModel) -> dict[nn.Module, AttentionCall]:
         UserError: sparse attention cannot replace the attention of this model; says why.
     """
     name = type(model).__name__
-    if len({type(config) for config in _configs(model)}) > 1:
-        kinds = sorted({type(config).__name__ for config in _configs(model)})
-        raise UserError(
-            f"sparsify takes one model at a time; {name} is made of several, with {', '.join(kinds)}."
-        )
+    config_classes = {type(config) for config in configs_of(model).values()}
+    if len(config_classes) > 1:
+        kinds = ", ".join(sorted({each.__name__ for each in config_classes}))
+        raise UserError(f"sparsify takes one model at a time; {name} is made of several, with {kinds}.")
     record = _Record()
     token = _record.set(record)
     try:
@@ -176,16 +175,16 @@ def _padding_mask(model: PreTrainedModel, length: int) -> torch.Tensor:
     return mask
 
 
-def _configs(model: nn.Module) -> list[Any]:
-    """Return each configuration of a model and its parts once."""
-    configs = (getattr(module, "config", None) for module in model.modules())
-    return list({id(each): each for each in configs if isinstance(each, PreTrainedConfig)}.values())
+def configs_of(model: nn.Module) -> dict[nn.Module, Any]:
+    """Return the configuration of each module that has one."""
+    configs = ((module, getattr(module, "config", None)) for module in model.modules())
+    return {module: config for module, config in configs if isinstance(config, PreTrainedConfig)}
 
 
 @contextmanager
 def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Let the model compute with another attention implementation, in evaluation mode."""
-    configs = [(config, config._attn_implementation) for config in _configs(model)]
+    configs = [(config, config._attn_implementation) for config in configs_of(model).values()]
     training = [module for module in model.modules() if module.training]
     for config, _ in configs:
         config._attn_implementation = implementation

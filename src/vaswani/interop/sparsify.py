@@ -27,7 +27,7 @@ from transformers.models.auto import modeling_auto
 from vaswani.auto_classes import MAPPINGS, models_of
 from vaswani.errors import UserError
 from vaswani.interop.attention_interface import IMPLEMENTATION
-from vaswani.interop.attention_probe import find_attention
+from vaswani.interop.attention_probe import configs_of, find_attention
 from vaswani.kernels.registry import hook_in_kernels
 from vaswani.model.sparse_pattern import SparsePattern
 
@@ -116,26 +116,20 @@ def _dense_class_of(model: PreTrainedModel) -> type[Any]:
     return dense
 
 
-def _configs(model: nn.Module) -> dict[nn.Module, Any]:
-    """Return the configuration of each module that has one."""
-    configs = ((module, getattr(module, "config", None)) for module in model.modules())
-    return {module: config for module, config in configs if isinstance(config, PreTrainedConfig)}
-
-
 def _copied_configs(model: nn.Module, config_class: type[Any], **fields: Any) -> dict[nn.Module, Any]:
     """Return a copy of each configuration, of another class and with other fields, by module.
 
     Modules that share a configuration share the copy; other models may share the original.
     """
     copies: dict[int, Any] = {}
-    for config in _configs(model).values():
+    for config in configs_of(model).values():
         if id(config) not in copies:
             copies[id(config)] = copied = deepcopy(config)
             copied.__dict__.pop("_attn_implementation_internal", None)
             copied.__class__ = config_class
             for name, value in fields.items():
                 setattr(copied, name, value)
-    return {module: copies[id(config)] for module, config in _configs(model).items()}
+    return {module: copies[id(config)] for module, config in configs_of(model).items()}
 
 
 def _set_configs(configs: dict[nn.Module, Any]) -> None:
@@ -146,7 +140,7 @@ def _set_configs(configs: dict[nn.Module, Any]) -> None:
 @contextmanager
 def _dense_configs(model: nn.Module) -> Iterator[None]:
     """Give a sparse model dense configurations for a while, as it is run to see how it attends."""
-    configs = _configs(model)
+    configs = configs_of(model)
     sparse = next((config for config in configs.values() if isinstance(config, SparseConfig)), None)
     if sparse is not None:
         _set_configs(_copied_configs(model, sparse.dense_class, _attn_implementation_internal="eager"))

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from vaswani.data.sources.reading import shown
+
 TASKS = ("classification", "multi_label", "regression", "tagging")
 
 
@@ -25,7 +27,7 @@ def read_text(cell: Any, task: str) -> str | list[str] | None:
     if task == "tagging":
         return _names(cell)
     if isinstance(cell, list):
-        raise ValueError(f"has a list, {_shown(cell)}, where task={task} takes a text")
+        raise ValueError(f"has a list, {shown(cell)}, where task={task} takes a text")
     return cell if isinstance(cell, str) else None
 
 
@@ -63,8 +65,8 @@ def _name(cell: Any) -> str:
     if isinstance(cell, int | float) and cell == int(cell):
         return str(int(cell))
     if isinstance(cell, list):
-        raise ValueError(f"has a list, {_shown(cell)}, where one label is expected; see task")
-    raise ValueError(f"has {_shown(cell)} where a label is expected; see task and label_field")
+        raise ValueError(f"has a list, {shown(cell)}, where one label is expected; see task")
+    raise ValueError(f"has {shown(cell)} where a label is expected; see task and label_field")
 
 
 def _several(cell: Any, separator: str) -> list[str]:
@@ -89,7 +91,7 @@ def _number(cell: Any) -> float | None:
     except (TypeError, ValueError):
         number = math.inf if cell else math.nan  # an empty cell is missing
     if math.isinf(number):
-        raise ValueError(f"has {_shown(cell)} where task=regression takes a number")
+        raise ValueError(f"has {shown(cell)} where task=regression takes a number")
     return None if math.isnan(number) else number
 
 
@@ -98,8 +100,3 @@ def _names(cell: Any) -> list[str] | None:
     if isinstance(cell, str):
         return cell.split()
     return [_name(item) for item in cell] if isinstance(cell, list) else None
-
-
-def _shown(cell: Any) -> str:
-    text = repr(cell)
-    return text if len(text) <= 60 else f"{text[:60]} …"

@@ -8,7 +8,6 @@ columns, as in CoNLL files.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,16 +25,14 @@ from vaswani.data.sources.corpus import (
     Corpus,
     RowReport,
     Source,
+    arrow_table,
     check_fields,
-    check_report,
     existing_file,
     file_identity,
-    find_splits,
+    load_in_memory,
 )
 from vaswani.data.sources.reading import Row
 from vaswani.errors import UserError, listing
-
-logger = logging.getLogger(__name__)
 
 CONLL_ENDINGS = (".conll", ".conll.gz", *reading.TEXT_ENDINGS)
 CONLL_DOCUMENT = "-DOCSTART-"
@@ -99,13 +96,15 @@ class LabelledReport(RowReport):
 
     missing_label: int = 0
 
-    def __str__(self) -> str:
-        others = super().__str__()
-        if not self.missing_label:
-            return others
-        return (
-            f"{others}{',' if 'left out' in others else '; left out:'} {self.missing_label:,} without label"
-        )
+    @property
+    def lacks(self) -> str | None:
+        """Labels, if rows lack them."""
+        return "labels" if self.missing_label else None
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """The number of rows that are left out, by the reason."""
+        return {**super().problems, "without label": self.missing_label}
 
 
 def load_labelled(spec: LabelledSpec, splits: Sequence[str] = SPLITS) -> Corpus:
@@ -119,22 +118,13 @@ def load_labelled(spec: LabelledSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     Raises:
         UserError: as `load_corpus`; or a label does not fit the task, or numbers of words and tags differ.
     """
-    corpus = Corpus({}, {}, {}, available=[])
-    found = find_splits(spec, _file_table, _dataset_table)
-    tables = {split: found[split]() for split in splits if split in found}
-    for split, table in tables.items():
-        report = LabelledReport()
-        rows = list(_labelled_rows(table, spec, report))
-        if split != "train" and report.missing_label and not report.kept:
-            logger.warning("%s has no labels and is skipped: %s.", table.name, report)
-            continue
-        check_report(table, report)
-        columns = {name: [row[name] for row in rows] for name in spec.features}
-        corpus.splits[split] = Dataset.from_dict(columns, features=spec.features)
-        corpus.reports[split] = report
-        corpus.fingerprint[split] = {"name": table.name, **table.identity()}
-        corpus.available.append(split)
-    return corpus
+    return load_in_memory(
+        spec,
+        splits,
+        sources=(_file_table, _dataset_table),
+        report_class=LabelledReport,
+        rows_of=_labelled_rows,
+    )
 
 
 # --------------------------------------------------------------------------------------------------- sources
@@ -157,8 +147,7 @@ def _file_table(names: Sequence[str], spec: LabelledSpec) -> Source:
         return Source(name, partial(read_conll, path), identity)
     check_fields(table.fields(path), spec, name)
     if path.suffix.lower() == ".parquet":
-        with reading.open_parquet(path) as file:
-            rows = file.read(_columns(spec, file.schema_arrow.names))
+        rows = reading.read_parquet(path, spec.options.values())
         return Source(name, partial(_arrow_rows, rows, spec), identity)
     return Source(name, partial(table.rows, path, *spec.options.values()), identity)
 
@@ -180,14 +169,8 @@ def _dataset_table(
     """Return a source of a data set that `datasets` has opened."""
     name = f"{spec.dataset} ({split})"
     check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
-    table = dataset.select_columns(_columns(spec, dataset.column_names)).with_format("arrow")[:]
+    table = arrow_table(dataset, spec.options.values())
     return Source(name, partial(_arrow_rows, table, spec), identity)
-
-
-def _columns(spec: LabelledSpec, existing: Sequence[str]) -> list[str]:
-    """Return the columns that hold the fields."""
-    roots = (name if name in existing else name.split(".")[0] for name in spec.options.values())
-    return list(dict.fromkeys(roots))
 
 
 def _arrow_rows(table: pa.Table, spec: LabelledSpec) -> Iterator[Row]:

@@ -8,7 +8,6 @@ arXiv:1806.03822) and tables with the same fields. Sources and counts are those 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,15 +23,13 @@ from vaswani.data.sources.corpus import (
     Corpus,
     RowReport,
     Source,
-    check_report,
+    arrow_table,
     existing_file,
     file_identity,
-    find_splits,
+    load_in_memory,
 )
-from vaswani.data.sources.reading import Row
+from vaswani.data.sources.reading import Row, shown
 from vaswani.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 FEATURES = Features(
     {
@@ -43,7 +40,6 @@ FEATURES = Features(
     }
 )
 _OWN_FIELDS = ("id", "context", "question", "answers")  # of SQuAD's JSON
-_SHOWN = 60  # characters of a value in a message
 
 
 @dataclass
@@ -92,12 +88,15 @@ class QuestionReport(RowReport):
 
     missing_answers: int = 0
 
-    def __str__(self) -> str:
-        others = super().__str__()
-        if not self.missing_answers:
-            return others
-        separator = "," if "left out" in others else "; left out:"
-        return f"{others}{separator} {self.missing_answers:,} without answers"
+    @property
+    def lacks(self) -> str | None:
+        """Answers, if rows lack them."""
+        return "answers" if self.missing_answers else None
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """The number of rows that are left out, by the reason."""
+        return {**super().problems, "without answers": self.missing_answers}
 
 
 def load_questions(spec: QuestionSpec, splits: Sequence[str] = SPLITS) -> Corpus:
@@ -112,21 +111,13 @@ def load_questions(spec: QuestionSpec, splits: Sequence[str] = SPLITS) -> Corpus
     Raises:
         UserError: as `load_corpus`; or an answer cannot be read, or is not in its text where it should be.
     """
-    corpus = Corpus({}, {}, {}, available=[])
-    found = find_splits(spec, _file_source, _dataset_source)
-    for split, source in {split: found[split]() for split in splits if split in found}.items():
-        report = QuestionReport()
-        rows = list(_question_rows(source, spec, report))
-        if split != "train" and report.missing_answers and not report.kept:
-            logger.warning("%s has no answers and is skipped: %s.", source.name, report)
-            continue
-        check_report(source, report)
-        columns = {name: [row[name] for row in rows] for name in FEATURES}
-        corpus.splits[split] = Dataset.from_dict(columns, features=FEATURES)
-        corpus.reports[split] = report
-        corpus.fingerprint[split] = {"name": source.name, **source.identity()}
-        corpus.available.append(split)
-    return corpus
+    return load_in_memory(
+        spec,
+        splits,
+        sources=(_file_source, _dataset_source),
+        report_class=QuestionReport,
+        rows_of=_question_rows,
+    )
 
 
 # --------------------------------------------------------------------------------------------------- sources
@@ -144,16 +135,9 @@ def _file_source(names: Sequence[str], spec: QuestionSpec) -> Source:
         raise UserError(f"{name} has none of the known endings {known}")
     if path.name.lower().removesuffix(".gz").endswith(".json") and (articles := _articles(path)) is not None:
         return Source(name, partial(_rows_of_articles, articles, name), identity)
-    if path.suffix.lower() == ".parquet":
-        with reading.open_parquet(path) as file:
-            fields = _fields(
-                file.schema_arrow.names, list(reading.arrow_fields(file.schema_arrow)), spec, name
-            )
-            rows = file.read(_columns(fields, file.schema_arrow.names))
-        return Source(name, partial(_numbered, partial(reading.arrow_rows, rows), fields, spec), identity)
-    existing = table.fields(path)
-    fields = _fields([], existing, spec, name)
-    return Source(name, partial(_numbered, partial(table.rows, path), fields, spec), identity)
+    fields = _fields(table.fields(path), spec, name)
+    read = reading.cell_reader(path, table, fields)
+    return Source(name, partial(_numbered, read, spec.id_field in fields), identity)
 
 
 def _dataset_source(
@@ -162,22 +146,21 @@ def _dataset_source(
     """Return a source of a data set that `datasets` has opened."""
     name = f"{spec.dataset} ({split})"
     existing = list(reading.arrow_fields(dataset.features.arrow_schema))
-    fields = _fields(dataset.column_names, existing, spec, name)
-    table = dataset.select_columns(_columns(fields, dataset.column_names)).with_format("arrow")[:]
-    return Source(name, partial(_numbered, partial(reading.arrow_rows, table), fields, spec), identity)
+    fields = _fields(existing, spec, name)
+    read = partial(reading.arrow_rows, arrow_table(dataset, fields), *fields)
+    return Source(name, partial(_numbered, read, spec.id_field in fields), identity)
 
 
-def _fields(columns: Sequence[str], existing: Sequence[str], spec: QuestionSpec, where: str) -> list[str]:
+def _fields(existing: Sequence[str], spec: QuestionSpec, where: str) -> list[str]:
     """Return the fields to read: the id, if there is one, and those of the options, which must exist.
 
     Args:
-        columns: whole columns, which may be nested.
-        existing: dotted names of what they hold.
+        existing: dotted names of what the columns hold, which may be nested.
         spec: names the fields.
         where: for messages.
     """
     parents = {name[:place] for name in existing for place, letter in enumerate(name) if letter == "."}
-    known = [*existing, *sorted({*parents, *columns} - set(existing))]
+    known = [*existing, *sorted(parents - set(existing))]
     for option, name in spec.options.items():
         reading.check_field(option, name, known, where)
     if spec.id_field not in known and spec.id_field != QuestionSpec.id_field:
@@ -185,16 +168,10 @@ def _fields(columns: Sequence[str], existing: Sequence[str], spec: QuestionSpec,
     return [*([spec.id_field] if spec.id_field in known else []), *spec.options.values()]
 
 
-def _columns(fields: Sequence[str], existing: Sequence[str]) -> list[str]:
-    """Return the columns that hold the fields."""
-    return list(dict.fromkeys(name if name in existing else name.split(".")[0] for name in fields))
-
-
-def _numbered(read: Callable[..., Iterator[Row]], fields: Sequence[str], spec: QuestionSpec) -> Iterator[Row]:
+def _numbered(read: Callable[[], Iterator[Row]], has_id: bool) -> Iterator[Row]:
     """Yield id, text, question and answers (and places) of each row; without an id, its number."""
-    has_id = len(fields) > len(spec.options)
-    for number, row in enumerate(read(*fields)):
-        yield None if row is None else (row if has_id else (number, *row))
+    for number, row in enumerate(read()):
+        yield row if row is None or has_id else (number, *row)
 
 
 def _articles(path: Path) -> list[Any] | None:
@@ -294,7 +271,7 @@ def read_answers(cell: Any, *place: Any) -> dict[str, list[Any]] | None:
             value = json.loads(cell)
         except (ValueError, RecursionError):
             raise ValueError(
-                f"has {_shown(cell)} where answers are expected in JSON; see answers_field"
+                f"has {shown(cell)} where answers are expected in JSON; see answers_field"
             ) from None
         return read_answers(value)
     if cell is None:
@@ -306,19 +283,17 @@ def read_answers(cell: Any, *place: Any) -> dict[str, list[Any]] | None:
     if isinstance(cell, dict) and isinstance(cell.get("text"), list):
         return _checked(cell["text"], cell.get("answer_start") or [], cell)
     raise ValueError(
-        f"has {_shown(cell)} where answers are expected, such as "
+        f"has {shown(cell)} where answers are expected, such as "
         '{"text": ["in Rome"], "answer_start": [17]}; see answers_field'
     )
 
 
 def _checked(texts: list[Any], starts: list[Any], cell: Any) -> dict[str, list[Any]]:
     if len(texts) != len(starts):
-        raise ValueError(
-            f"has {len(texts)} answers and {len(starts)} places where they start: {_shown(cell)}"
-        )
+        raise ValueError(f"has {len(texts)} answers and {len(starts)} places where they start: {shown(cell)}")
     for text in texts:
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"has the answer {_shown(text)}; expected a text")
+            raise ValueError(f"has the answer {shown(text)}; expected a text")
     return {"text": texts, "answer_start": [_place(start) for start in starts]}
 
 
@@ -330,7 +305,7 @@ def _place(start: Any) -> int:
     if isinstance(place, float) and place.is_integer():  # of a column with empty cells
         place = int(place)
     if not isinstance(place, int) or isinstance(place, bool) or place < 0:
-        raise ValueError(f"has answer_start={_shown(start)}; expected a number of characters, 0 or more")
+        raise ValueError(f"has answer_start={shown(start)}; expected a number of characters, 0 or more")
     return place
 
 
@@ -340,9 +315,9 @@ def _faults(answers: dict[str, list[Any]], context: str) -> Iterator[str]:
         found = context[start : start + len(text)]
         if found != text:
             there = (
-                f"its text has {_shown(found)}" if found else f"its text of {len(context):,} characters ends"
+                f"its text has {shown(found)}" if found else f"its text of {len(context):,} characters ends"
             )
-            yield f"has the answer {_shown(text)} at answer_start={start:,}, where {there}"
+            yield f"has the answer {shown(text)} at answer_start={start:,}, where {there}"
 
 
 def _without_margins(answers: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -351,8 +326,3 @@ def _without_margins(answers: dict[str, list[Any]]) -> dict[str, list[Any]]:
     margins = [len(text) - len(text.lstrip()) for text in texts]
     moved = [start + margin for start, margin in zip(starts, margins, strict=True)]
     return {"text": [text.strip() for text in texts], "answer_start": moved}
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import datasets
+import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 from datasets.arrow_writer import ArrowWriter
 from huggingface_hub import constants
@@ -200,9 +201,16 @@ class RowReport:
         self.kept -= count
         setattr(self, problem, getattr(self, problem) + count)
 
-    def __str__(self) -> str:
+    @property
+    def lacks(self) -> str | None:
+        """What rows lack from which a model could learn, such as labels; None if they lack nothing."""
+        return None
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """The number of rows that are left out, by the reason."""
         sources, targets = self.rows - self.missing_source, self.rows - self.missing_target
-        counts = {
+        return {
             "empty": self.empty,
             "over-long": self.over_long,
             "not UTF-8": self.not_utf8,
@@ -210,7 +218,9 @@ class RowReport:
             f"mispaired ({sources:,} sources, {targets:,} targets)": self.mispaired,
             "without text": self.missing_text,
         }
-        problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+    def __str__(self) -> str:
+        problems = ", ".join(f"{count:,} {name}" for name, count in self.problems.items() if count)
         cut = f", {self.truncated:,} of them cut off" if self.truncated else ""
         return f"kept {self.kept:,} of {self.rows:,} rows{cut}" + (
             f"; left out: {problems}" if problems else ""
@@ -285,6 +295,46 @@ def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     return corpus
 
 
+def load_in_memory(
+    spec: BaseCorpusSpec,
+    splits: Sequence[str],
+    *,
+    sources: tuple[FileSource, RowsSource],
+    report_class: type[RowReport],
+    rows_of: RowsOf,
+) -> Corpus:
+    """Load the requested splits of a corpus that exist, with cells that may hold more than text.
+
+    Args:
+        spec: the location of the corpus, and its features.
+        splits: names.
+        sources: open the files of a split, and a split of a data set (see `find_splits`).
+        report_class: counts the rows. A split other than train is skipped if all of its rows lack what a
+            model learns (`RowReport.lacks`), such as the test data of a competition.
+        rows_of: yields the usable rows of a source as columns, given the spec and the report, and counts the
+            others.
+
+    Raises:
+        UserError: as `load_corpus`.
+    """
+    corpus = Corpus({}, {}, {}, available=[])
+    found = find_splits(spec, *sources)
+    opened = {split: found[split]() for split in splits if split in found}
+    for split, source in opened.items():
+        report = report_class()
+        rows = list(rows_of(source, spec, report))
+        if split != "train" and report.lacks and not report.kept:
+            logger.warning("%s has no %s and is skipped: %s.", source.name, report.lacks, report)
+            continue
+        check_report(source, report)
+        columns = {name: [row[name] for row in rows] for name in spec.features}
+        corpus.splits[split] = Dataset.from_dict(columns, features=spec.features)
+        corpus.reports[split] = report
+        corpus.fingerprint[split] = {"name": source.name, **source.identity()}
+        corpus.available.append(split)
+    return corpus
+
+
 def _load_dates(spec: BaseCorpusSpec, splits: Sequence[str]) -> Corpus:
     from vaswani.data.sources.dates import describe_dates, generate_dates
 
@@ -322,6 +372,13 @@ class Source:
     rows: Callable[[], Iterator[Row]]
     identity: Callable[[], dict[str, Any]]
     sides: tuple[str, str] | None = None
+
+
+def arrow_table(dataset: Dataset, fields: Iterable[str]) -> pa.Table:
+    """Return the columns of a data set that hold fields."""
+    columns = reading.columns_of(fields, dataset.column_names)
+    table: pa.Table = dataset.select_columns(columns).with_format("arrow")[:]
+    return table
 
 
 def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, ...]]:
@@ -408,6 +465,7 @@ def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
 
 FileSource = Callable[[Sequence[str], Any], Source]
 RowsSource = Callable[[Any, Any, str, Callable[[], dict[str, Any]]], Source]
+RowsOf = Callable[[Source, Any, Any], Iterator[dict[str, Any]]]
 
 
 def find_splits(

@@ -16,7 +16,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
 ROWS_TO_FIND_FIELDS = 1000  # JSON rows may have different fields: so many rows are searched for them
 ROWS_PER_BATCH = 1000
+LONGEST_SHOWN = 60  # characters of a cell in a message
 LONGEST_CSV_CELL = 1 << 24  # characters; limits what an unclosed quote swallows
 
 
@@ -63,6 +64,12 @@ def problem_of(row: Row) -> str | None:
     if not all(cell.strip() for cell in row):
         return "empty"
     return None
+
+
+def shown(cell: Any) -> str:
+    """Return the beginning of what a cell holds, for a message."""
+    text = repr(cell)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
 
 
 def _is_utf8(text: str) -> bool:
@@ -309,6 +316,11 @@ def arrow_rows(table: pa.Table | pa.RecordBatch, *fields: str) -> Iterator[Row]:
     yield from zip(*(_arrow_cells(table, name) for name in fields), strict=True)
 
 
+def columns_of(fields: Iterable[str], existing: Sequence[str]) -> list[str]:
+    """Return the whole columns that hold fields, whose names may be dotted."""
+    return list(dict.fromkeys(name if name in existing else name.split(".")[0] for name in fields))
+
+
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
@@ -327,12 +339,17 @@ def _parquet_fields(path: Path) -> list[str]:
 
 def _parquet_rows(path: Path, *fields: str) -> Iterator[Row]:
     with open_parquet(path) as file:
-        schema = file.schema_arrow
         for name in fields:
-            check_holds_text(schema, name, str(path))
-        roots = [name if name in schema.names else name.split(".")[0] for name in fields]
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(dict.fromkeys(roots))):
+            check_holds_text(file.schema_arrow, name, str(path))
+        columns = columns_of(fields, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
             yield from arrow_rows(batch, *fields)
+
+
+def read_parquet(path: Path, fields: Iterable[str]) -> pa.Table:
+    """Read the columns that hold fields, which may be of something else than text."""
+    with open_parquet(path) as file:
+        return file.read(columns_of(fields, file.schema_arrow.names))
 
 
 @dataclass(frozen=True)
@@ -372,3 +389,13 @@ TEXT_ENDINGS = (".txt", ".txt.gz")  # of plain text in a folder; files given by 
 def table_format(path: Path) -> TableFormat | None:
     """Return the format of a file by its ending, or None if it is unknown."""
     return next((form for ending, form in TABLE_FORMATS.items() if path.name.lower().endswith(ending)), None)
+
+
+def cell_reader(path: Path, form: TableFormat, fields: Sequence[str]) -> Callable[[], Iterator[Row]]:
+    """Return a function that yields the rows of a table, whose cells may hold more than text.
+
+    `TableFormat.rows` of Parquet refuses fields of something else than text; here the file is read at once.
+    """
+    if path.suffix.lower() == ".parquet":
+        return partial(arrow_rows, read_parquet(path, fields), *fields)
+    return partial(form.rows, path, *fields)

@@ -38,9 +38,7 @@ class Record:
         if words and isinstance(cell, list) and all(isinstance(word, str) for word in cell):
             return cell
         if not isinstance(cell, str):
-            shown = repr(cell)
-            shown = shown if len(shown) <= 60 else f"{shown[:60]} …"
-            raise UserError(f"{self.place}: field '{field}' holds {shown}; expected a text")
+            raise UserError(f"{self.place}: field '{field}' holds {reading.shown(cell)}; expected a text")
         return cell
 
     def has(self, field: str) -> bool:

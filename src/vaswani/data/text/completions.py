@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
@@ -28,11 +27,11 @@ from vaswani.data.sources.corpus import (
     Corpus,
     RowReport,
     Source,
+    arrow_table,
     check_fields,
-    check_report,
     existing_file,
     file_identity,
-    find_splits,
+    load_in_memory,
 )
 from vaswani.data.sources.reading import Row
 from vaswani.data.text_codec import TextCodec
@@ -83,17 +82,13 @@ def load_chats(spec: ChatSpec) -> Corpus:
     Raises:
         UserError: as `load_corpus`.
     """
-    found = find_splits(spec, _file_table, _dataset_table)
-    tables = {split: found[split]() for split in SPLITS if split in found}
-    corpus = Corpus({}, {}, {}, available=list(tables))
-    for split, table in tables.items():
-        report = RowReport()
-        chats = list(_usable_chats(table, report))
-        check_report(table, report)
-        corpus.splits[split] = Dataset.from_dict({"messages": chats})
-        corpus.reports[split] = report
-        corpus.fingerprint[split] = {"name": table.name, **table.identity()}
-    return corpus
+    return load_in_memory(
+        spec,
+        SPLITS,
+        sources=(_file_table, _dataset_table),
+        report_class=RowReport,
+        rows_of=_usable_chats,
+    )
 
 
 def _file_table(names: Sequence[str], spec: ChatSpec) -> Source:
@@ -102,13 +97,8 @@ def _file_table(names: Sequence[str], spec: ChatSpec) -> Source:
     if table is None:
         raise UserError(f"{name} has none of the known endings {', '.join(reading.TABLE_FORMATS)}")
     identity = partial(file_identity, [path], spec)
-    if path.suffix.lower() != ".parquet":
-        check_fields(table.fields(path), spec, name)
-        return Source(name, partial(table.rows, path, spec.messages_field), identity)
-    with reading.open_parquet(path) as file:
-        check_fields(list(reading.arrow_fields(file.schema_arrow)), spec, name)
-        rows = file.read([spec.messages_field.split(".")[0]])
-    return Source(name, partial(reading.arrow_rows, rows, spec.messages_field), identity)
+    check_fields(table.fields(path), spec, name)
+    return Source(name, reading.cell_reader(path, table, [spec.messages_field]), identity)
 
 
 def _dataset_table(
@@ -116,11 +106,11 @@ def _dataset_table(
 ) -> Source:
     name = f"{spec.dataset} ({split})"
     check_fields(list(reading.arrow_fields(dataset.features.arrow_schema)), spec, name)
-    table: pa.Table = dataset.with_format("arrow")[:]
+    table = arrow_table(dataset, [spec.messages_field])
     return Source(name, partial(reading.arrow_rows, table, spec.messages_field), identity)
 
 
-def _usable_chats(table: Source, report: RowReport) -> Iterator[str]:
+def _usable_chats(table: Source, spec: ChatSpec, report: RowReport) -> Iterator[dict[str, str]]:
     """Yield the chats that can be learned from, as JSON; count the other rows."""
     for row in table.rows():
         chat = None if row is None else _chat(row[0])
@@ -130,7 +120,7 @@ def _usable_chats(table: Source, report: RowReport) -> Iterator[str]:
             report.empty += 1
         else:
             report.kept += 1
-            yield json.dumps(chat)
+            yield {"messages": json.dumps(chat)}
 
 
 def _chat(cell: Any) -> Chat | None:

@@ -15,7 +15,7 @@ from vaswani.data.questions.windows import Window, WindowCollator, WindowLengths
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.answer.spans import Answer, answers_of, best_spans
 from vaswani.inference.batches import batches, within_memory
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.decoding import source_limit
 from vaswani.inference.pretrained import FromPretrained
 
 CONFIG_FIELD = "question_answering"  # of a model's configuration: the options that it was trained with
@@ -79,7 +79,7 @@ class QuestionAnswerer(FromPretrained):
         options |= {name: value for name, value in zip(_OPTIONS, given, strict=True) if value is not None}
         self.null_score_diff_threshold: float | None = options.pop("null_score_diff_threshold", None)
         self.max_answer_length: int = options.pop("max_answer_length", 30)
-        positions = _longest(model, tokenizer)
+        positions = source_limit(model, tokenizer)
         if positions is not None and "max_length" not in options:
             options["max_length"] = min(WindowLengths.max_length, positions)
         self.lengths = WindowLengths(**options)
@@ -145,9 +145,3 @@ class QuestionAnswerer(FromPretrained):
             outputs = self.model(**inputs)
         logits = outputs.start_logits, outputs.end_logits
         return best_spans(*logits, places, self.n_best, self.max_answer_length).cpu().numpy()
-
-
-def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the tokens of a window that a model has positions for; RoBERTa's begin behind its padding."""
-    positions = position_limit(model, "source")
-    return None if positions is None else min(positions, tokenizer.model_max_length)

@@ -39,6 +39,7 @@ from vaswani.training.launch.processes import (
 )
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
+LOWER_IS_BETTER = ("mse", "perplexity")  # metrics; the library knows it of losses only
 REPORTING_PACKAGES = ("tensorboard", "trackio")
 
 
@@ -296,6 +297,9 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     def __post_init__(self) -> None:
         check_values(self)
         self._check_dictionaries()
+        metric = (self.metric_for_best_model or "").removeprefix("eval_")
+        if self.greater_is_better is None and metric in LOWER_IS_BETTER:
+            self.greater_is_better = False
         choose_device()
         self.fsdp_size = requested_fsdp_size() or self.fsdp_size
         store = join_processes(int(self.ddp_timeout), trains_on_cpu(self.use_cpu))
@@ -358,6 +362,28 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         if self.lr_scheduler_type != SchedulerType.INVERSE_SQRT:
             raise UserError(f"lr_scheduler_type={_name(self.lr_scheduler_type)} needs a learning_rate")
         self.learning_rate = paper_peak_learning_rate(d_model, self.warmup_steps)
+
+
+@dataclass
+class GivenModelArguments(Section):
+    """The model that a fine-tuning starts from.
+
+    Raises:
+        UserError: none was given.
+    """
+
+    kind: ClassVar[str] = "a pre-trained model"
+
+    model: str | None = option(
+        None, "Folder or Hub name of a pretrained model (see vaswani pretrain); required."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None:
+            raise UserError(
+                f"no model was given; set model to the folder of {self.kind}, or its name on the Hub"
+            )
 
 
 @dataclass

@@ -5,36 +5,26 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vaswani.data.text.completions import ChatSpec, CompletionSpec
-from vaswani.errors import UserError
 from vaswani.training.config.arguments import (
     BaseTrainingArguments,
     CardArguments,
     FamilyArguments,
     FinetuningDefaults,
+    GivenModelArguments,
 )
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
 
 
 @dataclass
-class CausalModelArguments(Section):
-    """The causal language model that a fine-tuning on completions starts from.
+class CausalModelArguments(GivenModelArguments):
+    """The causal language model that a fine-tuning on completions starts from."""
 
-    Raises:
-        UserError: none was given.
-    """
+    kind: ClassVar[str] = "a causal language model"
 
     model: str | None = option(
         None, "Folder or Hub name of a causal language model (see vaswani pretrain); required."
     )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.model is None:
-            raise UserError(
-                "no model was given; set model to the folder of a causal language model, or its name on the "
-                "Hub"
-            )
 
 
 @dataclass
@@ -81,11 +71,6 @@ class CompletionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  #
         "Most tokens of a batch on one device, prompts and padding included; for training and evaluation.",
         at_least=1,
     )
-
-    def __post_init__(self) -> None:
-        if self.greater_is_better is None and self.metric_for_best_model in ("perplexity", "eval_perplexity"):
-            self.greater_is_better = False  # the library knows it for losses only
-        super().__post_init__()
 
 
 @dataclass

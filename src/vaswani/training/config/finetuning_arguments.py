@@ -11,10 +11,11 @@ from vaswani.training.config.arguments import (
     CardArguments,
     FamilyArguments,
     FinetuningDefaults,
+    GivenModelArguments,
 )
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
-from vaswani.training.config.question_arguments import QuestionAnsweringConfig
+from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionModelArguments
 from vaswani.training.trainer.labels import TASKS
 
 # Tasks without labels of texts or words, which have sections of their own.
@@ -25,32 +26,19 @@ OTHER_TASKS: dict[str, type[BaseConfig]] = {
 
 
 @dataclass
-class PretrainedModelArguments(Section):
-    """The model that a fine-tuning starts from.
-
-    Raises:
-        UserError: none was given.
-    """
+class PretrainedModelArguments(GivenModelArguments):
+    """As `GivenModelArguments`, or only the shape of the model, with the pooling of a classifier."""
 
     model: str | None = option(
         None, "Folder or Hub name of a pretrained encoder or decoder (see vaswani pretrain); required."
     )
-    from_scratch: bool = option(
-        False, "Keep only its configuration and tokenizer and start with new weights, to compare."
-    )
+    from_scratch: bool = redefault(QuestionModelArguments, "from_scratch", False)
     classifier_pooling: Literal["cls", "mean"] | None = option(
         None,
         "Classify a text by the state of its first token (cls) or by the mean of all states (mean); default: "
         "as the model does.",
     )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.model is None:
-            raise UserError(
-                "no model was given; set model to the folder of a pre-trained model, or its name on the Hub"
-            )
 
 
 @dataclass
@@ -116,11 +104,6 @@ class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  #
         "Most tokens of a batch on one device, padding included; for training and evaluation.",
         at_least=1,
     )
-
-    def __post_init__(self) -> None:
-        if self.greater_is_better is None and self.metric_for_best_model in ("mse", "eval_mse"):
-            self.greater_is_better = False  # the library knows it for losses only
-        super().__post_init__()
 
 
 @dataclass

@@ -124,9 +124,7 @@ class TextAndVocabularyArguments(TextArguments):
         DataArguments, "tokenizer_kind", "bpe"
     )
     vocab_size: int = redefault(DataArguments, "vocab_size", 30000)
-    tokenizer_rows: int | None = option(
-        None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
-    )
+    tokenizer_rows: int | None = redefault(DataArguments, "tokenizer_rows", None)
 
 
 @dataclass

@@ -6,39 +6,25 @@ from typing import ClassVar, Literal
 
 from vaswani.data.questions.question_rows import QuestionSpec
 from vaswani.data.questions.windows import WindowLengths
-from vaswani.errors import UserError
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.training.config.arguments import (
     BaseTrainingArguments,
     CardArguments,
     FamilyArguments,
     FinetuningDefaults,
+    GivenModelArguments,
 )
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
 
 
 @dataclass
-class QuestionModelArguments(Section):
-    """The model that a fine-tuning starts from.
+class QuestionModelArguments(GivenModelArguments):
+    """As `GivenModelArguments`, or only the shape of the model."""
 
-    Raises:
-        UserError: none was given.
-    """
-
-    model: str | None = option(
-        None, "Folder or Hub name of a pretrained model (see vaswani pretrain); required."
-    )
     from_scratch: bool = option(
         False, "Keep only its configuration and tokenizer and start with new weights, to compare."
     )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.model is None:
-            raise UserError(
-                "no model was given; set model to the folder of a pre-trained model, or its name on the Hub"
-            )
 
 
 @dataclass

@@ -16,12 +16,12 @@ from vaswani.data.labels.labelled_tokens import LabelCollator
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
 from vaswani.errors import UserError
-from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import DECODERS, Pretrained, is_decoder, open_pretrained, pretrained_model
-from vaswani.training.runs.pretraining import SCORE_NAMES, estimates
+from vaswani.training.runs.pretraining import SCORE_NAMES, show_estimates
 from vaswani.training.trainer.completion import CompletionTrainer
 
 TOLD_NAMES = {**SCORE_NAMES, "accuracy": "Token accuracy (%)"}
@@ -115,7 +115,7 @@ class CompletionRun(BaseRun):
         """Scores on the test split, or else on the validation split; printed and saved."""
 
         def tell(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
-            longest = min(self.pretrained.longest or self.config.data.max_length, self.config.data.max_length)
+            longest = self.config.data.max_length  # for which the model has positions
             examples = [] if trainer.sharding else completed(trainer.model, tokenizers[0], rows, longest)
             return _tell(trainer, split, rows, examples)
 
@@ -159,10 +159,7 @@ def _tell(
     trainer: CompletionTrainer, split: str, rows: Dataset, examples: list[dict[str, str]]
 ) -> dict[str, Any]:
     """Print the scores and examples; return what `evaluation.json` holds of them."""
-    metrics = metric_entries(TOLD_NAMES, estimates(trainer))
-    print(f"\n{split} ({len(rows):,} rows), with 95 % intervals:")
-    for score in metrics.values():
-        print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")
+    metrics = show_estimates(trainer, split, rows, of="rows", names=TOLD_NAMES)
     print()
     for example in examples:
         prompt, prediction, reference = (shortened(" ".join(text.split())) for text in example.values())

@@ -7,7 +7,7 @@ Understanding by Generative Pre-Training", section 3.3).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,13 @@ from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, token
 from vaswani.data.sources.corpus import Corpus
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
+from vaswani.evaluation.final import (
+    NUM_EXAMPLES,
+    evaluate_finished,
+    metric_entries,
+    record,
+    shortened,
+)
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.evaluation.summary import metric_lines, type_lines
@@ -33,11 +39,8 @@ from vaswani.training.runs.checks import check_attention_kernel, check_metric
 from vaswani.training.runs.completion import CompletionRun
 from vaswani.training.runs.models import (
     Pretrained,
-    kernel_options,
-    new_with_head,
+    model_with_head,
     open_pretrained,
-    pretrained_model,
-    seed_everything,
     without_tied_output,
 )
 from vaswani.training.runs.question_answering import QuestionAnsweringRun
@@ -162,11 +165,7 @@ class FinetuningRun(BaseRun):
         fields = self.task.config_fields()
         if pooling := self.config.model.classifier_pooling:
             fields["classifier_pooling"] = pooling
-        parts = self.pretrained, self.task.auto_class, fields
-        if not self.config.model.from_scratch:
-            return pretrained_model(self.config, *parts)
-        seed_everything(self.config)
-        return new_with_head(*parts, **kernel_options(self.config))
+        return model_with_head(self.config, self.pretrained, self.task.auto_class, fields)
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 
@@ -186,11 +185,7 @@ class FinetuningRun(BaseRun):
         self, trainer: FinetuningTrainer, splits: dict[str, Any], tokenizers: Tokenizers
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-
-        def tell(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
-            return _tell(self.scores, split, rows, scores)
-
-        return evaluate_finished(trainer, splits, tell)
+        return evaluate_finished(trainer, splits, partial(_tell, self.scores))
 
 
 # ---------------------------------------------------------------------------------- what the evaluation tells

@@ -31,7 +31,7 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights, without_remarks
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.decoding import position_limit, source_limit
 from vaswani.training.config.arguments import FamilyArguments
 from vaswani.training.config.options import BaseConfig
 
@@ -80,6 +80,16 @@ def pretrained_model(
     if new:
         PartialState().print(f"new weights: {', '.join(new)}", flush=True)
     return model
+
+
+def model_with_head(
+    config: BaseConfig, pretrained: Pretrained, auto_class: Any, fields: dict[str, Any]
+) -> PreTrainedModel:
+    """As `pretrained_model` or, with `from_scratch`, return a model of the same shape with new weights."""
+    if not config.model.from_scratch:
+        return pretrained_model(config, pretrained, auto_class, fields)
+    seed_everything(config)
+    return new_with_head(pretrained, auto_class, fields, **kernel_options(config))
 
 
 def seed_everything(config: BaseConfig) -> None:
@@ -197,8 +207,7 @@ def _longest(
     """
     with torch.device("meta"):
         model = auto_class.from_config(config, trust_remote_code=False)
-    source, target = position_limit(model, "source"), position_limit(model, "target")
-    return None if source is None else min(source, tokenizer.model_max_length), target
+    return source_limit(model, tokenizer), position_limit(model, "target")
 
 
 def load_with_head(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -364,11 +364,18 @@ class CausalLMRun(PretrainingRun):
 
 def tell_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
     """Print the scores; return what `evaluation.json` holds of them."""
-    metrics = metric_entries(SCORE_NAMES, estimates(trainer))
-    print(f"\n{split} ({len(rows):,} sequences), with 95 % intervals:")
+    return record(split, rows, show_estimates(trainer, split, rows, of="sequences"), of="sequences")
+
+
+def show_estimates(
+    trainer: PretrainingTrainer, split: str, rows: Dataset, *, of: str, names: Mapping[str, str] = SCORE_NAMES
+) -> dict[str, Any]:
+    """Print the scores of the latest evaluation with their intervals; return the `metrics` of `record`."""
+    metrics = metric_entries(names, estimates(trainer))
+    print(f"\n{split} ({len(rows):,} {of}), with 95 % intervals:")
     for score in metrics.values():
         print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")
-    return record(split, rows, metrics, of="sequences")
+    return metrics
 
 
 def scores_with_resamples(trainer: PretrainingTrainer) -> dict[str, tuple[float, np.ndarray]]:

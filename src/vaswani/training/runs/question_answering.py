@@ -20,21 +20,13 @@ from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.summary import metric_lines
-from vaswani.files.atomic_files import write_whole
-from vaswani.files.json_files import finite_json, without_non_finite
+from vaswani.files.json_files import write_json
 from vaswani.inference.answer.answering import CONFIG_FIELD
 from vaswani.inference.answer.spans import answers_of
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
-from vaswani.training.runs.models import (
-    Pretrained,
-    kernel_options,
-    new_with_head,
-    open_pretrained,
-    pretrained_model,
-    seed_everything,
-)
+from vaswani.training.runs.models import Pretrained, model_with_head, open_pretrained
 from vaswani.training.trainer.question_answering import QuestionTrainer
 
 PREDICTIONS, NBEST, NULL_ODDS = (
@@ -109,12 +101,9 @@ class QuestionAnsweringRun(BaseRun):
 
         Its configuration keeps the options that a `QuestionAnswerer` needs to answer in the same way.
         """
-        parts = self.pretrained, AutoModelForQuestionAnswering, {"num_labels": 2}
-        if self.config.model.from_scratch:
-            seed_everything(self.config)
-            model = new_with_head(*parts, **kernel_options(self.config))
-        else:
-            model = pretrained_model(self.config, *parts)
+        model = model_with_head(
+            self.config, self.pretrained, AutoModelForQuestionAnswering, {"num_labels": 2}
+        )
         answers = self.config.answers
         options = {**vars(self.config.data.windows), "max_answer_length": answers.max_answer_length}
         if answers.null_score_diff_threshold is not None:
@@ -153,17 +142,13 @@ class QuestionAnsweringRun(BaseRun):
             self.scores.split = "validation"
             trainer.evaluate(splits["validation"], metric_key_prefix="validation")
         self.scores.split = "test" if "test" in splits else "validation"
-
-        def tell(split: str, windows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
-            return self._tell(split, scores)
-
-        scores = evaluate_finished(trainer, splits, tell)
+        scores = evaluate_finished(trainer, splits, self._tell)
         if self.scores.threshold is not None:
             getattr(trainer.model.config, CONFIG_FIELD)["null_score_diff_threshold"] = self.scores.threshold
             trainer.save_model(_internal_call=True)
         return scores
 
-    def _tell(self, split: str, scores: dict[str, float]) -> dict[str, Any]:
+    def _tell(self, split: str, windows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
         """Show scores and some answers, and write all answers; returns the content of `evaluation.json`."""
         evaluation, questions = self.scores.latest, self.corpus.splits[split]
         metrics = metric_entries(AnswerMetric.names, evaluation.estimates)
@@ -235,8 +220,7 @@ def write_answers(folder: Path, names: Sequence[str], evaluation: AnswerEvaluati
         NULL_ODDS: {name: answer.null_odds for name, answer in pairs},
     }
     for file, content in contents.items():
-        text = finite_json(without_non_finite(content), indent=2, ensure_ascii=False) + "\n"
-        write_whole(folder / file, text.encode())
+        write_json(folder / file, content)
 
 
 def _show(told: dict[str, Any], loss: float) -> None:

@@ -1,8 +1,8 @@
 """The base of all trainers: token-budget batches, the paper's schedule, exact evaluation, whole checkpoints.
 
 Everything else (mixed precision, accumulation, compilation, several devices, logging) is transformers'. Parts
-with a job of their own are objects beside the trainer: `Meter`, `FiniteUpdates`, `StopOnSignal`, `Sharding`,
-`Publisher`. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
+with a job of their own are objects beside the trainer: `Meter`, `LossMeans`, `FiniteUpdates`, `StopOnSignal`,
+`Sharding`, `Publisher`. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ from vaswani.training.trainer.checkpoints import (
     unfinished_checkpoint,
 )
 from vaswani.training.trainer.finite_updates import FiniteUpdates
+from vaswani.training.trainer.loss_means import LossMeans
 from vaswani.training.trainer.meter import Meter
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.publishing import Publisher
     from vaswani.training.trainer.sharding import Sharding
+
+Count = torch.Tensor | int | None  # of the labels, tokens or rows of a batch, by which a loss is divided
 
 
 class BaseTrainer(Trainer):
@@ -96,6 +99,7 @@ class BaseTrainer(Trainer):
             copies=self.get_tp_size(),
             predicts_tokens=self.model.get_output_embeddings() is not None,
         )
+        self.loss_means = LossMeans(self)
         self.finite_updates = FiniteUpdates(self)
         self.stop_on_signal = StopOnSignal(self)
         for callback in (ResumedRun(self), self.meter, self.stop_on_signal):
@@ -124,6 +128,13 @@ class BaseTrainer(Trainer):
     def num_replicas(self) -> int:
         """Processes, or groups of them, that have batches of their own."""
         return self.args.world_size // self.get_tp_size()
+
+    def count_everywhere(self, count: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes of a number of tokens or rows, by which losses are divided."""
+        count = count.to(self.args.device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            count = self.accelerator.gather(count).sum() / self.get_tp_size()
+        return count
 
     @property
     def output_dir(self) -> Path:
@@ -216,12 +227,12 @@ class BaseTrainer(Trainer):
         return None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in transformers, with other speeds than those of a fixed number of rows (see `Meter`)."""
+        """As in transformers, with the parts of the loss, and speeds that do not count rows (see `Meter`)."""
         for name in list(logs):
             if name.endswith("_steps_per_second") or name == "train_samples_per_second":
                 del logs[name]
         if "loss" in logs:
-            logs |= self.meter.report()
+            logs |= self.loss_means.report() | self.meter.report()
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------------------- checkpoints

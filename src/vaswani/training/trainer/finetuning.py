@@ -16,10 +16,8 @@ from accelerate.utils import send_to_device
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.model.losses import linear_cross_entropy
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
-from vaswani.training.trainer.base import BaseTrainer
+from vaswani.training.trainer.base import BaseTrainer, Count
 from vaswani.training.trainer.labels import LabelTask
-
-Count = torch.Tensor | int | None
 
 
 class FinetuningTrainer(BaseTrainer):
@@ -45,8 +43,6 @@ class FinetuningTrainer(BaseTrainer):
         self._texts: dict[str, torch.Tensor] = {}  # `input_ids` and `attention_mask` of the current batch
         self._states = torch.empty(0)  # of its last layer, [B, T, D]
         self._num_tokens: Count = None  # that are predicted in the whole accumulated, distributed batch
-        self._lm_losses: torch.Tensor | None = None  # their sum since the last log
-        self._first_step = 0  # update after which this sum begins
         if self.args.lm_loss_weight:
             self.model.base_model.register_forward_hook(self._keep_states)
 
@@ -66,9 +62,7 @@ class FinetuningTrainer(BaseTrainer):
         if not self.args.lm_loss_weight:
             return loss
         lm_loss = self._lm_loss()
-        if self._lm_losses is None:
-            self._lm_losses, self._first_step = torch.zeros_like(lm_loss), self.state.global_step
-        self._lm_losses += lm_loss.detach()
+        self.loss_means.add("lm_loss", lm_loss)
         return loss + self.args.lm_loss_weight * lm_loss
 
     def _task_loss(
@@ -98,21 +92,9 @@ class FinetuningTrainer(BaseTrainer):
         """As in `Trainer`; also counts the tokens, by which the language-modelling loss is divided."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.lm_loss_weight and batches:
-            count = torch.stack([_predicted(batch["attention_mask"]) for batch in batches]).sum().to(device)
-            if self.args.average_tokens_across_devices and self.args.world_size > 1:
-                count = self.accelerator.gather(count).sum()
-            self._num_tokens = count
+            counts = torch.stack([_predicted(batch["attention_mask"]) for batch in batches])
+            self._num_tokens = self.count_everywhere(counts.sum())
         return batches, num_items
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in `Trainer`, with the language-modelling loss by itself."""
-        if "loss" in logs and self._lm_losses is not None:
-            steps = max(self.state.global_step - self._first_step, 1)
-            # Divided by the tokens of all processes, each loss is a share of their sum.
-            shares = self.num_replicas if self.args.average_tokens_across_devices else 1
-            logs["lm_loss"] = self.accelerator.reduce(self._lm_losses, "mean").item() * shares / steps
-            self._lm_losses = None
-        super().log(logs, start_time)
 
     # -------------------------------------------------------------------------------------------- evaluation
 
