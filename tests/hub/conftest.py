@@ -51,27 +51,49 @@ def python_without_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def forking_online(
-    served_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ForkingPython]:
+def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder HF_HOME of what `run` runs."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def forking_online(served_hub: LoopbackHub, hub_cache: Path) -> Iterator[ForkingPython]:
     """Copies of a process run commands against the Hub; they share a cache."""
-    cache = tmp_path_factory.mktemp("cache")
-    with ForkingPython(outside_variables() | served_hub.environment(str(cache), token=None)) as python:
+    with ForkingPython(outside_variables() | served_hub.environment(str(hub_cache), token=None)) as python:
         yield python
 
 
-@pytest.fixture
-def run(hub: LoopbackHub, tmp_path: Path, forking_online: ForkingPython) -> Run:
-    """Run a command of `vaswani` against the Hub."""
+@pytest.fixture(scope="session")
+def forking_without_plugin(
+    served_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory, python_without_plugin: Path
+) -> Iterator[ForkingPython]:
+    """Copies of a process of an environment without the plugin; they share another cache."""
+    environment = served_hub.environment(str(tmp_path_factory.mktemp("other_cache")), token=None)
+    with ForkingPython(outside_variables() | environment, python_without_plugin) as python:
+        yield python
 
+
+def run_in_copies(python: ForkingPython, folder: Path) -> Run:
     def run_copy(
         arguments: list[str], *, token: str | None = TOKEN, expected: int = 0
     ) -> subprocess.CompletedProcess[str]:
-        result = forking_online.run(arguments, tmp_path, {} if token is None else {"HF_TOKEN": token})
+        result = python.run(arguments, folder, {} if token is None else {"HF_TOKEN": token})
         assert result.returncode == expected, result.stderr + result.stdout
         return result
 
     return run_copy
+
+
+@pytest.fixture
+def run(hub: LoopbackHub, tmp_path: Path, forking_online: ForkingPython) -> Run:
+    """Run a command of `vaswani`, or `-c CODE`, against the Hub."""
+    return run_in_copies(forking_online, tmp_path)
+
+
+@pytest.fixture
+def run_without_plugin(hub: LoopbackHub, tmp_path: Path, forking_without_plugin: ForkingPython) -> Run:
+    """Run `-c CODE` against the Hub where there is no plugin."""
+    return run_in_copies(forking_without_plugin, tmp_path)
 
 
 @pytest.fixture
@@ -102,7 +124,7 @@ def run_python(hub: LoopbackHub, tmp_path: Path) -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    processes = {"run", "run_python", "python_without_plugin"}  # fixtures
+    processes = {"run", "run_python", "run_without_plugin", "python_without_plugin"}  # fixtures
     for item in items:
         is_here = item.path.is_relative_to(Path(__file__).parent)
         if is_here and processes & set(getattr(item, "fixturenames", ())):

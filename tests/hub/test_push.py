@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,21 @@ print(json.dumps([all_outputs, has_plugin, ran_remote_code]))
 TRUSTED = {"trust_remote_code": True}
 
 
-def load(
-    run_python: Run, *models: tuple[str, dict[str, Any]], plugin: bool, **environment: Any
-) -> list[dict[str, Any]]:
-    """What a process makes of models, each with its options; only without the plugin it runs their code."""
-    code = LOAD.format(plugin=plugin, models=models, sources=SOURCES)
-    outputs, has_plugin, ran_remote_code = json.loads(
-        run_python("-c", code, **environment).stdout.splitlines()[-1]
-    )
+def load_code(models: Iterable[tuple[str, dict[str, Any]]], *, plugin: bool) -> str:
+    return LOAD.format(plugin=plugin, models=list(models), sources=SOURCES)
+
+
+def loaded(printed: str, *, plugin: bool) -> list[dict[str, Any]]:
+    """What that code has made of the models; only without the plugin it runs their code."""
+    outputs, has_plugin, ran_remote_code = json.loads(printed.splitlines()[-1])
     assert has_plugin == plugin
     assert ran_remote_code != plugin
     return outputs
+
+
+def load(run: Run, *models: tuple[str, dict[str, Any]], plugin: bool) -> list[dict[str, Any]]:
+    """What a copy of a process makes of models, each with its options."""
+    return loaded(run(["-c", load_code(models, plugin=plugin)]).stdout, plugin=plugin)
 
 
 def outputs_here(folder: Path) -> dict[str, Any]:
@@ -88,8 +93,10 @@ SPARSE = {"encoder_attention": "sparse", "sparse_block_size": 4, "sparse_random_
 
 
 def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
-    hub: LoopbackHub, run: Run, run_python: Run, tmp_path: Path, python_without_plugin: Path
+    hub: LoopbackHub, run_python: Run, run: Run, tmp_path: Path, python_without_plugin: Path
 ) -> None:
+    """In processes that import everything themselves."""
+
     expected = []
     for name, fields in (("dense", {}), ("sparse", SPARSE)):
         folder = save_toy_checkpoint(tmp_path / name, **fields)
@@ -100,13 +107,18 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
     models = [("ada/dense", {}), ("ada/sparse", {})]
     trusting = [(name, TRUSTED) for name, _ in models]
     bare = {"python": python_without_plugin, "cache": "other"}
-    assert_equal(load(run_python, *trusting, plugin=False, **bare), expected)
+
+    def load_anew(*models: tuple[str, dict[str, Any]], plugin: bool, **environment: Any) -> Any:
+        result = run_python("-c", load_code(models, plugin=plugin), **environment)
+        return loaded(result.stdout, plugin=plugin)
+
+    assert_equal(load_anew(*trusting, plugin=False, **bare), expected)
     # Local code wins, whatever is trusted.
-    assert load(run_python, *models, *trusting, plugin=True) == 2 * expected
+    assert load_anew(*models, *trusting, plugin=True) == 2 * expected
 
     hub.cut = lambda method, path: True  # from here on there is no network
-    assert_equal(load(run_python, *trusting, plugin=False, **bare, HF_HUB_OFFLINE="1"), expected)
-    assert load(run_python, *models, plugin=True, HF_HUB_OFFLINE="1") == expected
+    assert_equal(load_anew(*trusting, plugin=False, **bare, HF_HUB_OFFLINE="1"), expected)
+    assert load_anew(*models, plugin=True, HF_HUB_OFFLINE="1") == expected
 
 
 def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
@@ -131,7 +143,7 @@ def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
     assert json.loads(hub.files("ada/toy")["config.json"])["auto_map"]["AutoModel"]
 
 
-def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, run_python: Run, tmp_path: Path) -> None:
+def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     before = outputs_here(folder)
     run(["push", "--model", str(folder), "--repo", "toy"])
@@ -143,7 +155,7 @@ def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, run_python: Ru
     after = outputs_here(folder)
     run(["push", "--model", str(folder), "--repo", "toy", "--revision", "negative"])
     revisions = ("main", "negative", first)
-    assert load(run_python, *(("ada/toy", {"revision": name}) for name in revisions), plugin=True) == [
+    assert load(run, *(("ada/toy", {"revision": name}) for name in revisions), plugin=True) == [
         *(before, after, before)
     ]
     assert before["states"] != after["states"]
@@ -158,16 +170,14 @@ def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, run_python: Ru
     assert "leave it out" in run(["translate", "--model", "toy", "--revision", "main"], expected=2).stderr
 
 
-def test_weights_of_an_earlier_push_do_not_stay(
-    hub: LoopbackHub, run: Run, run_python: Run, tmp_path: Path
-) -> None:
+def test_weights_of_an_earlier_push_do_not_stay(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     toy_model().save_pretrained(folder, max_shard_size="60KB")
     (folder / "model.safetensors").unlink()
     run(["push", "--model", str(folder), "--repo", "toy"])
     shards = {name for name in hub.files("ada/toy") if name.startswith("model-0")}
     assert len(shards) > 1
-    assert load(run_python, ("ada/toy", {}), plugin=True) == [outputs_here(folder)]
+    assert load(run, ("ada/toy", {}), plugin=True) == [outputs_here(folder)]
     save_toy_checkpoint(folder)
     (folder / "model.safetensors.index.json").unlink()
     run(["push", "--model", str(folder), "--repo", "toy"])
@@ -176,12 +186,10 @@ def test_weights_of_an_earlier_push_do_not_stay(
 
 
 def test_the_libraries_own_ways_of_pushing_bring_code_and_a_card(
-    hub: LoopbackHub, run_python: Run, tmp_path: Path, python_without_plugin: Path
+    hub: LoopbackHub, run: Run, run_without_plugin: Run, tmp_path: Path
 ) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
-    run_python(
-        "-c",
-        f"""
+    code = f"""
 import vaswani
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -189,10 +197,9 @@ model = AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r})
 model.push_to_hub("toy")
 AutoTokenizer.from_pretrained({str(folder)!r}).push_to_hub("toy")
 AutoModel.from_pretrained({str(folder)!r}).save_pretrained("base", push_to_hub=True, repo_id="ada/base")
-""",
-    )
-    without = {"python": python_without_plugin, "cache": "other"}
-    assert_equal(load(run_python, ("ada/toy", TRUSTED), plugin=False, **without), [outputs_here(folder)])
+"""
+    run(["-c", code])
+    assert_equal(load(run_without_plugin, ("ada/toy", TRUSTED), plugin=False), [outputs_here(folder)])
     for name, line in (
         ("toy", "AutoModelForSeq2SeqLM.from_pretrained("),
         ("base", "AutoModel.from_pretrained("),
@@ -210,15 +217,15 @@ def snippets(card: str) -> list[str]:
 
 @pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two"])
 def test_the_snippets_of_a_card_run(
-    hub: LoopbackHub, run: Run, run_python: Run, tmp_path: Path, python_without_plugin: Path, separate: bool
+    hub: LoopbackHub, run: Run, run_without_plugin: Run, tmp_path: Path, separate: bool
 ) -> None:
     run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy", separate)), "--repo", "toy"])
     with_plugin, without = snippets(hub.card("ada/toy"))
     assert "import vaswani" in with_plugin
     assert "import vaswani" not in without
-    texts = run_python("-c", with_plugin).stdout
+    texts = run(["-c", with_plugin]).stdout
     assert re.fullmatch(r"\['.*'\]\n", texts)
-    assert run_python("-c", without, python=python_without_plugin, cache="other").stdout == texts
+    assert run_without_plugin(["-c", without]).stdout == texts
 
 
 def test_a_card_that_someone_wrote_is_kept(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
@@ -303,12 +310,11 @@ def test_a_private_model_is_for_those_who_may_see_it(hub: LoopbackHub, run: Run,
 
 
 def test_a_full_disk_while_downloading_is_one_clear_line(
-    hub: LoopbackHub, run: Run, run_python: Run, tmp_path: Path
+    hub: LoopbackHub, run: Run, tmp_path: Path, hub_cache: Path
 ) -> None:
-    run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy")), "--repo", "toy"])
-    failed = run_python(
-        "-c",
-        """
+    name = "never_fetched"  # before: the cache is that of other tests too
+    run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy")), "--repo", name])
+    code = f"""
 import errno, sys
 import huggingface_hub.file_download as download
 
@@ -318,15 +324,13 @@ def http_get(url, temp_file, **options):
 
 download.http_get = http_get
 from vaswani.cli import run
-sys.exit(run(["translate", "--model", "ada/toy"]))
-""",
-        cache="full",
-        expected=2,
-    )
-    assert f"no space left on the disk of the cache {tmp_path / 'full' / 'hub'}: free some" in failed.stderr
+sys.exit(run(["translate", "--model", "ada/{name}"]))
+"""
+    failed = run(["-c", code], expected=2)
+    assert f"no space left on the disk of the cache {hub_cache / 'hub'}: free some" in failed.stderr
     assert "set HF_HOME to a folder on another disk" in failed.stderr
     assert failed.stderr.count("\n") == 1
-    run_python("-m", "vaswani.cli", "translate", "--model", "ada/toy", "--input", "/dev/null", cache="full")
+    run(["translate", "--model", f"ada/{name}", "--input", "/dev/null"])
 
 
 def test_a_folder_without_a_whole_model_is_not_pushed(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:

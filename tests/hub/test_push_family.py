@@ -55,7 +55,7 @@ def models() -> dict[str, Any]:
 
 
 def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
-    hub: LoopbackHub, run: Run, run_python: Run, tmp_path: Path, python_without_plugin: Path
+    hub: LoopbackHub, run: Run, run_without_plugin: Run, tmp_path: Path
 ) -> None:
     expected = []
     for auto_class, model in models().items():
@@ -67,15 +67,10 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
         assert f"{auto_class}.from_pretrained(" in card
         assert "A Transformer encoder (" in card or "A Transformer decoder (" in card
         expected.append(model.eval()(torch.tensor(IDS)).logits)
-    for plugin, environment in (
-        (False, {"python": python_without_plugin, "cache": "other"}),
-        (True, {}),
-    ):
+    for plugin, run_code in ((False, run_without_plugin), (True, run)):
         options = {} if plugin else {"trust_remote_code": True}
         code = LOAD.format(plugin=plugin, auto_classes=list(models()), options=options, ids=IDS)
-        all_logits, ran_remote_code = json.loads(
-            run_python("-c", code, **environment).stdout.splitlines()[-1]
-        )
+        all_logits, ran_remote_code = json.loads(run_code(["-c", code]).stdout.splitlines()[-1])
         assert ran_remote_code == (not plugin)
         for logits, of_the_model in zip(all_logits, expected, strict=True):
             torch.testing.assert_close(torch.tensor(logits), of_the_model, rtol=0, atol=1e-6)

@@ -85,13 +85,13 @@ def test_a_pushed_checkpoint_can_be_resumed_elsewhere(
 
 def test_a_lost_connection_does_not_stop_a_training_and_is_told(
     hub: LoopbackHub,
-    run_python: Run,
+    run: Run,
     tiny_run: dict,
 ) -> None:
     ended = []  # once the training's own results are in, the network is back
     hub.cut = lambda method, path: "/preupload/" in path and not (ended or is_trained(tiny_run))
     flags = train_flags(tiny_run, hub_strategy="every_save")
-    result = run_python("-m", "vaswani.cli", *flags, HF_HUB_DOWNLOAD_TIMEOUT="1")
+    result = run(flags)
     assert "update 3 of 6 was not pushed; training goes on, and the next is pushed." in result.stderr
     assert f"the connection to {hub.url} failed" in result.stderr
     assert messages(hub)[-1] == "Upload model"
@@ -136,10 +136,8 @@ def test_what_may_not_be_pushed_is_told_before_the_training(
     assert not list(Path(tiny_run["output_dir"]).glob("checkpoint-*"))
 
 
-def test_a_trainer_pushes_a_library_model_with_a_card_of_ours(hub: LoopbackHub, run_python: Run) -> None:
-    run_python(
-        "-c",
-        """
+def test_a_trainer_pushes_a_library_model_with_a_card_of_ours(hub: LoopbackHub, run: Run) -> None:
+    code = """
 import torch, vaswani
 from datasets import Dataset
 from transformers import MarianConfig, MarianMTModel
@@ -157,8 +155,8 @@ trainer = vaswani.Trainer(
 )
 trainer.train()
 print(trainer.push_to_hub(language="de", license="mit", model_name="a name"))
-""",
-    )
+"""
+    run(["-c", code])
     card = hub.card("ada/marian")
     assert "An encoder-decoder of type marian with" in card
     assert "license: mit" in card
