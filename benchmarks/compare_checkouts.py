@@ -17,6 +17,7 @@ status is 1 if any is larger, or if a command fails.
 
 import argparse
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -425,6 +427,8 @@ class Side:
 def serve(source: str) -> None:
     """As a side: import the checkout, then run each call on a line of standard input in a copy of itself."""
     sys.modules["matplotlib"] = None  # type: ignore[assignment]  # pictures take longer than such trainings
+    with suppress(ImportError):
+        from pydantic import TypeAdapter  # noqa: F401  # typer imports it when it parses a command's options
     import vaswani
     import vaswani.cli
 
@@ -432,6 +436,8 @@ def serve(source: str) -> None:
     for name in vaswani.__all__:
         getattr(vaswani, name)
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # the copies' collections touch none of these objects
     for line in sys.stdin:
         call, log = json.loads(line)
         copy = os.fork()

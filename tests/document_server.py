@@ -17,17 +17,7 @@ from pathlib import Path
 
 import yaml
 
-import vaswani.distillation.run
-import vaswani.evaluation.labels
-import vaswani.hub.push
-import vaswani.inference.classify.files
-import vaswani.inference.embed.embedding
-import vaswani.inference.prompt.prompting
-import vaswani.inference.translate.translation
-import vaswani.training.runs.evaluation
-import vaswani.training.runs.finetuning
-import vaswani.training.runs.pretraining
-import vaswani.training.runs.translation  # noqa: F401  # what takes time to import
+from forking import import_libraries, import_package, keep_imports_shared
 from tiny_runs import TINY_MODEL, leave_out_curves
 from vaswani.cli import main
 from vaswani.files.named_configs import find_config
@@ -121,6 +111,9 @@ def serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen()
+        import_libraries()
+        import_package()
+        keep_imports_shared()
         print("ready", flush=True)
         while True:
             client, _ = server.accept()

@@ -11,6 +11,7 @@ The client of the Hub tries a lost connection again as often as anywhere, with a
 The process runs this file. Each line that it reads is a JSON object, the arguments of `run_program`.
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -72,6 +73,7 @@ def serve() -> None:
     if importlib.util.find_spec("vaswani"):
         import_package()
     shorten_waits()
+    keep_imports_shared()
     for line in sys.stdin:
         copy = os.fork()
         if not copy:
@@ -89,16 +91,34 @@ def import_libraries() -> None:
 
 
 def import_package() -> None:
-    """All that a command imports."""
+    """All that takes a command time to import."""
+    from pydantic import TypeAdapter  # noqa: F401  # typer imports it when it parses the options of a command
+
     import vaswani
-    import vaswani.cli
+    import vaswani.cli.command_line
+    import vaswani.cli.commands
+    import vaswani.distillation.run
+    import vaswani.evaluation.labels
     import vaswani.hub.push
+    import vaswani.inference.classify.files
+    import vaswani.inference.embed.embedding
+    import vaswani.inference.prompt.prompting
+    import vaswani.inference.translate.translation
+    import vaswani.training.runs.evaluation
+    import vaswani.training.runs.finetuning
+    import vaswani.training.runs.pretraining
     import vaswani.training.runs.translation
     from vaswani.insight.figures import new_figure
 
     for name in vaswani.__all__:
         getattr(vaswani, name)
     new_figure()
+
+
+def keep_imports_shared() -> None:
+    """Before the first copy is made: the collections of copies touch no object that is there already."""
+    gc.collect()
+    gc.freeze()
 
 
 def shorten_waits() -> None:
