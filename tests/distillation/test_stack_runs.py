@@ -21,6 +21,7 @@ from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.runs.finetuning import finetune
 from vaswani.training.runs.pretraining import pretrain
+from vaswani.training.trainer.base import BaseTrainer
 
 __all__ = ["cache_of_its_own"]
 
@@ -161,6 +162,22 @@ def test_each_option_moves_the_student(
         found.append((sum(tensor.double().sum() for tensor in weights.values()).item(), change))
     sums = [round(value, 9) for value, _ in found]
     assert len(set(sums)) == len(sums)
+
+
+def test_the_report_opens_no_repository(
+    language_models: dict[str, Path],
+    texts: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = []
+    monkeypatch.setattr(BaseTrainer, "init_hf_repo", lambda trainer, *_: opened.append(trainer.model))
+    options = {**texts, "objective": "masked", "teacher": language_models["masked"], "baseline": False}
+    pushed = {"push_to_hub": True, "hub_token": "hf_ada", "save_strategy": "no"}
+    run = MaskedLMDistillation(config_for(tmp_path / "run", **options, **pushed))
+    run.train_and_evaluate()
+    run.report()
+    assert [model.num_parameters() for model in opened] == [run.comparison.models[1].parameters]
 
 
 @pytest.mark.parametrize(

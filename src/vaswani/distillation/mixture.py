@@ -17,7 +17,8 @@ from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import cosine_loss, relation_loss
 from vaswani.distillation.recording import Recorder, stacks
 from vaswani.errors import UserError
-from vaswani.training.trainer.base import BaseTrainer, Count
+from vaswani.training.trainer.base import BaseTrainer
+from vaswani.training.trainer.objective import Count
 
 TO_TEACHER_WIDTH = "to_teacher_width"  # a module of the student during training; a file of its checkpoints
 

@@ -1,7 +1,7 @@
 """Distillations of one stack: of a masked or causal language model, or of a model that predicts labels.
 
 Each is the training of its kind (`training/runs/pretraining.py`, `training/runs/finetuning.py`) with a
-student made of its teacher, a trainer that asks the teacher, and a report.
+student made of its teacher, an objective that asks the teacher, and a report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.given_tokenizers import ready_to_classify
-from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
+from vaswani.data.labels.labelled_tokens import tokenize_labelled
 from vaswani.data.sources.corpus import Corpus, RowReport, TextCorpusSpec, load_corpus
 from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
@@ -31,13 +31,13 @@ from vaswani.distillation.stack_arguments import (
     MaskedDistillationConfig,
     TaskDistillationConfig,
 )
+from vaswani.distillation.stack_objectives import LanguageModelObjective, StackObjective, TaskObjective
 from vaswani.distillation.stack_report import (
     Candidate,
     StackComparison,
     compare_stacks,
     stack_markdown,
 )
-from vaswani.distillation.stack_trainers import LanguageModelDistillation, TaskDistillation, Teachers
 from vaswani.distillation.student import Layers, parse_layers, student_from_teacher
 from vaswani.distillation.teacher import check_same_vocabulary
 from vaswani.errors import UserError, listing
@@ -62,7 +62,7 @@ class StackDistillation(BaseRun):
 
     auto_class: Any  # of teachers and student
     make_ready: Any = None  # makes the tokenizer of a decoder ready
-    teaches: bool = True  # False for the baseline
+    teaches: bool = True  # False for the baseline, and to evaluate
     comparison: StackComparison | None = None
 
     def __init__(self, config: Any):
@@ -115,15 +115,13 @@ class StackDistillation(BaseRun):
             raise UserError(f"teacher={name} holds a {found}; expected a model of {self.auto_class.__name__}")
 
     @cached_property
-    def teachers(self) -> Teachers:
+    def teachers(self) -> list[PreTrainedModel]:
         """The teachers, with their weights."""
         device, dtype = self.config.training.device, self.options.teacher_dtype
-        return Teachers(
-            [
-                load_checkpoint(name, device, dtype, auto_class=self.auto_class)[0]
-                for name in self.options.teacher
-            ]
-        )
+        return [
+            load_checkpoint(name, device, dtype, auto_class=self.auto_class)[0]
+            for name in self.options.teacher
+        ]
 
     def build_student(self, fields: dict[str, Any]) -> PreTrainedModel:
         """The student before training, in float32; with these fields of its configuration.
@@ -136,7 +134,7 @@ class StackDistillation(BaseRun):
             if new:
                 PartialState().print(f"new weights: {', '.join(new)}", flush=True)
         else:
-            teacher = self.teachers.models[0]
+            teacher = self.teachers[0]
             (stack,) = stacks(teacher)
             model = student_from_teacher(teacher, **{f"{stack}_layers": self.layers}, **fields).float()
             if self.options.student == RANDOM or not self.teaches:
@@ -144,6 +142,13 @@ class StackDistillation(BaseRun):
         if (kernel := self.config.model.attn_implementation) is not None:
             model.set_attn_implementation(kernel)
         return model
+
+    def build_trainer(self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel) -> Any:
+        """A trainer that asks the teachers; without them for the baseline, and to evaluate."""
+        trainer = super().build_trainer(splits, tokenizers, model)  # type: ignore[safe-super]
+        if self.teaches:
+            trainer.pursue(self.objective(trainer))
+        return trainer
 
     # ------------------------------------------------------------------------------------------ the report
 
@@ -179,19 +184,25 @@ class StackDistillation(BaseRun):
         several = len(self.options.teacher) > 1
         return [
             (f"teacher {number}" if several else "teacher", model)
-            for number, model in enumerate(self.teachers.models, 1)
+            for number, model in enumerate(self.teachers, 1)
         ]
 
     def _evaluate(self, model: PreTrainedModel, rows: Dataset) -> dict[str, Score]:
         """Evaluate a model on tokenized rows."""
         if (trainer := self._evaluating.get(model)) is None:
-            self.teaches = False
-            trainer = self._evaluating[model] = self.build_trainer(
-                {"train": rows, "validation": rows}, self._tokenizers, model
-            )
-            self.teaches = True
+            splits = {"train": rows, "validation": rows}
+            trainer = self._plain_run().build_trainer(splits, self._tokenizers, model)
+            self._evaluating[model] = trainer
         trainer.predict(rows)
         return self.scores_of(trainer)
+
+    def _plain_run(self) -> StackDistillation:
+        """This run with trainers that ask no teacher, and push nothing."""
+        run = copy.copy(self)
+        run.teaches, run.config = False, copy.copy(self.config)
+        run.config.training = copy.copy(self.config.training)
+        run.config.training.push_to_hub = False
+        return run
 
     def _trained_baseline(self) -> PreTrainedModel:
         """The same student, trained without a teacher."""
@@ -203,6 +214,10 @@ class StackDistillation(BaseRun):
         return load_checkpoint(config.output_dir, config.training.device, auto_class=self.auto_class)[0]
 
     # ------------------------------------------------------------------------------ what a kind of model has
+
+    def objective(self, trainer: Any) -> StackObjective:
+        """The losses of the student."""
+        raise NotImplementedError
 
     metric_of_report: str  # by which the student is compared with its teacher
     metric_names: Mapping[str, str]
@@ -225,18 +240,10 @@ class LanguageModelRun(StackDistillation, PretrainingRun):
         """The student."""
         return self.build_student({})
 
-    def build_trainer(self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel) -> Any:
-        """A trainer that asks the teachers; without them for the baseline."""
-        if not self.teaches:
-            return super().build_trainer(splits, tokenizers, model)
-        return LanguageModelDistillation(
-            teachers=self.teachers,
-            objectives=self.options,
-            all_tokens=getattr(self.options, "soft_target_tokens", "masked") == "all",
-            processing_class=tokenizers[0],
-            **self.trainer_options(splits, model),
-            **self.collators(tokenizers[0]),
-        )
+    def objective(self, trainer: Any) -> LanguageModelObjective:
+        """The losses of tokens."""
+        all_tokens = getattr(self.options, "soft_target_tokens", "masked") == "all"
+        return LanguageModelObjective(trainer, self.teachers, self.options, all_tokens=all_tokens)
 
     def scores_of(self, trainer: Any) -> dict[str, Score]:
         """Perplexity, accuracy and, of a causal model, bits per byte."""
@@ -348,19 +355,9 @@ class TaskRun(StackDistillation, FinetuningRun):
             fields["classifier_pooling"] = pooling
         return self.build_student(fields)
 
-    def build_trainer(self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel) -> Any:
-        """A trainer that asks the teachers; without them for the baseline."""
-        if not self.teaches:
-            return super().build_trainer(splits, tokenizers, model)
-        return TaskDistillation(
-            teachers=self.teachers,
-            objectives=self.options,
-            task=self.task,
-            data_collator=LabelCollator(int(tokenizers[0].pad_token_id)),
-            processing_class=tokenizers[0],
-            compute_metrics=self.scores,
-            **self.trainer_options(splits, model),
-        )
+    def objective(self, trainer: Any) -> TaskObjective:
+        """The losses of rows or words."""
+        return TaskObjective(trainer, self.teachers, self.options)
 
     def scores_of(self, trainer: Any) -> dict[str, Score]:
         """The metrics of the task."""

@@ -5,7 +5,7 @@ B batch · T target tokens, N of which count · S source tokens · V vocabulary 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -21,7 +21,7 @@ from vaswani.errors import UserError
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
-from vaswani.training.trainer.base import Count
+from vaswani.training.trainer.objective import Count
 from vaswani.training.trainer.seq2seq import Trainer
 
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
@@ -60,7 +60,7 @@ class DistillationTrainer(Trainer):
         self.teacher: Any = teacher
         self._check_vocabularies()
         self.compute_loss_func = self._distillation_loss
-        self._model_smooths = False
+        self.forward_options.pop("label_smoothing", None)
         self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
         self._token_loss: TokenLoss | None = None  # of the current batch
         self._source_mask = torch.empty(0)  # of the current batch: bool [B, S]
@@ -193,15 +193,12 @@ class DistillationTrainer(Trainer):
         }
         return self.mixture.state_losses(sides)
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
-    ) -> tuple[list, Count]:
-        """As in `Trainer`; also counts the source tokens, by which the encoder's losses are divided."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.mixture.recorders and batches:
-            count = sum(batch["attention_mask"].sum() for batch in batches)
+    def count_batches(self, batches: list[dict[str, Any]]) -> None:
+        """As in `BaseTrainer`; also counts the source tokens, by which the encoder's losses are divided."""
+        super().count_batches(batches)
+        if self.mixture.recorders:
+            count: Any = sum(batch["attention_mask"].sum() for batch in batches)
             self._num_source_tokens = self.count_everywhere(count)
-        return batches, num_items
 
 
 @torch.no_grad()

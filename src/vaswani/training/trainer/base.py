@@ -1,8 +1,8 @@
 """The base of all trainers: token-budget batches, the paper's schedule, exact evaluation, whole checkpoints.
 
 Everything else (mixed precision, accumulation, compilation, several devices, logging) is transformers'. Parts
-with a job of their own are objects beside the trainer: `Meter`, `LossMeans`, `FiniteUpdates`, `StopOnSignal`,
-`Sharding`, `Publisher`. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
+with a job of their own are objects beside the trainer: `Objective`, `Meter`, `LossMeans`, `FiniteUpdates`,
+`StopOnSignal`, `Sharding`, `Publisher`. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +49,12 @@ from vaswani.training.trainer.checkpoints import (
 from vaswani.training.trainer.finite_updates import FiniteUpdates
 from vaswani.training.trainer.loss_means import LossMeans
 from vaswani.training.trainer.meter import Meter
+from vaswani.training.trainer.objective import Count, Objective
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.publishing import Publisher
     from vaswani.training.trainer.sharding import Sharding
-
-Count = torch.Tensor | int | None  # of the labels, tokens or rows of a batch, by which a loss is divided
 
 
 class BaseTrainer(Trainer):
@@ -76,6 +76,8 @@ class BaseTrainer(Trainer):
         settings: of the training, likewise (see `resuming.manifest_of`); default those of `args`.
         history: the settings that changed when it was resumed, likewise.
         extra_modules: trained with the model and kept in files of their own in checkpoints, by name.
+        forward_options: options of the model's forward pass.
+        objective: whose loss is trained (see `pursue`).
     """
 
     args: BaseTrainingArguments
@@ -108,6 +110,8 @@ class BaseTrainer(Trainer):
         self.settings: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
         self.extra_modules: dict[str, torch.nn.Module] = {}
+        self.forward_options: dict[str, Any] = {}
+        self.objective: Objective = Objective()
         self.num_epochs = 0
         self._resumed: TrainerState | None = None
         self._unfinished: Path | None = None  # folder in which a checkpoint is being written
@@ -160,11 +164,13 @@ class BaseTrainer(Trainer):
         self._resumed = None
         if checkpoint:
             self._resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-            for name, module in self.extra_modules.items():
-                module.load_state_dict(load_file(checkpoint / f"{name}.safetensors"))
         hook = self.model.register_load_state_dict_post_hook(self._expect_only_what_is_saved)
         try:
-            return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
+            with self.objective.training():
+                if checkpoint:
+                    for name, module in self.extra_modules.items():
+                        module.load_state_dict(load_file(checkpoint / f"{name}.safetensors"))
+                return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
         finally:
             hook.remove()
             self.stop_on_signal.restore()  # a training that fails has no end
@@ -209,6 +215,28 @@ class BaseTrainer(Trainer):
         _check_schedule(scheduler, num_training_steps)
         return scheduler
 
+    def pursue(self, objective: Objective) -> None:
+        """Train with the loss of an objective in place of the trainer's own."""
+        self.objective, self.compute_loss_func = objective, objective.loss
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, Count]:
+        """As in transformers; also counts what losses are divided by, beside the labels."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if batches:
+            self.count_batches(batches)
+        return batches, num_items
+
+    def count_batches(self, batches: list[dict[str, Any]]) -> None:
+        """Count what losses are divided by, beside the labels, in the batches of one update."""
+        self.objective.counts(batches)
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, with `forward_options`, and surrounded by what the objective needs."""
+        with self.objective.of_batch(inputs):
+            return super().compute_loss(model, {**inputs, **self.forward_options}, *args, **kwargs)
+
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """As in transformers; counts the batch, and remembers it until its update is made."""
         self.meter.count(inputs)
@@ -224,7 +252,7 @@ class BaseTrainer(Trainer):
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
         """What is wrong with batches and what to do, where the trained model is not the cause."""
-        return None
+        return self.objective.non_finite_cause(batches)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in transformers, with the parts of the loss, and speeds that do not count rows (see `Meter`)."""
@@ -502,6 +530,11 @@ class BaseTrainer(Trainer):
     @property
     def _data_seed(self) -> int:
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+
+def without_cache(model: torch.nn.Module) -> dict[str, Any]:
+    """Options of a forward pass that keeps no keys and values, which only decoding needs."""
+    return {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
 
 
 def _check_schedule(scheduler: Any, num_updates: int) -> None:

@@ -6,8 +6,6 @@ where L2 is the loss of the task and L1 that of each token of a text, given thos
 B rows of a batch · T its longest row · D width
 """
 
-from collections.abc import Iterator
-from inspect import signature
 from typing import Any
 
 import torch
@@ -16,8 +14,9 @@ from accelerate.utils import send_to_device
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.model.losses import linear_cross_entropy
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
-from vaswani.training.trainer.base import BaseTrainer, Count
+from vaswani.training.trainer.base import BaseTrainer, without_cache
 from vaswani.training.trainer.labels import LabelTask
+from vaswani.training.trainer.objective import Count
 
 
 class FinetuningTrainer(BaseTrainer):
@@ -38,8 +37,7 @@ class FinetuningTrainer(BaseTrainer):
         super().__init__(compute_loss_func=self._loss, **kwargs)
         self.label_smoother = None
         self.task = task
-        takes_cache = "use_cache" in signature(self.model.forward).parameters
-        self._options = {"use_cache": False} if takes_cache else {}  # keys and values are for decoding
+        self.forward_options = without_cache(self.model)
         self._texts: dict[str, torch.Tensor] = {}  # `input_ids` and `attention_mask` of the current batch
         self._states = torch.empty(0)  # of its last layer, [B, T, D]
         self._num_tokens: Count = None  # that are predicted in the whole accumulated, distributed batch
@@ -51,9 +49,9 @@ class FinetuningTrainer(BaseTrainer):
             self._states = outputs[0]
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, without keys and values that only decoding needs."""
+        """As in `BaseTrainer`; also keeps the texts for the language-modelling loss."""
         self._texts = inputs
-        return super().compute_loss(model, {**inputs, **self._options}, *args, **kwargs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int
@@ -86,15 +84,12 @@ class FinetuningTrainer(BaseTrainer):
             summed = linear_cross_entropy(states[:, :-1], weight, targets)
         return summed / (_predicted(mask) if self._num_tokens is None else self._num_tokens)
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
-    ) -> tuple[list, Count]:
-        """As in `Trainer`; also counts the tokens, by which the language-modelling loss is divided."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.args.lm_loss_weight and batches:
+    def count_batches(self, batches: list[dict[str, Any]]) -> None:
+        """As in `BaseTrainer`; also counts the tokens, by which the language-modelling loss is divided."""
+        super().count_batches(batches)
+        if self.args.lm_loss_weight:
             counts = torch.stack([_predicted(batch["attention_mask"]) for batch in batches])
             self._num_tokens = self.count_everywhere(counts.sum())
-        return batches, num_items
 
     # -------------------------------------------------------------------------------------------- evaluation
 
@@ -109,7 +104,7 @@ class FinetuningTrainer(BaseTrainer):
         inputs = send_to_device({**inputs}, self.args.device)
         labels = inputs.pop("labels")
         with torch.no_grad(), self.accelerator.autocast():
-            outputs = model(**inputs, **self._options)
+            outputs = model(**inputs, **self.forward_options)
         loss = self._task_loss(outputs, labels, labels.ne(IGNORED_LABEL).sum())
         return loss, *((None, None) if prediction_loss_only else (self.task.outputs(outputs.logits), labels))
 

@@ -14,12 +14,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
+from transformers import PreTrainedModel
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens
-from vaswani.training.trainer.base import BaseTrainer
+from vaswani.training.trainer.base import BaseTrainer, without_cache
 
 LOGITS_AT_ONCE = 1 << 26  # of an evaluated batch; 256 MiB
 MOST_NATS = 700  # whose exponential a float can hold
@@ -46,6 +47,7 @@ class PretrainingTrainer(BaseTrainer):
     included; and, where rows are pairs, `next_sentence_accuracy` (%).
 
     Attributes:
+        is_causal: whether each state predicts the next token.
         measures_bytes: whether labels are whole texts of a byte-level tokenizer.
         sums: of each row of the latest evaluation (see `Sums`): float64 [rows, 7].
     """
@@ -54,23 +56,18 @@ class PretrainingTrainer(BaseTrainer):
     measures_bytes: ClassVar[bool] = True
 
     def __init__(self, *, model: Any, **kwargs: Any):
-        self._is_causal = model.can_generate()
-        if self._is_causal and model.loss_type is None:  # GPT-2's: the library would count the first token
+        self.is_causal = model.can_generate()
+        if self.is_causal and model.loss_type is None:  # GPT-2's: the library would count the first token
             model.loss_type = "ForCausalLM"
         super().__init__(model=model, **kwargs)
-        fields = signature(model.forward).parameters
-        # Our models then compute the loss in one pass with the output projection, of the labels alone.
-        self._loss_options = {"label_smoothing": 0.0} if "label_smoothing" in fields else {}
-        self._options = {"use_cache": False} if "use_cache" in fields else {}
+        self.forward_options = without_cache(model)
+        if "label_smoothing" in signature(model.forward).parameters:
+            # Our models then compute the loss in one pass with the output projection, of the labels alone.
+            self.forward_options["label_smoothing"] = 0.0
         if self.measures_bytes:
             self._bytes = torch.from_numpy(bytes_of_tokens(self.processing_class)).to(self.args.device)
             self._bytes_in_front = bytes_in_front(self.processing_class)
             self._begin, _ = boundary_token_ids(self.processing_class)
-
-    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, without keys and values that only decoding needs, or logits of other tokens."""
-        options = {**self._options, **self._loss_options}
-        return super().compute_loss(model, {**inputs, **options}, *args, **kwargs)
 
     # -------------------------------------------------------------------------------------------- evaluation
 
@@ -97,11 +94,11 @@ class PretrainingTrainer(BaseTrainer):
         """The sums of each row: float64 [B, 7]."""
         tokens, labels = inputs["input_ids"], inputs.pop("labels")
         follows = inputs.pop("next_sentence_label", None)
-        if self._is_causal:  # each state predicts the next token
-            labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+        if self.is_causal:
+            labels = predicted_tokens(labels)
         kept = labels != IGNORED_LABEL
-        with self.accelerator.autocast(), self._logits_of(kept):
-            outputs = self.model(**inputs, **self._options)
+        with self.accelerator.autocast(), logits_of(kept, self.model):
+            outputs = self.model(**inputs, **self.forward_options)
         logits = outputs.logits if follows is None else outputs.prediction_logits
         sums = self._label_sums(tokens, logits.float(), labels, kept)
         if follows is not None:
@@ -113,16 +110,6 @@ class PretrainingTrainer(BaseTrainer):
             )
         columns = [torch.as_tensor(column, device=tokens.device).double() for column in sums]
         return torch.stack([column.expand(len(tokens)) for column in columns], dim=1)
-
-    @contextmanager
-    def _logits_of(self, kept: torch.Tensor) -> Iterator[None]:
-        """Let the output projection see the states of some tokens alone, bool [B, S]: logits are [N, V]."""
-        projection = self.model.get_output_embeddings()
-        hook = projection.register_forward_pre_hook(lambda module, states: states[0][kept])
-        try:
-            yield
-        finally:
-            hook.remove()
 
     def _label_sums(
         self, tokens: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor
@@ -168,8 +155,27 @@ class PretrainingTrainer(BaseTrainer):
             "perplexity": math.exp(min(loss, MOST_NATS)),
             "accuracy": 100 * sums.correct / max(sums.labels, 1),
         }
-        if self._is_causal and self.measures_bytes:  # whose labels are the whole text
+        if self.is_causal and self.measures_bytes:  # whose labels are the whole text
             scores["bits_per_byte"] = sums.nats / math.log(2) / max(sums.bytes, 1)
         if sums.pairs:
             scores["next_sentence_accuracy"] = 100 * sums.pairs_correct / sums.pairs
         return scores
+
+
+def predicted_tokens(labels: torch.Tensor) -> torch.Tensor:
+    """The label of the next token for each token of a causal model, −100 for the last: int64 [B, S]."""
+    return pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+
+
+@contextmanager
+def logits_of(kept: torch.Tensor, *models: PreTrainedModel) -> Iterator[None]:
+    """Let output projections see the states of some tokens alone, bool [B, S]: logits are [N, V]."""
+    hooks = [
+        model.get_output_embeddings().register_forward_pre_hook(lambda _, states: states[0][kept])
+        for model in models
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -40,9 +40,12 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         super().__init__(**kwargs)
         self.target_processing_class = target_processing_class or self.processing_class
         takes = signature(base_model(self.model).forward).parameters
-        self._model_smooths = self.compute_loss_func is None and "label_smoothing" in takes
         self.label_smoother = None
-        if self.compute_loss_func is None and not self._model_smooths:
+        self.forward_options = {"use_cache": False}
+        if self.compute_loss_func is None and "label_smoothing" in takes:
+            # Our models smooth labels themselves, in one pass with the output projection.
+            self.forward_options["label_smoothing"] = self.args.label_smoothing_factor
+        elif self.compute_loss_func is None:
             self.compute_loss_func = self._smoothed_loss
         self._generation_options: dict[str, Any] = {}  # of the current evaluation
         # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
@@ -62,16 +65,6 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
             lengths_of(dataset, "input_ids", "source_length"),
             lengths_of(dataset, "labels", "target_length"),
         )
-
-    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in `Seq2SeqTrainer`, without caching the keys and values that only decoding needs.
-
-        Our models smooth labels themselves, in one pass with the output projection; others leave it to us.
-        """
-        options: dict[str, Any] = {"use_cache": False}
-        if self._model_smooths:
-            options["label_smoothing"] = self.args.label_smoothing_factor
-        return super().compute_loss(model, {**inputs, **options}, *args, **kwargs)
 
     def _smoothed_loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None

@@ -17,10 +17,12 @@ from vaswani import (
 )
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.distillation.arguments import DistillationObjectives
-from vaswani.distillation.stack_trainers import LanguageModelDistillation, TaskDistillation, Teachers
+from vaswani.distillation.stack_objectives import LanguageModelObjective, TaskObjective
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
+from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS
+from vaswani.training.trainer.pretraining import PretrainingTrainer
 
 PAD = 0
 SHAPE: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -62,16 +64,17 @@ def language_trainer(
         else:
             models.append(VaswaniForMaskedLM(toy_config(**{**SHAPE, "d_model": width, "encoder_layers": 2})))
     all_tokens = options.pop("all_tokens", False)
-    return LanguageModelDistillation(
+    trainer = PretrainingTrainer(
         model=models[0],
-        teachers=Teachers(models[1:]),
-        objectives=DistillationObjectives(**options),
-        all_tokens=all_tokens,
         args=arguments(BaseTrainingArguments, tmp_path),
         processing_class=CAUSAL if causal else toy_tokenizer(),
         train_dataset=Dataset.from_dict({"input_ids": [[5]]}),
         data_collator=lambda rows: rows,
     )
+    trainer.pursue(
+        LanguageModelObjective(trainer, models[1:], DistillationObjectives(**options), all_tokens=all_tokens)
+    )
+    return trainer
 
 
 def loss_of(trainer: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -96,7 +99,7 @@ def test_language_models(causal: bool, all_tokens: bool, teachers: int, tmp_path
     actual = loss_of(trainer, {**given, "labels": labels})
 
     student, *others = (
-        model(**given, output_hidden_states=True) for model in (trainer.model, *trainer.teachers.models)
+        model(**given, output_hidden_states=True) for model in (trainer.model, *trainer.objective.teachers)
     )
     shifted = F.pad(labels[:, 1:], (0, 1), value=-100) if causal else labels
     rows = mask if all_tokens and not causal else shifted != -100
@@ -117,7 +120,7 @@ def test_language_models(causal: bool, all_tokens: bool, teachers: int, tmp_path
         expected = expected + 1.5 * (1 - cosine)[mask].sum() / mask.sum()
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     actual.backward()
-    assert all(weight.grad is None for weight in trainer.teachers.parameters())
+    assert all(weight.grad is None for one in trainer.objective.teachers for weight in one.parameters())
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -125,7 +128,7 @@ def test_relations_and_maps_between_widths_move_the_loss(causal: bool, tmp_path:
     losses = []
     for options in ({}, {"cosine_weight": 1.0}, {"relation_weight": 1.0, "relation_heads": 2}):
         trainer = language_trainer(causal, tmp_path, (32, 16), **options)
-        trainer.mixture.add_maps()
+        trainer.objective.mixture.add_maps()
         given = batch(trainer.model.config.vocab_size)
         labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
         losses.append(loss_of(trainer, {**given, "labels": labels}).item())
@@ -139,16 +142,17 @@ def task_trainer(name: str, tmp_path: Any, teachers: int = 1) -> Any:
     for number in range(1 + teachers):
         torch.manual_seed(number)
         models.append(kind(toy_config(**SHAPE, **task.config_fields())))
-    return TaskDistillation(
+    trainer = FinetuningTrainer(
         model=models[0],
-        teachers=Teachers(models[1:]),
-        objectives=DistillationObjectives(label_weight=2, soft_target_weight=3, temperature=2),
         task=task,
         args=arguments(FinetuningTrainingArguments, tmp_path),
         processing_class=toy_tokenizer(),
         train_dataset=Dataset.from_dict({"input_ids": [[5]]}),
         data_collator=lambda rows: rows,
     )
+    objectives = DistillationObjectives(label_weight=2, soft_target_weight=3, temperature=2)
+    trainer.pursue(TaskObjective(trainer, models[1:], objectives))
+    return trainer
 
 
 LABELS = {
@@ -165,7 +169,7 @@ def test_tasks(name: str, teachers: int, tmp_path: Any) -> None:
     trainer = task_trainer(name, tmp_path, teachers)
     given, labels = batch(trainer.model.config.vocab_size), LABELS[name]
     actual = loss_of(trainer, {**given, "labels": labels})
-    student, *taught = (model(**given).logits for model in (trainer.model, *trainer.teachers.models))
+    student, *taught = (model(**given).logits for model in (trainer.model, *trainer.objective.teachers))
     if name == "classification":
         label = F.cross_entropy(student, labels, reduction="sum") / 3
         mean = sum((one / 2).softmax(-1) for one in taught) / teachers

@@ -1,0 +1,220 @@
+"""What students of one stack learn: masked and causal language models, and models that predict labels.
+
+B rows of a batch · S its longest row · N tokens or rows that count · V vocabulary · L labels
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from vaswani.data.batching import IGNORED_LABEL
+from vaswani.distillation.arguments import DistillationObjectives
+from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
+from vaswani.distillation.mixture import LossMixture, Side
+from vaswani.distillation.recording import stacks
+from vaswani.errors import UserError
+from vaswani.model.losses import token_loss_function
+from vaswani.training.trainer.base import BaseTrainer, without_cache
+from vaswani.training.trainer.finetuning import FinetuningTrainer
+from vaswani.training.trainer.labels import MultiLabel, Regression, Tagging
+from vaswani.training.trainer.objective import Count, Objective
+from vaswani.training.trainer.pretraining import PretrainingTrainer, logits_of, predicted_tokens
+
+
+def mean_log_probs(logits: Sequence[torch.Tensor], temperature: float) -> torch.Tensor:
+    """The logarithm of the mean of softmax(logits / T) of several teachers: float32 [N, C]."""
+    each = [(one.float() / temperature).log_softmax(-1) for one in logits]
+    return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
+
+
+class StackObjective(Objective):
+    """Losses that compare a student of one stack with its teachers, averaged by their probabilities.
+
+    The teachers run once per batch, in evaluation mode, without gradients, in their own dtypes. Losses are
+    divided by the tokens or rows of the whole accumulated, distributed batch.
+
+    Args:
+        trainer: of the student.
+        teachers: models of the student's kind, with its tokens or labels; the first has the states to learn.
+        objectives: the losses and their weights.
+    """
+
+    def __init__(
+        self, trainer: BaseTrainer, teachers: Sequence[PreTrainedModel], objectives: DistillationObjectives
+    ):
+        self.trainer = trainer
+        self.objectives = objectives
+        device = trainer.args.device
+        self.teachers = [teacher.eval().requires_grad_(False).to(device) for teacher in teachers]
+        self.mixture = LossMixture(trainer, self.teachers[0], objectives)
+        self._inputs: dict[str, Any] = {}  # of the current batch
+        self._counts: dict[str, torch.Tensor] = {}  # of the whole accumulated, distributed batch
+
+    def training(self) -> AbstractContextManager[None]:
+        """The student has maps to the teacher's width, if a loss needs them."""
+        return self.mixture.maps()
+
+    def counts(self, batches: list[dict[str, Any]]) -> None:
+        """Count tokens and rows."""
+        tokens = torch.stack([self.real_tokens(batch).sum() for batch in batches]).sum()
+        rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batches))
+        counts = {"tokens": tokens, "rows": rows}
+        self._counts = {name: self.trainer.count_everywhere(count) for name, count in counts.items()}
+
+    def of_batch(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
+        """The student computes only the logits that the losses need."""
+        self._inputs = dict(inputs)
+        return self.logits_that_count(inputs, self.trainer.model)
+
+    def loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None) -> torch.Tensor:
+        """The weighted sum of the losses."""
+        losses, weights, logits = {}, self.objectives, outputs.logits
+        taught = self._ask_teachers(self._inputs)
+        if weights.label_weight:
+            losses["label"] = self.label_loss(logits, labels, num_items_in_batch)
+        if weights.uses_distributions:
+            losses["soft_target"] = self.soft_target_loss(logits, taught, labels, num_items_in_batch)
+        if weights.uses_states:
+            losses |= self.mixture.state_losses(self._sides())
+        return self.mixture.weighted(losses)
+
+    @torch.no_grad()
+    def _ask_teachers(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
+        """The logits of each teacher."""
+        device = self.trainer.args.device
+        given = {name: value.to(device) for name, value in inputs.items() if name != "labels"}
+        with self.logits_that_count(inputs, *self.teachers), torch.autocast(device.type, enabled=False):
+            return [teacher(**given, **without_cache(teacher)).logits for teacher in self.teachers]
+
+    def _sides(self) -> dict[str, Side]:
+        tokens = self.real_tokens(self._inputs)
+        (stack,) = stacks(self.trainer.model)
+        visible = tokens[:, :, None] & tokens[:, None]
+        return {stack: (tokens, visible.tril() if stack == "decoder" else visible, self._counts["tokens"])}
+
+    def real_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """The tokens of a batch that are no padding: bool [B, S]."""
+        if (mask := inputs.get("attention_mask")) is not None:
+            return mask.bool()
+        return inputs["input_ids"] != self.trainer.model.config.pad_token_id
+
+    def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
+        """A message about the teacher if its outputs, computed again, are not finite."""
+        if all(logits.isfinite().all() for batch in batches for logits in self._ask_teachers(batch)):
+            return None
+        return "The teacher's outputs are not finite there: give another, or set teacher_dtype=float32"
+
+    # ------------------------------------------------------------------------------ what a kind of model has
+
+    def logits_that_count(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
+        """Let models compute only the logits of a batch that the losses need."""
+        return nullcontext()
+
+    @abstractmethod
+    def label_loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Count) -> torch.Tensor:
+        """The loss of the training without a teacher."""
+
+    @abstractmethod
+    def divisor(self, labels: torch.Tensor, num_items: Count) -> Any:
+        """What the divergences of the update are divided by."""
+
+    def soft_target_loss(
+        self, logits: torch.Tensor, taught: list[torch.Tensor], labels: torch.Tensor, num_items: Count
+    ) -> torch.Tensor:
+        """T² · divergence of the student's distributions from the mean of the teachers', of logits [N, C]."""
+        weights = self.objectives
+        return soft_target_loss(
+            logits,
+            mean_log_probs(taught, weights.temperature),
+            temperature=weights.temperature,
+            divergence=DIVERGENCES[weights.divergence],
+            num_tokens=self.divisor(labels, num_items),
+        )
+
+
+class LanguageModelObjective(StackObjective):
+    """Teaches a masked or causal language model; DistilBERT (Sanh et al., 2019) is the first.
+
+    Args:
+        args: as for `StackObjective`.
+        all_tokens: compare the distributions of all tokens of a masked model, as DistilBERT does, and not of
+            the masked ones alone.
+
+    Raises:
+        UserError: student and teacher predict different numbers of tokens.
+    """
+
+    trainer: PretrainingTrainer
+
+    def __init__(self, *args: Any, all_tokens: bool = False):
+        super().__init__(*args)
+        self.all_tokens = all_tokens and not self.trainer.is_causal
+        models: list[Any] = [self.trainer.model, *self.teachers]
+        sizes = {model.get_output_embeddings().weight.shape[0] for model in models}
+        if len(sizes) > 1:
+            raise UserError(f"teachers and student predict different numbers of tokens: {sorted(sizes)}")
+
+    def _targets(self, labels: torch.Tensor) -> torch.Tensor:
+        """The label of each state: int64 [B, S], −100 for none."""
+        return predicted_tokens(labels) if self.trainer.is_causal else labels
+
+    def _kept(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """The tokens whose logits count: bool [B, S]."""
+        if self.all_tokens:
+            return self.real_tokens(inputs)
+        return self._targets(inputs["labels"]) != IGNORED_LABEL
+
+    def logits_that_count(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
+        """Logits are [N, V]."""
+        return logits_of(self._kept(inputs), *models)
+
+    def label_loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Count) -> torch.Tensor:
+        """Cross-entropy with the masked tokens, or with the next ones."""
+        return token_loss_function(logits, self._targets(labels)[self._kept(self._inputs)], num_items)
+
+    def divisor(self, labels: torch.Tensor, num_items: Count) -> Any:
+        """The tokens whose distributions are compared."""
+        return self._counts["tokens"] if self.all_tokens else num_items
+
+
+class TaskObjective(StackObjective):
+    """Teaches a model of a task. Rows without a label, −100, have soft targets alone."""
+
+    trainer: FinetuningTrainer
+
+    def divisor(self, labels: torch.Tensor, num_items: Count) -> Any:
+        """All rows count, those without a label too; of tags, the labelled words."""
+        if isinstance(self.trainer.task, Tagging):
+            return num_items
+        return self._counts["rows"] * (labels.shape[1] if labels.ndim > 1 else 1)
+
+    def label_loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Count) -> torch.Tensor:
+        """The task's loss of the rows that have a label."""
+        has_label = (labels != IGNORED_LABEL).reshape(len(labels), -1).any(1)
+        if not has_label.any():
+            return logits.sum() * 0.0
+        smoothing = self.trainer.args.label_smoothing_factor
+        divisor = self.divisor(labels, num_items)
+        return self.trainer.task.loss(logits[has_label], labels[has_label], divisor, smoothing)
+
+    def soft_target_loss(
+        self, logits: torch.Tensor, taught: list[torch.Tensor], labels: torch.Tensor, num_items: Count
+    ) -> torch.Tensor:
+        """T² · divergence per row, word or label; the squared error of numbers."""
+        task, each = self.trainer.task, [logits, *taught]
+        if isinstance(task, Regression):
+            target = torch.stack([one.float() for one in taught]).mean(0)
+            return F.mse_loss(logits.float(), target, reduction="sum") / self.divisor(labels, num_items)
+        if isinstance(task, MultiLabel):  # each label is a choice of two
+            each = [torch.stack([one, torch.zeros_like(one)], -1).flatten(0, 1) for one in each]
+        if isinstance(task, Tagging):
+            each = [one[labels != IGNORED_LABEL] for one in each]
+        return super().soft_target_loss(each[0], each[1:], labels, num_items)
