@@ -1,5 +1,6 @@
 """Several processes of one training, started from a server in which the imports are done."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -60,6 +61,7 @@ def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_
     from vaswani.cli import run
     from vaswani.training.trainer.seq2seq import Trainer
 
+    gc.freeze()  # a collection need not look at what the server had imported
     log = os.open(log_of(output_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)

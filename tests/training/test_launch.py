@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from run_records import assert_same_weights
 
+from launched_copies import LaunchedCopies
 from tiny_runs import as_flags
 from vaswani.cli import run
 from vaswani.errors import UserError
@@ -35,16 +37,19 @@ def start(command: list[str], cache: Path) -> subprocess.Popen:
     )
 
 
+@pytest.fixture
+def start_two(cache_of_its_own: Path) -> Callable[[dict], LaunchedCopies]:
+    """The same command with the imports done."""
+
+    def start_two(options: dict) -> LaunchedCopies:
+        output = Path(f"{options['output_dir']}-printed-{time.monotonic_ns()}")
+        return LaunchedCopies(["train", *as_flags(options)], 2, output, cache_of_its_own)
+
+    return start_two
+
+
 def in_two(options: dict) -> list[str]:
     return ["-m", "vaswani.cli", "train", *as_flags(options), "--num_processes", "2"]
-
-
-def wait_for_update(process: subprocess.Popen, update: int) -> None:
-    for line in process.stdout:
-        update -= "'grad_norm'" in line
-        if update <= 0:
-            return
-    raise AssertionError(f"the process ended by itself: {process.stderr.read()}")
 
 
 def last_line(errors: str) -> str:
@@ -52,7 +57,7 @@ def last_line(errors: str) -> str:
     return errors.strip().splitlines()[-1]
 
 
-def children_of(process: subprocess.Popen) -> list[int]:
+def children_of(process: LaunchedCopies) -> list[int]:
     """The training processes, by rank."""
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return sorted(map(int, listed))
@@ -61,40 +66,38 @@ def children_of(process: subprocess.Popen) -> list[int]:
 @pytest.fixture
 def options(tiny_run: dict) -> dict:
     del tiny_run["test_file"], tiny_run["validation_file"]
-    return tiny_run | {"dropout": 0.3, "max_steps": 400, "save_steps": 100}
+    return tiny_run | {"dropout": 0.3, "max_steps": 120, "save_steps": 60}
 
 
 @pytest.mark.slow
-def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(
-    options, tmp_path, cache_of_its_own
-):
-    whole = start(in_two({**options, "output_dir": tmp_path / "whole"}), cache_of_its_own)
+def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(options, tmp_path, start_two):
+    whole = start_two({**options, "output_dir": tmp_path / "whole"})
     stopped = {**options, "output_dir": tmp_path / "stopped"}
-    process = start(in_two(stopped), cache_of_its_own)
-    wait_for_update(process, 20)
+    process = start_two(stopped)
+    process.wait_for_update(20)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    errors = process.wait(60)
     assert process.returncode == 128 + signal.SIGTERM
     assert last_line(errors).startswith("vaswani: stopped by SIGTERM after update ")
     assert "--resume_from_checkpoint true" in last_line(errors)
     saved = last_complete_checkpoint(tmp_path / "stopped")
     assert saved is not None
-    assert int(saved.name.split("-")[1]) % 100 != 0  # the signal's own
+    assert int(saved.name.split("-")[1]) % 60 != 0  # the signal's own
     assert not (tmp_path / "stopped" / "model.safetensors").exists()  # it is not finished
 
-    resumed = start(in_two({**stopped, "resume_from_checkpoint": "true"}), cache_of_its_own)
+    resumed = start_two({**stopped, "resume_from_checkpoint": "true"})
     for each in (whole, resumed):
-        _, errors = each.communicate(timeout=120)
+        errors = each.wait(120)
         assert each.returncode == 0, errors
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_with_one_line(options, cache_of_its_own):
-    process = start(in_two(options | {"max_steps": 100_000, "save_steps": 10}), cache_of_its_own)
-    wait_for_update(process, 25)
+def test_ctrl_c_ends_all_with_one_line(options, start_two):
+    process = start_two(options | {"max_steps": 100_000, "save_steps": 10})
+    process.wait_for_update(25)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    errors = process.wait(60)
     assert process.returncode == 1
     assert errors.count("vaswani: ") == 1
     assert last_line(errors).startswith("vaswani: interrupted; the last complete checkpoint is ")
@@ -102,14 +105,14 @@ def test_ctrl_c_ends_all_with_one_line(options, cache_of_its_own):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_when_one_process_dies_all_end_promptly_and_say_so(options, cache_of_its_own, rank):
+def test_when_one_process_dies_all_end_promptly_and_say_so(options, start_two, rank):
     options |= {"max_steps": 100_000, "save_steps": 10}
-    process = start(in_two(options), cache_of_its_own)
-    wait_for_update(process, 25)
+    process = start_two(options)
+    process.wait_for_update(25)
     ranks = children_of(process)
     os.kill(ranks[rank], signal.SIGKILL)
     killed = time.monotonic()
-    _, errors = process.communicate(timeout=60)
+    errors = process.wait(60)
     assert time.monotonic() - killed < 20
     assert process.returncode == 1
     line = last_line(errors)
@@ -120,15 +123,15 @@ def test_when_one_process_dies_all_end_promptly_and_say_so(options, cache_of_its
 
 
 @pytest.mark.slow
-def test_when_the_launcher_is_killed_its_processes_save_and_end(options, cache_of_its_own):
-    process = start(in_two(options | {"max_steps": 100_000, "save_steps": 100_000}), cache_of_its_own)
-    wait_for_update(process, 10)
+def test_when_the_launcher_is_killed_its_processes_save_and_end(options, start_two):
+    process = start_two(options | {"max_steps": 100_000, "save_steps": 100_000})
+    process.wait_for_update(10)
     ranks = children_of(process)
-    process.kill()
-    _, errors = process.communicate(timeout=60)  # until nobody has its standard streams any more
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
     for each in ranks:
         wait_for_end(each)
-    assert last_line(errors).startswith("vaswani: stopped by SIGTERM after update ")
+    assert last_line(process.printed("stderr")).startswith("vaswani: stopped by SIGTERM after update ")
     assert last_complete_checkpoint(Path(options["output_dir"])) is not None
 
 
