@@ -65,6 +65,7 @@ def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_
     log = os.open(log_of(output_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
+    sys.stdout.reconfigure(line_buffering=True)
     if num_processes > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_processes)}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_processes)}

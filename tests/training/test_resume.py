@@ -5,11 +5,14 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 from run_records import assert_same_weights
 
+from rank_processes import log_of, start_processes, train_in_processes
 from tiny_runs import as_flags
 from vaswani.training.trainer.checkpoints import last_complete_checkpoint
 
@@ -30,6 +33,20 @@ def start(options: dict, cache: Path) -> subprocess.Popen:
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def kill_after(process: ForkServerProcess, updates: int, log: Path) -> None:
+    """Kill a process without warning as soon as it has printed so many more updates than the log holds now."""
+    updates += updates_in(log)
+    while updates_in(log) < updates:
+        assert process.exitcode is None, f"the process ended by itself: {log.read_text()}"
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+
+
+def updates_in(log: Path) -> int:
+    return log.read_text().count("'grad_norm'") if log.exists() else 0
 
 
 def stop_after(process: subprocess.Popen, updates: int, how: signal.Signals) -> None:
@@ -56,25 +73,24 @@ def options(tiny_run: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_killed_at_three_random_steps_a_run_ends_as_if_it_never_was(options, tmp_path, cache_of_its_own):
-    whole = start({**options, "output_dir": tmp_path / "whole"}, cache_of_its_own)
-    assert whole.wait() == 0, whole.stderr.read()
+def test_killed_at_three_random_steps_a_run_ends_as_if_it_never_was(options, tmp_path):
+    train_in_processes({**options, "output_dir": tmp_path / "whole"}, 1)
 
     killed = {**options, "output_dir": tmp_path / "killed"}
+    log = log_of(killed["output_dir"], 0)
     kills = sorted(random.SystemRandom().sample(range(1, STEPS), 3))
     print(f"killed after updates {kills}")  # shown when the test fails
     done = 0
     for kill in kills:
-        process = start(killed, cache_of_its_own)
-        stop_after(process, kill - done, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        (process,) = start_processes(killed, 1)
+        kill_after(process, kill - done, log)
+        assert process.exitcode == -signal.SIGKILL
         killed["resume_from_checkpoint"] = "true"
         last = last_complete_checkpoint(tmp_path / "killed")
         done = 0 if last is None else int(last.name.split("-")[1])
-    resumed = start(killed, cache_of_its_own)
-    output, errors = resumed.communicate()
-    assert resumed.returncode == 0, errors
-    assert output.count("'grad_norm'") == STEPS - done
+    before = updates_in(log)
+    train_in_processes(killed, 1)
+    assert updates_in(log) - before == STEPS - done
 
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
 

@@ -1,6 +1,7 @@
 """A model shared out among two processes trains as a whole one does, and holds its share alone."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,26 @@ def options(tiny_run: dict) -> dict:
     return tiny_run | {"gradient_accumulation_steps": 2}
 
 
+Train = Callable[[dict, int], Path]
+
+
+@pytest.fixture(scope="module")
+def train_once(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Trains with options in so many processes, once for all tests; returns the run's folder."""
+    runs: dict[str, Path] = {}
+
+    def train_once(options: dict, num_processes: int) -> Path:
+        options = {name: value for name, value in sorted(options.items()) if name != "output_dir"}
+        key = json.dumps([options, num_processes])
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("once") / "run"
+            train_in_processes(options | {"output_dir": str(folder)}, num_processes)
+            runs[key] = folder
+        return runs[key]
+
+    return train_once
+
+
 def assert_trained_alike(expected: Path, found: Path) -> None:
     for what in ("loss", "grad_norm"):
         assert logged(found, what) == pytest.approx(logged(expected, what), rel=TOLERANCE), what
@@ -60,14 +81,12 @@ def assert_trained_alike(expected: Path, found: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_losses_gradients_and_weights_are_those_of_one_process(options, tmp_path, model):
+def test_losses_gradients_and_weights_are_those_of_one_process(options, train_once, model):
     options |= MODELS[model]
-    alone = tmp_path / "alone"
-    train_in_processes(options | {"output_dir": str(alone)}, 1)
+    alone = train_once(options, 1)
     whole = json.loads((alone / "rank-0.json").read_text())
     for name, way in WAYS.items():
-        folder = tmp_path / name
-        train_in_processes(options | way | {"output_dir": str(folder)}, 2)
+        folder = train_once(options | way, 2)
         assert_trained_alike(alone, folder)
         held = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
         for what in ("parameters", "bytes"):
@@ -112,19 +131,16 @@ def test_wide_layers_with_many_rows_are_sharded_too(options, tmp_path):
     ],
     ids=["two sharded copies", "sharded both ways", "two copies, split"],
 )
-def test_four_processes_in_two_dimensions(options, tmp_path, way):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    train_in_processes(options | {"output_dir": str(alone), "gradient_accumulation_steps": 4}, 1)
+def test_four_processes_in_two_dimensions(options, tmp_path, train_once, way):
+    alone, together = train_once(options | {"gradient_accumulation_steps": 4}, 1), tmp_path / "together"
     train_in_processes(options | way | {"output_dir": str(together)}, 4)
     assert_trained_alike(alone, together)
 
 
 @pytest.mark.slow
-def test_each_goes_on_where_another_was(options, tmp_path):
+def test_each_goes_on_where_another_was(options, tmp_path, train_once):
     ways = {"alone": {}, **WAYS}
-    folders = {name: tmp_path / name for name in ways}
-    for name, way in ways.items():
-        train_in_processes(options | way | {"output_dir": str(folders[name])}, 1 if name == "alone" else 2)
+    folders = {name: train_once(options | way, 1 if name == "alone" else 2) for name, way in ways.items()}
     for begun, goes_on in zip(ways, [*list(ways)[2:], *list(ways)[:2]], strict=True):
         again = tmp_path / f"{begun}, then {goes_on}"
         resumed = {"output_dir": str(again), "resume_from_checkpoint": str(folders[begun] / "checkpoint-6")}
@@ -146,12 +162,10 @@ def test_a_sharded_run_resumes_exactly_and_loads_its_best(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_student_is_distilled_as_by_one_process(options, tmp_path):
-    teacher = tmp_path / "teacher"
-    train_in_processes(options | {"output_dir": str(teacher)}, 1)
-    options |= {"teacher": str(teacher), "cosine_weight": 0.5, "baseline": False, "d_model": 8}
-    options |= {"student": "random", "teacher_top_k": None}
-    del options["test_file"], options["teacher_top_k"], options["vocab_size"]
+def test_a_student_is_distilled_as_by_one_process(options, tmp_path, train_once):
+    options |= {"teacher": str(train_once(options, 1)), "cosine_weight": 0.5, "baseline": False, "d_model": 8}
+    options |= {"student": "random", "max_target_length": 16, "max_validation_rows": 2}  # few translations
+    del options["test_file"], options["vocab_size"]
     alone = tmp_path / "alone"
     train_in_processes(options | {"output_dir": str(alone)}, 1, "distill")
     for name, way in WAYS.items():
