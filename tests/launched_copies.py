@@ -1,7 +1,7 @@
 """A launcher and its training processes, as copies of a server in which the imports are done.
 
-All else is as in `vaswani train --num_processes 2`: the processes are children of the launcher, which starts, signals
-and waits for them by its own code. Only Python's start and the imports, of all three, are left out.
+All else is as in `vaswani train --num_processes 2`: the processes are children of the launcher, which starts,
+signals and waits for them by its own code. Only Python's start and the imports, of all three, are left out.
 """
 
 import gc
@@ -86,11 +86,11 @@ def _waiting_copy() -> tuple[int, int]:
     """
     reads, writes = os.pipe()
     pid = os.fork()
-    if pid:
-        os.close(reads)
-        return pid, writes
-    os.close(writes)
-    _run_what_comes(reads)
+    if not pid:
+        os.close(writes)
+        _run_what_comes(reads)
+    os.close(reads)
+    return pid, writes
 
 
 def _run_what_comes(pipe: int) -> NoReturn:

@@ -36,7 +36,7 @@ def start(options: dict, cache: Path) -> subprocess.Popen:
 
 
 def kill_after(process: ForkServerProcess, updates: int, log: Path) -> None:
-    """Kill a process without warning as soon as it has printed so many more updates than the log holds now."""
+    """Kill a process without warning as soon as it has added so many updates to its log."""
     updates += updates_in(log)
     while updates_in(log) < updates:
         assert process.exitcode is None, f"the process ended by itself: {log.read_text()}"
