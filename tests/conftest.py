@@ -27,6 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # the folders' own hooks add markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # The longest tests start first, so that no process is left alone with one at the end.
+    items.sort(key=lambda item: not (item.get_closest_marker("script") and item.get_closest_marker("slow")))
     if not config.getoption("--fast"):
         return
     kept = {}
