@@ -1,5 +1,6 @@
 """What all tests share: no network, Ctrl-C as users know it, the same numbers in every run, no drawing."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     fast = set(kept.values())
     config.hook.pytest_deselected(items=[item for item in items if item not in fast])
     items[:] = kept.values()
+
+
+def pytest_collection_finish() -> None:
+    """Leave the imports out of later collections of garbage: each training makes one, of half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
