@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
-from vaswani.training.runs.finetuning import finetune
+from vaswani.training.runs.finetuning import LabelScores, finetune
 from vaswani.training.runs.pretraining import pretrain
 from vaswani.training.trainer.base import BaseTrainer
 
@@ -113,7 +114,14 @@ def classifiers(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_model_of_labels(task: str, classifiers: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+def test_a_model_of_labels(
+    task: str,
+    classifiers: dict[str, tuple[Path, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resampled = Mock(side_effect=LabelScores.resampled)
+    monkeypatch.setattr(LabelScores, "resampled", lambda scores: resampled(scores))
     teacher, rows = classifiers[task]
     options: dict[str, Any] = {"task": task, "teacher": teacher, "dataset": rows}
     if task != "tagging":
@@ -121,6 +129,7 @@ def test_a_model_of_labels(task: str, classifiers: dict[str, tuple[Path, Path]],
         options["unlabelled_file"] = write_jsonl(tmp_path / "unlabelled.jsonl", unlabelled)
     comparison = distill(config_for(tmp_path / "run", **options))
     assert [model.role for model in comparison.models] == ["teacher", "student", "baseline"]
+    assert resampled.call_count == 3  # once for each; what is timed are predictions alone
     student = load_checkpoint(tmp_path / "run", auto_class=None)[0]
     assert student.config.num_hidden_layers == 1
     resumes_to_the_same_bits(tmp_path / "run", **options)

@@ -3,6 +3,7 @@
 Where it goes on, it ends with the weights of a run that nothing happened to, bit by bit.
 """
 
+import gc
 import itertools
 import os
 import random
@@ -45,6 +46,7 @@ def train(flags: list[str], output: str, fault: Fault | None) -> None:
     """
     from vaswani.cli import run
 
+    gc.freeze()  # a collection need not look at what the server had imported
     if fault is not None:
         fault()
     for descriptor in (1, 2):

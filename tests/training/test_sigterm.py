@@ -1,5 +1,6 @@
 """SIGTERM at any moment of a run: exit status 143, and one line that says what is done and how to go on."""
 
+import gc
 import hashlib
 import os
 import re
@@ -42,6 +43,7 @@ def train(options: dict, moment: str | None = None) -> None:
     """`vaswani train` in this process, which gets SIGTERM at that moment."""
     from vaswani.cli import run
 
+    gc.freeze()  # a collection need not look at what the server had imported
     log = os.open(log_of(options["output_dir"], 0), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)

@@ -29,6 +29,7 @@ from vaswani.evaluation.confidence import RESAMPLES, Estimate
 from vaswani.hub.plain_card import markdown_table
 
 Evaluate = Callable[[PreTrainedModel, Dataset], dict[str, Score]]
+Predict = Callable[[PreTrainedModel, Dataset], object]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class StackComparison(ByRole):
 def compare_stacks(
     candidates: Sequence[Candidate],
     evaluate: Evaluate,
+    predict: Predict,
     rows: Dataset,
     *,
     metric: str,
@@ -85,6 +87,7 @@ def compare_stacks(
     Args:
         candidates: teachers, the student and, if there is one, the baseline.
         evaluate: returns the scores of a model on rows.
+        predict: runs a model on rows; this is timed, without the scores and their resamples.
         rows: tokenized.
         metric: of retention and gains.
         names: of the scores, for the report.
@@ -92,7 +95,7 @@ def compare_stacks(
     """
     scores = [evaluate(one.model, rows) for one in candidates]
     timed = rows.select(evenly_spread(len(rows), SPEED_ROWS))
-    seconds = seconds_in_turns([partial(evaluate, one.model, timed) for one in candidates], ROUNDS)
+    seconds = seconds_in_turns([partial(predict, one.model, timed) for one in candidates], ROUNDS)
     medians = list(map(statistics.median, seconds))
     parameters = [one.model.num_parameters() for one in candidates]
     baseline = scores[-1] if candidates[-1].role == "baseline" else None

@@ -170,7 +170,8 @@ class StackDistillation(BaseRun):
             models.append(Candidate(BASELINE, "baseline", baseline, folder / BASELINE))
         self.comparison = compare_stacks(
             models,
-            self._evaluate,
+            lambda model, rows: self.scores_of(self._predict(model, rows)),
+            self._predict,
             rows,
             metric=self.metric_of_report,
             names=self.metric_names,
@@ -187,14 +188,14 @@ class StackDistillation(BaseRun):
             for number, model in enumerate(self.teachers, 1)
         ]
 
-    def _evaluate(self, model: PreTrainedModel, rows: Dataset) -> dict[str, Score]:
-        """Evaluate a model on tokenized rows."""
+    def _predict(self, model: PreTrainedModel, rows: Dataset) -> Any:
+        """Run a model on tokenized rows; return the trainer that has done it."""
         if (trainer := self._evaluating.get(model)) is None:
             splits = {"train": rows, "validation": rows}
             trainer = self._plain_run().build_trainer(splits, self._tokenizers, model)
             self._evaluating[model] = trainer
         trainer.predict(rows)
-        return self.scores_of(trainer)
+        return trainer
 
     def _plain_run(self) -> StackDistillation:
         """This run with trainers that ask no teacher, and push nothing."""
