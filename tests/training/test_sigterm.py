@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rank_processes import CONTEXT, log_of
-from tiny_runs import as_flags
+from tiny_runs import as_flags, leave_out_curves
 from vaswani.data.tokenization import _in_thread, train_tokenizer
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import TrainingRun
@@ -44,6 +44,7 @@ def train(options: dict, moment: str | None = None) -> None:
     from vaswani.cli import run
 
     gc.freeze()  # a collection need not look at what the server had imported
+    leave_out_curves()
     log = os.open(log_of(options["output_dir"], 0), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
