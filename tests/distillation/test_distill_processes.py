@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rank_processes import log_of, start_processes, train_in_processes
+from tiny_runs import write_dates
 
 pytestmark = pytest.mark.process
 
@@ -66,3 +67,18 @@ def test_two_processes_train_as_one_does(options, tmp_path, objectives):
         expected, found = (load_file(folder / model / "model.safetensors") for folder in (one, two))
         for name, weight in expected.items():
             torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_share_shards(options, tmp_path):
+    """More rows than a shard holds."""
+    files = write_dates(tmp_path, train_rows=1030, validation_rows=8, test_rows=8)
+    options |= {**files, "targets": "teacher", "max_steps": 1, "soft_target_weight": 0, "baseline": "false"}
+    options |= {"teacher_num_beams": 1, "max_target_length": 12}
+    del options["teacher_top_k"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    for count, output in ((2, two), (1, one)):
+        train_in_processes({**options, "output_dir": output}, count, "distill")
+    shards = contents(one, "teacher_cache/targets/shard-*")
+    assert len(shards) == 2
+    assert contents(two, "teacher_cache/targets/shard-*") == shards

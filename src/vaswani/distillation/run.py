@@ -168,8 +168,8 @@ class DistillationRun(TrainingRun):
 
     # ---------------------------------------------------------------------------------- the teacher's outputs
 
-    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
-        """The rows of each split as token ids, with the teacher's targets for training if asked for."""
+    def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:
+        """Give the rows of training the teacher's targets, if asked for."""
         check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
         self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
@@ -178,7 +178,6 @@ class DistillationRun(TrainingRun):
         if self.options.targets != "references":
             rows = self._teach_targets(corpus.splits["train"])
             corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
-        return super().tokenize(corpus, tokenizers)
 
     def _teach_targets(self, rows: Dataset) -> Dataset:
         """The training rows with the teacher's translations, which are cached."""

@@ -110,6 +110,7 @@ class BaseRun(ABC):
         settings = manifest_of(config)
         if self.checkpoint:
             _check_same_model(config.model, model, self.checkpoint)
+        self.revise(corpus, tokenizers)
         with _first_the_main_process():
             splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
         trainer = self.build_trainer(splits, tokenizers, model)
@@ -169,6 +170,9 @@ class BaseRun(ABC):
     @abstractmethod
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The model as it is before training."""
+
+    def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:  # noqa: B027 - most runs train on it as it is
+        """Change the rows of training before they are tokenized; all processes do so at once."""
 
     @abstractmethod
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
