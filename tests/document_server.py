@@ -75,6 +75,8 @@ def small(arguments: list[str]) -> list[str]:
     options = dict(SMALL[name])
     if name == "evaluate" and given[given.index("--model") + 1].endswith(WITHOUT_SEARCH):
         options = {"device": "cpu"}
+    if name == "distill" and "--objective" in given:
+        options = dict(TRAINING)
     if name == "student":  # of the stacks that it has
         options = {option: value for option, value in options.items() if f"--{option}" in given}
     if "--config" in given:

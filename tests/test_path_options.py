@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from tiny_runs import write_dates
-from toy_labels import save_toy_classifier, save_toy_encoder
+from toy_labels import save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import save_toy_checkpoint
 from unprivileged import file_modes_hold
 from vaswani.cli import run
@@ -27,6 +27,7 @@ WRITE_FILE = ("folder", "file/below", "closed folder/below")
 
 TRAIN = "train --use_cpu --output_dir {run} --train_file {data}"
 DISTILL = "distill --use_cpu --output_dir {run} --train_file {data}"
+DISTILL_CAUSAL = "distill --use_cpu --output_dir {run} --objective causal --max_length 24 --targets teacher"
 TRANSLATE = "translate --model {model} --device cpu"
 COMPARE = "compare {model} {other} --data {data} --device cpu"
 OPTIONS = {
@@ -44,6 +45,9 @@ OPTIONS = {
     f"{DISTILL} --teacher {{path}}": READ_FOLDER,
     f"{DISTILL} --teacher {{model}} --student {{path}}": READ_FOLDER,
     f"{DISTILL} --teacher {{model}} --teacher_cache {{path}}": MAKE_FOLDER,
+    f"{DISTILL_CAUSAL} --train_file {{path}} --teacher {{decoder}}": READ_FILE,
+    f"{DISTILL_CAUSAL} --train_file {{data}} --teacher {{path}}": READ_FOLDER,
+    f"{DISTILL_CAUSAL} --train_file {{data}} --teacher {{decoder}} --teacher_cache {{path}}": MAKE_FOLDER,
     "pretrain --use_cpu --max_length 24 --output_dir {run} --train_file {path}": READ_FILE,
     "pretrain --use_cpu --max_length 24 --output_dir {run} --train_file {data} --model {path}": READ_FOLDER,
     "finetune --use_cpu --max_length 24 --output_dir {run} --train_file {data} --model {path}": READ_FOLDER,
@@ -99,6 +103,7 @@ def place() -> Iterator[Path]:
     save_toy_checkpoint(folder / "model")
     save_toy_checkpoint(folder / "other")
     save_toy_encoder(folder / "encoder")
+    save_toy_decoder(folder / "decoder")
     save_toy_classifier(folder / "classifier", "classification")
     write_dates(folder, train_rows=20, validation_rows=2, test_rows=2)
     for suffix in {"", *SUFFIXES.values()}:
@@ -134,7 +139,7 @@ def test_a_path_that_cannot_be_used_is_refused(place, closed, monkeypatch, capfd
     path = place / (sort if "/" in sort or sort in ("file", "closed folder") else f"{sort}{ending}")
     places = {"path": path, "run": place / "run", "data": place / "train.jsonl", "made": place / "made"}
     places |= {"model": place / "model", "other": place / "other", "encoder": place / "encoder"}
-    places |= {"classifier": place / "classifier"}
+    places |= {name: place / name for name in ("classifier", "decoder")}
     status = run([word.format(**places) for word in command.split()])
     said = capfd.readouterr().err.splitlines()
     assert status == 2, said

@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from rank_processes import log_of, start_processes, train_in_processes
 from tiny_runs import write_dates
+from toy_labels import save_toy_decoder
+from toy_texts import write_texts
 
 pytestmark = pytest.mark.process
 
@@ -82,3 +84,24 @@ def test_two_processes_share_shards(options, tmp_path):
     shards = contents(one, "teacher_cache/targets/shard-*")
     assert len(shards) == 2
     assert contents(two, "teacher_cache/targets/shard-*") == shards
+
+
+@pytest.mark.slow
+def test_two_processes_continue_texts_as_one_does(tmp_path):
+    """More texts than a shard holds."""
+    teacher, files = tmp_path / "teacher", write_texts(tmp_path, train=1030)
+    save_toy_decoder(teacher, dropout=0.0, attention_dropout=0.0)
+    options = {**files, "objective": "causal", "teacher": teacher, "targets": "teacher", "baseline": "false"}
+    options |= {"soft_target_weight": 0, "cosine_weight": 0, "max_length": 20, "prompt_tokens": 15}
+    options |= {"max_tokens_per_batch": 20_000, "max_steps": 2, "optim": "sgd", "learning_rate": 0.1}
+    options |= {"eval_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    one, two = tmp_path / "one", tmp_path / "two"
+    output = train_in_processes({**options, "output_dir": two}, 2, "distill")
+    assert output.count("the teacher continues") == 1
+    train_in_processes({**options, "output_dir": one, "gradient_accumulation_steps": 2}, 1, "distill")
+    shards = contents(one, "teacher_cache/texts/shard-*")
+    assert len(shards) == 2
+    assert contents(two, "teacher_cache/texts/shard-*") == shards
+    expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_runs import as_flags, cache_of_its_own, leave_out_curves
 from toy_labels import TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from toy_texts import write_texts
+from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import distill
 from vaswani.distillation.stack_run import MaskedLMDistillation, TaskRun
@@ -94,6 +95,64 @@ def test_a_language_model(
     resumes_to_the_same_bits(tmp_path / "run", **options)
 
 
+def test_a_causal_student_learns_its_teachers_texts_alone(
+    language_models: dict[str, Path],
+    texts: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = {**texts, "objective": "causal", "teacher": language_models["causal"], "prompt_tokens": 10}
+    distill(config_for(tmp_path / "references", **options))
+    options |= {"targets": "teacher", "soft_target_weight": 0, "cosine_weight": 0}
+    options["teacher_cache"] = tmp_path / "cache"
+    distill(config_for(tmp_path / "run", **options))
+    lengths = [len(ids) for ids in encoded_texts(texts["train_file"], tmp_path / "run")]
+    kept = sum(length <= 10 for length in lengths)
+    assert 0 < kept < len(lengths)
+    told = f"the teacher continues {len(lengths) - kept} of {len(lengths)} texts; {kept} have no more than 10"
+    assert told in capsys.readouterr().out
+    with (tmp_path / "cache" / "texts" / "shard-000000").open() as shard:
+        written = [json.loads(line) for line in list(shard)[1:]]
+    assert [text is None for text in written] == [length <= 10 for length in lengths]
+    assert "soft_target_loss" not in (tmp_path / "run" / "trainer_state.json").read_text()
+    baselines = [
+        load_file(tmp_path / run / "baseline" / "model.safetensors") for run in ("references", "run")
+    ]
+    assert all(torch.equal(baselines[0][name], baselines[1][name]) for name in baselines[0])
+    resumes_to_the_same_bits(tmp_path / "run", **{**options, "teacher_cache": tmp_path / "another"})
+
+
+def encoded_texts(file: str, model: Path) -> list[list[int]]:
+    """The tokens of each text of a file."""
+    tokenizer = load_tokenizers(model)[0]
+    lines = Path(file).read_text().splitlines()
+    return [tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"teacher": ["a", "b"], "cosine_weight": 0}, "takes texts of one teacher, and 2 were given"),
+        ({"prompt_tokens": 30}, "prompt_tokens=30 leaves nothing to write in max_length=32.*29 or less"),
+        (
+            {"streaming": True, "max_steps": 4},
+            "targets=teacher keeps the teacher's texts .*leave out streaming",
+        ),
+        ({"teacher_cache": __file__}, "teacher_cache=.* is a file"),
+    ],
+)
+def test_texts_that_no_teacher_can_write_are_told(
+    options: dict[str, Any],
+    told: str,
+    language_models: dict[str, Path],
+    texts: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    given = {**texts, "objective": "causal", "teacher": language_models["causal"], "targets": "teacher"}
+    with pytest.raises(UserError, match=told):
+        distill(config_for(tmp_path / "run", **{**given, **options}))
+
+
 @pytest.fixture(scope="module")
 def classifiers(folder: Path) -> dict[str, tuple[Path, Path]]:
     """A teacher of each task and its rows."""
@@ -145,6 +204,7 @@ def test_each_option_moves_the_student(
     unlabelled = write_jsonl(tmp_path / "unlabelled.jsonl", [{"text": "the film was awful"}] * 30)
     task = {"task": "classification", "teacher": teacher, "dataset": rows}
     masked = {**texts, "objective": "masked", "teacher": language_models["masked"]}
+    causal = {**texts, "objective": "causal", "teacher": language_models["causal"]}
     another = tmp_path / "another"
     distill(config_for(another, **task, baseline=False, seed=5))
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -162,6 +222,12 @@ def test_each_option_moves_the_student(
         (masked, {"soft_target_tokens": "masked"}),
         (masked, {"student_layers": "0,1"}),
         (masked, {"mask_probability": 0.4}),
+        (causal, {}),
+        (causal, {"targets": "both"}),
+        (causal, {"targets": "teacher"}),
+        (causal, {"targets": "teacher", "prompt_tokens": 4}),
+        (causal, {"targets": "teacher", "generation_temperature": 0}),
+        (causal, {"targets": "teacher", "generation_top_p": 0.3}),
     ]
     found = []
     for number, (options, change) in enumerate(cases):

@@ -26,8 +26,12 @@ from vaswani import (
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
-from vaswani.distillation.stack_arguments import MaskedDistillationConfig, TaskDistillationConfig
-from vaswani.distillation.stack_run import MaskedLMDistillation, TaskRun
+from vaswani.distillation.stack_arguments import (
+    CausalDistillationConfig,
+    MaskedDistillationConfig,
+    TaskDistillationConfig,
+)
+from vaswani.distillation.stack_run import CausalLMDistillation, MaskedLMDistillation, TaskRun
 from vaswani.errors import UserError
 from vaswani.training.config import config_file
 from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig, TrainingArguments
@@ -78,6 +82,12 @@ KINDS = {
         PretrainingConfig, ContinuedCausalLMConfig, CausalLMRun, TEXTS | {"objective": "causal"}
     ),
     "distill masked": Kind(DistillationConfig, MaskedDistillationConfig, MaskedLMDistillation, TEXTS),
+    "distill causal": Kind(
+        DistillationConfig,
+        CausalDistillationConfig,
+        CausalLMDistillation,
+        TEXTS | {"objective": "causal", "targets": "teacher"},
+    ),
     "distill task": Kind(
         DistillationConfig,
         TaskDistillationConfig,
@@ -158,6 +168,7 @@ def models(tmp_path_factory) -> dict[str, dict[str, Any]]:
         "distill": {"teacher": teacher},
         "more pairs": {"model": teacher},
         "distill masked": {"teacher": encoder["model"]},
+        "distill causal": {"teacher": str(folder / "decoder")},
         "distill task": {"teacher": str(save_classifier(folder / "classifier", Path(encoder["model"])))},
         "more masked": encoder,
         "more causal": {"model": str(folder / "decoder")},
@@ -226,6 +237,8 @@ ACCEPTED = {
     ("generation_length_penalty", "0"): "ranks by the sum of log-probabilities",
     ("generation_length_penalty", "-1"): "prefers short hypotheses",
     ("lora_dropout", "0"): "turns it off",
+    ("prompt_tokens", "0"): "the teacher writes whole texts",
+    ("generation_temperature", "0"): "greedy search",
     ("lm_loss_weight", "0"): "turns it off",
     ("max_steps", "-1"): "num_train_epochs decides",
     ("local_rank", "0"): "old launchers pass it",

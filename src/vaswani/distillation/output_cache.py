@@ -20,9 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from accelerate import PartialState
 from datasets import Dataset
-from transformers import PreTrainedModel
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani.data.text_codec import Side, TextCodec, marks_languages
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import discard_unfinished, remove, write_whole
 
@@ -177,6 +180,27 @@ class OutputCache:
         return content if header == _header(content) else None
 
 
+def shared_cache(
+    folder: str | Path | None, output_dir: Path, kind: str, identity: dict[str, Any], num_rows: int
+) -> OutputCache:
+    """The cache of a kind of outputs of a run, whose processes compute them together.
+
+    Args:
+        folder: of all kinds; default `teacher_cache` in `output_dir`.
+    """
+    state = PartialState()
+    shares = {"process_index": state.process_index, "num_processes": state.num_processes}
+    return OutputCache(
+        Path(folder or output_dir / "teacher_cache") / kind, kind, identity, num_rows, **shares
+    )
+
+
+def progress_of_rows(total: int, description: str) -> tqdm:
+    """A progress bar on the terminal of the main process."""
+    hidden = None if PartialState().is_main_process else True  # None: hidden unless on a terminal
+    return tqdm(total=total, desc=description, unit=" rows", disable=hidden)
+
+
 def _header(content: bytes) -> bytes:
     line = json.dumps({"sha256": hashlib.sha256(content).hexdigest()})
     return f"{line:{HEADER_SIZE - 1}}\n".encode()
@@ -209,6 +233,27 @@ def fingerprint_model(model: PreTrainedModel) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -> str:
+    """SHA-256 of what the tokens of texts of one side depend on."""
+    codec = TextCodec(tokenizer, side)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        is_marked = side == "source" and marks_languages(tokenizer)
+        language = str(codec.frame()) if is_marked else ""  # targets are marked in each call
+        return _sha256(json.dumps(codec.vocabulary(), sort_keys=True) + language)
+    call_options = {"padding": None, "truncation": None}  # left over from the last call
+    return _sha256(json.dumps({**json.loads(backend.to_str()), **call_options}, sort_keys=True))
+
+
+def fingerprint_config(config: Any) -> str:
+    """SHA-256 of a configuration of transformers (see `canonical_config`)."""
+    return _sha256(canonical_config(config))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def canonical_config(config: Any) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from tqdm import tqdm
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -28,7 +27,12 @@ from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
 from vaswani.distillation.config import DistillationConfig
-from vaswani.distillation.output_cache import OutputCache, fingerprint_rows
+from vaswani.distillation.output_cache import (
+    OutputCache,
+    fingerprint_rows,
+    progress_of_rows,
+    shared_cache,
+)
 from vaswani.distillation.report import as_markdown, write_report
 from vaswani.distillation.student import student_from_teacher
 from vaswani.distillation.teacher import Teacher, check_same_vocabulary, check_teachers, load_teacher
@@ -184,7 +188,7 @@ class DistillationRun(TrainingRun):
         translator = self.teachers_translator(self.options.teacher_num_beams)
         sources = fingerprint_rows(rows, ["source"])
         cache = self._open_cache("targets", rows, sources=sources, **search_identity(translator))
-        with _progress(len(rows), "The teacher translates") as progress:
+        with progress_of_rows(len(rows), "The teacher translates") as progress:
             decode_targets(cache, translator, rows["source"], progress=progress.update)
         PartialState().wait_for_everyone()
         both = self.options.targets == "both"
@@ -224,7 +228,7 @@ class DistillationRun(TrainingRun):
         data = fingerprint_rows(rows, ["input_ids", "labels"])
         cache = self._open_cache("logits", rows, data=data, **conditions)
         teach = partial(teacher_logits, self.teacher.model)
-        with _progress(len(rows), "The teacher rates tokens") as progress:
+        with progress_of_rows(len(rows), "The teacher rates tokens") as progress:
             store_logits(cache, teach, rows, collator, progress=progress.update, **conditions)
         PartialState().wait_for_everyone()
         logits = TeacherLogits(cache)
@@ -233,11 +237,8 @@ class DistillationRun(TrainingRun):
 
     def _open_cache(self, kind: str, rows: Dataset, **identity: Any) -> OutputCache:
         """The cache of the teacher's outputs of a kind for the training rows, shared among the processes."""
-        folder = Path(self.options.teacher_cache or self.config.output_dir / "teacher_cache") / kind
         identity = {"teacher": self.teacher.fingerprint, **identity}
-        state = PartialState()
-        shares = {"process_index": state.process_index, "num_processes": state.num_processes}
-        return OutputCache(folder, kind, identity, len(rows), **shares)
+        return shared_cache(self.options.teacher_cache, self.config.output_dir, kind, identity, len(rows))
 
     def teachers_translator(self, num_beams: int) -> Translator:
         """A translator of the teacher with the run's search options."""
@@ -267,7 +268,7 @@ class DistillationRun(TrainingRun):
         student = trained("student", config.output_dir)
         baseline = trained(BASELINE, config.output_dir / BASELINE) if self.options.baseline else None
         total = sentences_to_decode(3 if baseline else 2, len(self.test_rows))
-        with _progress(total, "Comparing") as progress:
+        with progress_of_rows(total, "Comparing") as progress:
             self.comparison = compare(
                 teacher,
                 [student],
@@ -355,12 +356,6 @@ def _search(config: DistillationConfig) -> dict[str, Any]:
         "max_length": config.data.max_target_length,
         "max_tokens_per_batch": config.training.max_tokens_per_batch,
     }
-
-
-def _progress(total: int, description: str) -> tqdm:
-    """A progress bar on the terminal of the main process."""
-    hidden = None if PartialState().is_main_process else True  # None: hidden unless on a terminal
-    return tqdm(total=total, desc=description, unit=" rows", disable=hidden)
 
 
 def _say(message: str) -> None:

@@ -58,11 +58,16 @@ class StackDistillationArguments(DistillationObjectives):
     )
     baseline: bool = redefault(DistillationArguments, "baseline", True)
 
+    @property
+    def uses_texts(self) -> bool:
+        """Whether the student is trained on texts of the teacher."""
+        return False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.teacher:
             raise UserError("no teacher was given; set teacher to the folder of a trained model")
-        if not (self.uses_distributions or self.uses_states):
+        if not (self.uses_distributions or self.uses_states or self.uses_texts):
             raise UserError(
                 "nothing would be taken from the teacher; set soft_target_weight, cosine_weight or "
                 "relation_weight above 0"
@@ -83,6 +88,53 @@ class MaskedDistillationArguments(StackDistillationArguments):
         "Compare the distributions of all tokens, as DistilBERT does, or of the masked ones alone, which is "
         "faster.",
     )
+
+
+@dataclass
+class CausalDistillationArguments(StackDistillationArguments):
+    """As `StackDistillationArguments`, of a causal language model, which can learn texts of its teacher.
+
+    Raises:
+        UserError: the fields contradict each other.
+    """
+
+    targets: Literal["references", "teacher", "both"] = option(
+        "references",
+        "Texts to train on: those of the corpus, their beginnings as the teacher continues them "
+        "(sequence-level distillation, arXiv:1606.07947), or both.",
+    )
+    prompt_tokens: int = option(
+        16,
+        "First tokens of each text, which the teacher continues up to the length of the text.",
+        at_least=0,
+    )
+    generation_temperature: float = option(
+        1.0,
+        "Temperature at which the teacher's tokens are drawn; 1 is its own distribution, 0 greedy search.",
+        at_least=0,
+    )
+    generation_top_p: float = option(
+        1.0,
+        "Draw from the likeliest tokens that together have this probability (arXiv:1904.09751).",
+        above=0,
+        at_most=1,
+    )
+    teacher_cache: str | None = option(
+        None, "Folder for the teacher's texts. Default: teacher_cache in output_dir."
+    )
+
+    @property
+    def uses_texts(self) -> bool:
+        """Whether the student is trained on texts of the teacher."""
+        return self.targets != "references"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.uses_texts and len(self.teacher) > 1:
+            raise UserError(
+                f"targets={self.targets} takes texts of one teacher, and {len(self.teacher)} were given; "
+                "give one, or set targets=references"
+            )
 
 
 @dataclass
@@ -144,7 +196,7 @@ class CausalDistillationConfig(MaskedDistillationConfig):
     """The resolved arguments of one distillation of a causal language model."""
 
     task: CausalObjective  # type: ignore[assignment]
-    distillation: StackDistillationArguments  # type: ignore[assignment]
+    distillation: CausalDistillationArguments  # type: ignore[assignment]
 
     purpose: ClassVar[str] = PURPOSE.format("causal language model")
 

@@ -88,7 +88,9 @@ class StackObjective(Objective):
 
     @torch.no_grad()
     def _ask_teachers(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
-        """The logits of each teacher."""
+        """The logits of each teacher; none if no loss needs a teacher."""
+        if not (self.objectives.uses_distributions or self.objectives.uses_states):
+            return []
         device = self.trainer.args.device
         given = {name: value.to(device) for name, value in inputs.items() if name != "labels"}
         with self.logits_that_count(inputs, *self.teachers), torch.autocast(device.type, enabled=False):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
 from vaswani.distillation.measuring import Score
+from vaswani.distillation.output_cache import (
+    fingerprint_model,
+    fingerprint_rows,
+    progress_of_rows,
+    shared_cache,
+)
 from vaswani.distillation.recording import stacks
 from vaswani.distillation.report import write_texts
 from vaswani.distillation.stack_arguments import (
@@ -40,10 +47,12 @@ from vaswani.distillation.stack_report import (
 )
 from vaswani.distillation.student import Layers, parse_layers, student_from_teacher
 from vaswani.distillation.teacher import check_same_vocabulary
+from vaswani.distillation.teacher_texts import Writing, read_texts, store_texts, with_teacher_texts
 from vaswani.errors import UserError, listing
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import auto_class_of, read_run_metadata
+from vaswani.inference.prompt.continuation import LanguageModel
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.models import Pretrained, load_with_head, open_pretrained, seed_everything
@@ -54,6 +63,7 @@ from vaswani.training.runs.pretraining import (
     PretrainingRun,
     scores_with_resamples,
 )
+from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.labels import TASKS, MultiLabel
 
 
@@ -273,6 +283,58 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
         if self.config.task.pack and self.options.relation_weight:
             raise UserError("relation_weight does not tell packed documents apart; set pack=false")
         super().check()
+        if self.options.uses_texts:
+            self._check_writing()
+
+    def _check_writing(self) -> None:
+        """Raise `UserError` unless the teacher can continue texts."""
+        options, data = self.options, self.config.data
+        if data.streaming:
+            raise UserError(
+                f"targets={options.targets} keeps the teacher's texts for every epoch; leave out streaming"
+            )
+        self.opened_teachers[0].check_length(data.max_length)
+        if options.prompt_tokens >= self._most_tokens:
+            raise UserError(
+                f"prompt_tokens={options.prompt_tokens} leaves nothing to write in max_length="
+                f"{data.max_length} with two special tokens; set it to {self._most_tokens - 1} or less"
+            )
+        if options.teacher_cache is not None:
+            check_writable(Path(options.teacher_cache), "teacher_cache")
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of a text that fits into one sequence."""
+        return self.config.data.max_length - 2
+
+    def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:
+        """Let the teacher continue the texts of training, if asked for; its texts are cached."""
+        options, training, rows = self.options, self.config.training, corpus.splits["train"]
+        if not (self.teaches and options.uses_texts):
+            return
+        if training.should_save:  # so that a run killed from here on can be resumed
+            self.record_settings()
+        author = LanguageModel(
+            self.teachers[0], self.opened_teachers[0].tokenizer, training.max_tokens_per_batch
+        )
+        draws = (options.generation_temperature, options.generation_top_p, training.seed)
+        writing = Writing(options.prompt_tokens, self._most_tokens, *draws)
+        identity = {
+            "teacher": fingerprint_model(author.model),
+            "texts": fingerprint_rows(rows, ["text"]),
+            **writing.identity(author),
+        }
+        cache = shared_cache(options.teacher_cache, self.config.output_dir, "texts", identity, len(rows))
+        with progress_of_rows(len(rows), "The teacher writes") as progress:
+            store_texts(cache, author, rows["text"], writing, progress=progress.update)
+        PartialState().wait_for_everyone()
+        taught, kept = with_teacher_texts(rows, read_texts(cache), keep_references=options.targets == "both")
+        PartialState().print(
+            f"train: the teacher continues {len(rows) - kept:,} of {len(rows):,} texts"
+            + (f"; {kept:,} have no more than {options.prompt_tokens} tokens and stay" if kept else ""),
+            flush=True,
+        )
+        corpus.splits["train"], corpus.reports["train"] = taught, RowReport(kept=len(taught))
 
 
 # ------------------------------------------------------------------------------------------- models of a task

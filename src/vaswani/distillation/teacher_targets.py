@@ -7,7 +7,6 @@ vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +14,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset, concatenate_datasets
 
 from vaswani.data.sources.corpus import TEXT_FEATURES
-from vaswani.data.text_codec import TextCodec, marks_languages
-from vaswani.distillation.output_cache import OutputCache, canonical_config
+from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
 from vaswani.inference.translate.translation import Translation, Translator
 
 
@@ -44,25 +42,11 @@ def search_identity(translator: Translator) -> dict[str, Any]:
         "length_penalty": float(translator.length_penalty),
         "max_source_length": translator.max_source_length,
         "max_length": translator.max_length,
-        "source_tokenizer": _fingerprint_tokenizer(TextCodec(translator.source_tokenizer, "source")),
-        "target_tokenizer": _fingerprint_tokenizer(TextCodec(translator.target_tokenizer, "target")),
-        "generation_config": _sha256(canonical_config(translator.model.generation_config)),
+        "source_tokenizer": fingerprint_tokenizer(translator.source_tokenizer, "source"),
+        "target_tokenizer": fingerprint_tokenizer(translator.target_tokenizer, "target"),
+        "generation_config": fingerprint_config(translator.model.generation_config),
         **translator.start_options,
     }
-
-
-def _fingerprint_tokenizer(codec: TextCodec) -> str:
-    backend = getattr(codec.tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        is_marked = codec.side == "source" and marks_languages(codec.tokenizer)
-        language = str(codec.frame()) if is_marked else ""  # for targets, see `start_options`
-        return _sha256(json.dumps(codec.vocabulary(), sort_keys=True) + language)
-    call_options = {"padding": None, "truncation": None}  # left over from the last call
-    return _sha256(json.dumps({**json.loads(backend.to_str()), **call_options}, sort_keys=True))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def decode_targets(

@@ -18,16 +18,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
+    TopPLogitsWarper,
 )
 
 from vaswani.data.text_codec import TextCodec
@@ -62,6 +65,34 @@ class Continuation:
     def answer_ids(self) -> TokenIds:
         """The scored tokens."""
         return self.token_ids[self.start :]
+
+
+class Draft(NamedTuple):
+    """A prompt to continue.
+
+    Args:
+        prompt: its tokens, at least one.
+        max_new_tokens: of the continuation.
+        seed: of the numbers by which tokens are drawn.
+    """
+
+    prompt: TokenIds
+    max_new_tokens: int
+    seed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Args:
+        temperature: divides the logits, above 0.
+        top_p: draw from the likeliest tokens that together have this probability (Holtzman et al., 2020,
+            arXiv:1904.09751).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
 
 
 class LanguageModel:
@@ -166,17 +197,40 @@ class LanguageModel:
         Raises:
             RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
-        written: dict[TokenIds, str] = {}
-        times = Counter(prompts)
+        drafts = [Draft(prompt, max_new_tokens) for prompt in prompts]
+        continuations = self.continue_drafts(drafts, stop=stop, progress=progress)
+        return [_before(text, stop) for text in self._decode(continuations)]
+
+    def continue_drafts(
+        self,
+        drafts: Sequence[Draft],
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        progress: Callable[[int], object] | None = None,
+    ) -> list[TokenIds]:
+        """Return the tokens that follow each prompt, without the end token; equal drafts are continued once.
+
+        Args:
+            drafts: with prompts of one length, or of one `max_new_tokens`: a batch takes as many positions as
+                its longest prompt and most new tokens.
+            sampling: how tokens are drawn, by the seed of each draft; None for greedy search.
+            stop: texts that end a continuation, like the model's end token; they may be included.
+            progress: is called with the number of continuations of each batch.
+
+        Raises:
+            RunError: a batch does not fit into the device's memory, or the scores are not finite.
+        """
+        found: dict[Draft, TokenIds] = {}
+        times = Counter(drafts)
         shifts_positions = "position_ids" not in self._forward_arguments  # left padding would shift them
-        tokens = {prompt: len(prompt) + max_new_tokens for prompt in times}
+        tokens = {draft: len(draft.prompt) + draft.max_new_tokens for draft in times}
         for batch in batches(tokens, self.max_tokens_per_batch, equal=shifts_positions):
-            with within_memory("texts", len(batch), len(batch[0])):
-                texts = self._generate(batch, max_new_tokens, stop)
-            written.update(zip(batch, texts, strict=True))
+            with within_memory("texts", len(batch), len(batch[0].prompt)):
+                continuations = self._generate(batch, sampling, stop)
+            found.update(zip(batch, continuations, strict=True))
             if progress:
-                progress(sum(times[prompt] for prompt in batch))
-        return [written[prompt] for prompt in prompts]
+                progress(sum(times[draft] for draft in batch))
+        return [found[draft] for draft in drafts]
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         encoded = self._texts.token_ids(texts, add_special_tokens=False)
@@ -210,15 +264,21 @@ class LanguageModel:
         return logits[:, -last:]
 
     @torch.inference_mode()
-    def _generate(self, batch: list[TokenIds], max_new_tokens: int, stop: Sequence[str]) -> list[str]:
+    def _generate(self, batch: list[Draft], sampling: Sampling | None, stop: Sequence[str]) -> list[TokenIds]:
         device = self.model.device
-        length = len(batch[0])
+        length = max(len(draft.prompt) for draft in batch)
+        most = max(draft.max_new_tokens for draft in batch)
         input_ids = torch.zeros(len(batch), length, dtype=torch.int64)
         attention_mask = torch.zeros_like(input_ids)
-        for row, prompt in enumerate(batch):  # padding on the left, so that generated tokens follow prompts
+        for row, (prompt, *_) in enumerate(
+            batch
+        ):  # padding on the left, so that generated tokens follow prompts
             input_ids[row, length - len(prompt) :] = torch.tensor(prompt)
             attention_mask[row, length - len(prompt) :] = 1
         finite = FiniteScores()
+        processors = LogitsProcessorList([finite])
+        if sampling is not None:
+            processors.append(_Draws([draft.seed for draft in batch], most, sampling, length))
         sequences = self.model.generate(  # [R, T + at most max_new_tokens]
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -226,22 +286,56 @@ class LanguageModel:
             do_sample=False,
             use_cache=True,  # training may have disabled it in the configuration
             max_new_tokens=None,
-            max_length=length + max_new_tokens,
+            max_length=length + most,
             forced_eos_token_id=None,  # some configurations force it at the end
             pad_token_id=self.tokenizer.pad_token_id or 0,
-            stopping_criteria=StoppingCriteriaList([_StopTexts(self._decode, stop, length)]),
-            logits_processor=LogitsProcessorList([finite]),
+            stopping_criteria=StoppingCriteriaList([_StopTexts(self._written, stop, length)]),
+            logits_processor=processors,
         )
         finite.check(self.model)
-        return [_before(text, stop) for text in self._decode(sequences[:, length:])]
+        continuations = self._until_end(sequences[:, length:])
+        return [row[: draft.max_new_tokens] for row, draft in zip(continuations, batch, strict=True)]
 
-    def _decode(self, sequences: torch.Tensor) -> list[str]:
+    def _written(self, sequences: torch.Tensor) -> list[str]:
         """Return the texts of tokens [R, N], up to the first end token of each."""
+        return self._decode(self._until_end(sequences))
+
+    def _decode(self, sequences: Sequence[TokenIds]) -> list[str]:
+        return self._texts.decode([list(row) for row in sequences])
+
+    def _until_end(self, sequences: torch.Tensor) -> list[TokenIds]:
+        """Return the rows of tokens [R, N] up to the first end token of each."""
         end_ids = self.model.generation_config.eos_token_id
         end_ids = torch.tensor([] if end_ids is None else end_ids, dtype=torch.int64, device=sequences.device)
         ended = torch.isin(sequences, end_ids).cumsum(dim=1) > 0
-        rows = [row[~end].tolist() for row, end in zip(sequences, ended, strict=True)]
-        return self._texts.decode(rows)
+        return [tuple(row[~end].tolist()) for row, end in zip(sequences, ended, strict=True)]
+
+
+class _Draws(LogitsProcessor):
+    """Draws the next token of each row by numbers of its own, and excludes all others.
+
+    `generate(do_sample=True)` has one generator for all rows, so that a row would depend on its batch.
+    """
+
+    def __init__(self, seeds: Sequence[tuple[int, ...]], most: int, sampling: Sampling, prompt_length: int):
+        numbers = [np.random.default_rng(seed).random(most) for seed in seeds]  # each in [0, 1)
+        self.numbers = torch.from_numpy(np.stack(numbers))  # float64 [R, N]
+        self.sampling = sampling
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return scores [R, V] of 0 for the tokens that are drawn, and minus infinity for others."""
+        precision = torch.float32 if scores.device.type == "mps" else torch.float64
+        relative: Any = (scores - scores.amax(dim=-1, keepdim=True)).to(precision)  # at most 0
+        relative = relative / self.sampling.temperature
+        if self.sampling.top_p < 1:
+            relative = TopPLogitsWarper(self.sampling.top_p)(input_ids, relative)
+        cumulative = relative.softmax(dim=-1).cumsum(dim=-1)
+        numbers = self.numbers[:, input_ids.shape[1] - self.prompt_length, None].to(cumulative)
+        drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
+        drawn = drawn.clamp(max=scores.shape[1] - 1)  # of rows that are not finite, which fail later
+        excluded: Any = torch.full_like(scores, -math.inf)
+        return excluded.scatter(1, drawn, 0.0)
 
 
 class _StopTexts(StoppingCriteria):

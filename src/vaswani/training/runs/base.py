@@ -171,7 +171,7 @@ class BaseRun(ABC):
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The model as it is before training."""
 
-    def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:  # noqa: B027 - most runs train on it as it is
+    def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:  # noqa: B027 - optional
         """Change the rows of training before they are tokenized; all processes do so at once."""
 
     @abstractmethod

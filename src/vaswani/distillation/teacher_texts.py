@@ -1,0 +1,158 @@
+"""Sequence-level distillation of a causal language model: the student is trained on the teacher's texts.
+
+The teacher continues the beginning of each text of the corpus. Tokens drawn from its distribution
+(temperature 1) give an unbiased estimate of the loss of Kim & Rush (2016, arXiv:1606.07947, section 3.2), a
+sum over all sequences; greedy search approximates the mode, as their beam search does. The baseline SeqKD of
+MiniLLM (Gu et al., 2024, arXiv:2306.08543) does so with language models.
+
+A continuation ends where the teacher ends it, or else where the text of the corpus ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from datasets import Dataset
+
+from vaswani.data.text.sequences import boundary_token_ids
+from vaswani.data.text_codec import TextCodec
+from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
+from vaswani.inference.prompt.continuation import Draft, LanguageModel, Sampling
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a teacher continues texts.
+
+    Args:
+        prompt_tokens: of each text, which the teacher continues.
+        most_tokens: of a text with its continuation, which is no longer than the text was.
+        temperature: of the draws; 0 for greedy search.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: of the draws.
+    """
+
+    prompt_tokens: int
+    most_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How tokens are drawn; None for greedy search."""
+        return Sampling(self.temperature, self.top_p) if self.temperature else None
+
+    def identity(self, author: LanguageModel) -> dict[str, Any]:
+        """All that a continuation depends on besides the teacher's weights and the text."""
+        tokenizer = author.tokenizer
+        draws = {"top_p": self.top_p, "seed": self.seed} if self.temperature else {}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "most_tokens": self.most_tokens,
+            "temperature": float(self.temperature),
+            **draws,
+            "begin_token_id": boundary_token_ids(tokenizer)[0],
+            "tokenizer": fingerprint_tokenizer(tokenizer),
+            "generation_config": fingerprint_config(author.model.generation_config),
+        }
+
+
+def continue_texts(
+    author: LanguageModel,
+    texts: Sequence[str],
+    numbers: Sequence[int],
+    writing: Writing,
+    progress: Callable[[int], object] | None = None,
+) -> list[str | None]:
+    """Return the beginning of each text with the teacher's continuation; None if nothing is left to continue.
+
+    Args:
+        author: the teacher.
+        texts: of the corpus.
+        numbers: of the texts in the corpus; each has draws of its own, whatever texts are beside it.
+        writing: how the teacher continues them.
+        progress: is called after each batch with its number of texts.
+
+    Raises:
+        RunError: a batch does not fit into the device's memory, or the scores are not finite.
+    """
+    codec, begin = TextCodec(author.tokenizer), boundary_token_ids(author.tokenizer)[0]
+    encoded = codec.token_ids(texts, add_special_tokens=False, split_special_tokens=True)
+    drafts = {}
+    for number, token_ids in zip(numbers, encoded, strict=True):
+        length = min(len(token_ids), writing.most_tokens)
+        if length > writing.prompt_tokens:
+            prompt = (begin, *token_ids[: writing.prompt_tokens])
+            seed = (writing.seed, number) if writing.sampling else ()
+            drafts[number] = Draft(prompt, length - writing.prompt_tokens, seed)
+    if progress:
+        progress(len(texts) - len(drafts))
+    found = author.continue_drafts(list(drafts.values()), writing.sampling, progress=progress)
+    # Decoded with the prompt: a character of several bytes may be in both.
+    whole = [[*prompt, *new] for (prompt, *_), new in zip(drafts.values(), found, strict=True)]
+    written = dict(zip(drafts, codec.decode(whole), strict=True))
+    return [written.get(number) for number in numbers]
+
+
+def store_texts(
+    cache: OutputCache,
+    author: LanguageModel,
+    texts: Sequence[str],
+    writing: Writing,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    """Continue the texts of the missing shards (see `continue_texts`).
+
+    Args:
+        cache: of `len(texts)` rows; its identity should include `writing.identity(author)`.
+        author: the teacher.
+        texts: a list of texts, or a column of a data set.
+        writing: how the teacher continues them.
+        progress: is called after each batch with its number of texts.
+
+    Raises:
+        RunError: a batch does not fit into the device's memory, or a shard cannot be written.
+    """
+    for shard in cache.missing_shards():
+        rows = cache.rows_of(shard)
+        written = continue_texts(author, texts[rows.start : rows.stop], rows, writing, progress)
+        lines = [json.dumps(text, ensure_ascii=False) for text in written]
+        cache.write(shard, "".join(f"{line}\n" for line in lines).encode())
+
+
+def read_texts(cache: OutputCache) -> list[str | None]:
+    """The teacher's texts of all rows, in their order; None where there is none.
+
+    Raises:
+        UserError: shards are missing or damaged.
+    """
+    return [json.loads(line) for content in cache.read_all() for line in content.decode().split("\n")[:-1]]
+
+
+class TaughtTexts(NamedTuple):
+    """Rows with the teacher's texts."""
+
+    rows: Dataset
+    num_references: int  # rows without a text of the teacher
+
+
+def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_references: bool) -> TaughtTexts:
+    """Replace texts by the teacher's; keep those that it has not continued.
+
+    Args:
+        rows: a column `text`; others are dropped.
+        texts: of the teacher, for all rows.
+        keep_references: keep all texts, before the teacher's.
+    """
+    references = list(rows["text"])
+    if keep_references:
+        taught = [*references, *(text for text in texts if text is not None)]
+    else:
+        pairs = zip(texts, references, strict=True)
+        taught = [reference if text is None else text for text, reference in pairs]
+    made = Dataset.from_dict({"text": taught}, features=rows.select_columns("text").features)
+    return TaughtTexts(made, sum(text is None for text in texts))
