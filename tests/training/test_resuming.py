@@ -257,6 +257,19 @@ def test_a_field_that_a_later_version_drops_matters_only_where_it_was_used(saved
         check_resumable(save(tmp_path / "used", config, **used), config)
 
 
+@pytest.mark.parametrize(("former", "kind"), [("bpe", "bpe"), ("bytes", "byte")])
+def test_an_earlier_versions_kind_of_tokenizer_is_known(tmp_path, former, kind):
+    config = resolved("masked", tokenizer_kind=kind)
+    manifest = manifest_of(config)
+    settings = {name: value for name, value in manifest["settings"].items() if name != "tokenizer_kind"}
+    checkpoint = save(tmp_path / "run", config, **manifest | {"settings": settings | {"tokenizer": former}})
+    assert not check_resumable(checkpoint, config).changes
+    recorded = tmp_path / "earlier.yaml"
+    recorded.write_text(f"output_dir: x\nlearning_rate: 0.1\nobjective: masked\ntokenizer: {former}\n")
+    data = load_config(recorded, [], PretrainingConfig).data
+    assert (data.tokenizer, data.tokenizer_kind) == (None, kind)
+
+
 STREAM = {"streaming": True, "max_steps": 9}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}
 

@@ -21,7 +21,7 @@ from vaswani.files.run_files import HISTORY
 from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import Flag, check_name, first_values, is_none, split_flags, unexpected
-from vaswani.training.config.options import BaseConfig, sections
+from vaswani.training.config.options import BaseConfig, sections, with_present_names
 
 Config = TypeVar("Config", bound=BaseConfig)
 
@@ -49,7 +49,7 @@ def load_config(
             value of the wrong type, a field that would be ignored, or values that contradict each other.
     """
     path = Path() if yaml_path is None else find_config(yaml_path)
-    in_file = {} if yaml_path is None else _read_yaml(path)
+    in_file = {} if yaml_path is None else with_present_names(_read_yaml(path))
     in_file.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
     flags = split_flags(overrides)
     config_class = config_class.variant(in_file | first_values(flags))

@@ -261,6 +261,17 @@ def default_settings(training: BaseTrainingArguments) -> dict[str, Any]:
     return _plain_fields(_defaults(arguments_class)) | library_defaults(training)
 
 
+def with_present_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of any version by the names of this one.
+
+    `tokenizer` of a pre-training was once the kind of the tokenizer to train.
+    """
+    kind = {"bpe": "bpe", "bytes": "byte"}.get(str(settings.get("tokenizer")))
+    if kind is None or "tokenizer_kind" in settings:
+        return settings
+    return {**settings, "tokenizer": None, "tokenizer_kind": kind}
+
+
 def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
     return {
         field.name: plain(getattr(training, field.name, None))

@@ -23,7 +23,12 @@ from transformers.utils import logging
 from vaswani.errors import UserError
 from vaswani.files.run_files import HISTORY, SETTINGS_FILE
 from vaswani.training.config.arguments import BaseTrainingArguments
-from vaswani.training.config.options import default_settings, library_defaults, training_settings
+from vaswani.training.config.options import (
+    default_settings,
+    library_defaults,
+    training_settings,
+    with_present_names,
+)
 from vaswani.training.trainer.checkpoints import read_manifest
 
 if TYPE_CHECKING:
@@ -271,7 +276,7 @@ def _compared(
 
 def _all(manifest: dict[str, Any]) -> Settings:
     processes = {NUM_PROCESSES: manifest[NUM_PROCESSES]}
-    return {**manifest["library_defaults"], **manifest["settings"], **processes}
+    return {**manifest["library_defaults"], **with_present_names(manifest["settings"]), **processes}
 
 
 def _recorded_beside(checkpoint: Path, manifest: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
