@@ -46,6 +46,7 @@ UNCOMPARED_NAMES = ("model_hashes.json", "manifest.json", "corpus.json", "traini
 UNCOMPARED_KEYS = ("tokens_per_second", "tflops", "share_of_peak", "mfu", "total_flos", "auto_map")
 UNCOMPARED_KEYS += ("train_loss",)  # the mean: of a resumed run, of its own updates
 UNCOMPARED_KEYS += ("transformers_version", "intervals", "best_model_checkpoint", "stateful_callbacks")
+UNCOMPARED_KEYS += ("_from_model_config",)  # of generation_config.json: where it comes from, no setting
 
 SHAPE = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2}
 SHAPE |= {f"{stack}_attention_heads": 4 for stack in ("encoder", "decoder")}
