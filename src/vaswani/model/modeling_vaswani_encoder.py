@@ -369,7 +369,9 @@ class VaswaniForMultipleChoice(VaswaniClassifierBase):
         return MultipleChoiceModelOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
-@auto_docstring
+@auto_docstring(
+    custom_intro="A stack with a classifier that tells whether the second segment follows the first."
+)
 class VaswaniForNextSentencePrediction(VaswaniEncoderPreTrainedModel):
     def __init__(self, config: VaswaniEncoderConfig):
         super().__init__(config)
