@@ -24,6 +24,7 @@ USED = {
     "transformers.modeling_utils:PreTrainedModel._get_resized_lm_head": (
         "Resizing the output of a vocabulary that is not the source's; the public method resizes both."
     ),
+    "torch:_softmax_backward_data": ("The fused gradient of a softmax, for short attention."),
     "torch.ops:mkldnn._linear_pointwise": ("oneDNN's product; the kernel checks that it exists."),
     "torch.ops:mkldnn._reorder_linear_weight": ("oneDNN's packed weights; the kernel checks that it exists."),
 }

@@ -22,8 +22,11 @@ from vaswani.model.input_checks import has_values
 MAX_WEIGHTS = 45**2  # of one head and row; from about here on the fused kernel is faster on one thread
 
 
-def unavailable() -> None:
-    """Short attention relies on nothing but public names."""
+def unavailable() -> str | None:
+    """The reason why short attention cannot be used; None if there is none."""
+    if not hasattr(torch, "_softmax_backward_data"):
+        return "this PyTorch has no torch._softmax_backward_data"
+    return None
 
 
 def hook_in() -> None:
@@ -133,7 +136,7 @@ class _ShortAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Softmax's gradient is w · g − w · Σ w g."""
+        """Softmax's gradient is w · (g − Σ w g)."""
         query, key, value, weights, kept = ctx.saved_tensors
         grad = _heads_apart(grad)
         grad_weights = grad @ value.transpose(-2, -1)
@@ -142,6 +145,6 @@ class _ShortAttention(torch.autograd.Function):
             grad_weights = drop(grad_weights, kept, ctx.num_dropped_levels)
             dropped = drop(weights, kept, ctx.num_dropped_levels)
         grad_value = dropped.transpose(-2, -1) @ grad
-        grad_scores = grad_weights.mul_(weights)
-        grad_scores.addcmul_(weights, grad_scores.sum(-1, keepdim=True), value=-1).mul_(ctx.scaling)
+        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_scores.mul_(ctx.scaling)
         return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, grad_value, None, None, None
