@@ -270,6 +270,14 @@ def test_an_earlier_versions_kind_of_tokenizer_is_known(tmp_path, former, kind):
     assert (data.tokenizer, data.tokenizer_kind) == (None, kind)
 
 
+def test_a_tokenizer_with_the_name_of_a_kind_is_used(tmp_path, monkeypatch):
+    (tmp_path / "bytes").mkdir()
+    recorded = tmp_path / "named.yaml"
+    recorded.write_text("output_dir: x\nlearning_rate: 0.1\nobjective: masked\ntokenizer: bytes\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(recorded, [], PretrainingConfig).data.tokenizer == "bytes"
+
+
 STREAM = {"streaming": True, "max_steps": 9}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}
 

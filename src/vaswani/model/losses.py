@@ -116,13 +116,13 @@ def as_product(hidden_states: torch.Tensor, lm_head: Any) -> tuple[torch.Tensor,
     return torch.cat([hidden_states, ones], -1), torch.cat([lm_head.weight, lm_head.bias[:, None]], 1)
 
 
-# The losses of heads that both encoders and decoders have; None without labels.
+# Losses of the heads that both encoders and decoders have.
 
 
 def class_loss(
     model: PreTrainedModel, logits: torch.Tensor, labels: torch.Tensor | None, **kwargs: Any
 ) -> torch.Tensor | None:
-    """Of classes or numbers of texts, from logits [B, L], as `config.problem_type` says."""
+    """Return the loss of logits [B, L] of texts, as `config.problem_type` says; None without labels."""
     if labels is None:
         return None
     check_class_labels(labels, len(logits), model.config)
@@ -130,7 +130,7 @@ def class_loss(
 
 
 def choice_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor | None:
-    """Of the right one of several choices, from logits [B, C]."""
+    """Return the cross-entropy of logits [B, C] with the right choices [B]; None without labels."""
     check_labels("labels", labels, logits.shape[:1], logits.shape[1])
     return None if labels is None else token_loss_function(logits, labels)
 
@@ -138,7 +138,7 @@ def choice_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> torch.Tens
 def tag_loss(
     model: PreTrainedModel, logits: torch.Tensor, labels: torch.Tensor | None, **kwargs: Any
 ) -> torch.Tensor | None:
-    """Of a class for each token, from logits [B, T, L]."""
+    """Return the loss of logits [B, T, L] of tokens; None without labels."""
     check_labels("labels", labels, logits.shape[:2], logits.shape[2])
     check_loss_options(None, kwargs.get("num_items_in_batch"))
     return None if labels is None else model.loss_function(logits, labels, **kwargs)
@@ -152,7 +152,7 @@ def answer_loss(
     end_positions: torch.Tensor | None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """Of the first and the last token of an answer, from logits [B, T] each."""
+    """Return the loss of the logits [B, T] of first and last tokens of answers; None without positions."""
     check_answers(len(start_logits), start_positions, end_positions)
     if start_positions is None:
         return None

@@ -264,10 +264,12 @@ def default_settings(training: BaseTrainingArguments) -> dict[str, Any]:
 def with_present_names(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of any version by the names of this one.
 
-    `tokenizer` of a pre-training was once the kind of the tokenizer to train.
+    `tokenizer` of a pre-training was once the kind of the tokenizer to train. It still is where no file or
+    folder has that name.
     """
-    kind = {"bpe": "bpe", "bytes": "byte"}.get(str(settings.get("tokenizer")))
-    if kind is None or "tokenizer_kind" in settings:
+    given = str(settings.get("tokenizer"))
+    kind = {"bpe": "bpe", "bytes": "byte"}.get(given)
+    if kind is None or "tokenizer_kind" in settings or Path(given).exists():
         return settings
     return {**settings, "tokenizer": None, "tokenizer_kind": kind}
 
