@@ -85,9 +85,8 @@ def test_texts_are_those_of_a_loop_over_single_tokens(writing: Writing, max_toke
 
 def test_greedy_texts_are_those_of_generate() -> None:
     author = toy_author()
-    for text, found in zip(
-        TEXTS, continue_texts(author, TEXTS, range(99)[: len(TEXTS)], GREEDY), strict=True
-    ):
+    written = continue_texts(author, TEXTS, range(len(TEXTS)), GREEDY)
+    for text, found in zip(TEXTS, written, strict=True):
         text_ids = token_ids(text)[: GREEDY.most_tokens]
         if found is None:
             continue

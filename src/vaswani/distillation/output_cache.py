@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,11 @@ class OutputCache:
                 f"cannot write {self.path(shard)}: {error.strerror}; the shards before it are kept"
             ) from error
 
+    def write_lines(self, shard: int, values: Iterable[Any]) -> None:
+        """Write a shard as lines of JSON, one for each row (see `write`)."""
+        lines = (json.dumps(value, ensure_ascii=False) for value in values)
+        self.write(shard, "".join(f"{line}\n" for line in lines).encode())
+
     def read_all(self) -> Iterator[bytes]:
         """The contents of all shards, in the order of the rows.
 
@@ -159,6 +164,10 @@ class OutputCache:
                 "run the teacher again, and it will compute those"
             )
         return map(self.read, range(self.num_shards))
+
+    def read_lines(self) -> Iterator[Any]:
+        """The values of all rows, in their order, of shards that `write_lines` wrote (see `read_all`)."""
+        return (json.loads(line) for content in self.read_all() for line in content.decode().split("\n")[:-1])
 
     def read(self, shard: int) -> bytes:
         """The content of a shard; raise `UserError` if it is damaged or cannot be read."""

@@ -39,12 +39,7 @@ from vaswani.distillation.stack_arguments import (
     TaskDistillationConfig,
 )
 from vaswani.distillation.stack_objectives import LanguageModelObjective, StackObjective, TaskObjective
-from vaswani.distillation.stack_report import (
-    Candidate,
-    StackComparison,
-    compare_stacks,
-    stack_markdown,
-)
+from vaswani.distillation.stack_report import Candidate, StackComparison, compare_stacks, stack_markdown
 from vaswani.distillation.student import Layers, parse_layers, student_from_teacher
 from vaswani.distillation.teacher import check_same_vocabulary
 from vaswani.distillation.teacher_texts import Writing, read_texts, store_texts, with_teacher_texts
@@ -413,10 +408,7 @@ class TaskRun(StackDistillation, FinetuningRun):
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The student, with a head for the task."""
-        fields = self.task.config_fields()
-        if pooling := self.config.model.classifier_pooling:
-            fields["classifier_pooling"] = pooling
-        return self.build_student(fields)
+        return self.build_student(self.head_fields())
 
     def objective(self, trainer: Any) -> TaskObjective:
         """The losses of rows or words."""

@@ -7,7 +7,6 @@ vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -71,10 +70,7 @@ def decode_targets(
         translations = translator.translate(
             sources[rows.start : rows.stop], with_scores=False, progress=progress
         )
-        lines = [
-            json.dumps(_target(translation)._asdict(), ensure_ascii=False) for translation in translations
-        ]
-        cache.write(shard, "".join(f"{line}\n" for line in lines).encode())
+        cache.write_lines(shard, (_target(translation)._asdict() for translation in translations))
 
 
 def _target(translation: Translation) -> TeacherTarget:
@@ -88,15 +84,14 @@ def read_targets(cache: OutputCache) -> list[TeacherTarget]:
     Raises:
         UserError: shards are missing or damaged.
     """
-    lines = (line for content in cache.read_all() for line in content.decode().split("\n")[:-1])
-    return [TeacherTarget(**json.loads(line)) for line in lines]
+    return [TeacherTarget(**fields) for fields in cache.read_lines()]
 
 
 class TaughtRows(NamedTuple):
-    """Rows with the teacher's translations as targets."""
+    """Rows with the teacher's translations as targets, or with its texts."""
 
     rows: Dataset
-    num_references: int  # rows that kept their reference for want of a complete translation
+    num_references: int  # rows for which the teacher has no whole translation, or no text
 
 
 def with_teacher_targets(

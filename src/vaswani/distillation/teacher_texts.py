@@ -10,16 +10,16 @@ A continuation ends where the teacher ends it, or else where the text of the cor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import Dataset
 
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
+from vaswani.distillation.teacher_targets import TaughtRows
 from vaswani.inference.prompt.continuation import Draft, LanguageModel, Sampling
 
 
@@ -120,8 +120,7 @@ def store_texts(
     for shard in cache.missing_shards():
         rows = cache.rows_of(shard)
         written = continue_texts(author, texts[rows.start : rows.stop], rows, writing, progress)
-        lines = [json.dumps(text, ensure_ascii=False) for text in written]
-        cache.write(shard, "".join(f"{line}\n" for line in lines).encode())
+        cache.write_lines(shard, written)
 
 
 def read_texts(cache: OutputCache) -> list[str | None]:
@@ -130,17 +129,10 @@ def read_texts(cache: OutputCache) -> list[str | None]:
     Raises:
         UserError: shards are missing or damaged.
     """
-    return [json.loads(line) for content in cache.read_all() for line in content.decode().split("\n")[:-1]]
+    return list(cache.read_lines())
 
 
-class TaughtTexts(NamedTuple):
-    """Rows with the teacher's texts."""
-
-    rows: Dataset
-    num_references: int  # rows without a text of the teacher
-
-
-def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_references: bool) -> TaughtTexts:
+def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_references: bool) -> TaughtRows:
     """Replace texts by the teacher's; keep those that it has not continued.
 
     Args:
@@ -155,4 +147,4 @@ def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_referenc
         pairs = zip(texts, references, strict=True)
         taught = [reference if text is None else text for text, reference in pairs]
     made = Dataset.from_dict({"text": taught}, features=rows.select_columns("text").features)
-    return TaughtTexts(made, sum(text is None for text in texts))
+    return TaughtRows(made, sum(text is None for text in texts))

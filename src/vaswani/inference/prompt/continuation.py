@@ -240,9 +240,7 @@ class LanguageModel:
     def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:
         """Return the log-probability of each answer from the inputs of a batch [R, T]."""
         device = self.model.device
-        rows = [torch.tensor(inputs, device=device) for inputs in batch]
-        input_ids = pad_sequence(rows, batch_first=True)  # on the right, where no answer sees it
-        attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        input_ids, attention_mask = self._padded(batch, "right")  # where no answer sees it
         first = min(answer.start for answer in answers) - 1  # earlier positions predict no answer
         logits = self._logits(input_ids, attention_mask, input_ids.shape[1] - first)
         row_of = {inputs: row for row, inputs in enumerate(batch)}
@@ -256,6 +254,12 @@ class LanguageModel:
             scores.append(log_probs.gather(1, targets[:, None]).sum())
         return torch.stack(scores).tolist()
 
+    def _padded(self, rows: Sequence[TokenIds], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and their attention mask, padded on a side: int64 [R, T]."""
+        tokens = [torch.tensor(row, device=self.model.device) for row in rows]
+        masks = [torch.ones_like(row) for row in tokens]
+        return pad_sequence(tokens, True, padding_side=side), pad_sequence(masks, True, padding_side=side)
+
     def _logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, last: int) -> torch.Tensor:
         """Return the logits of the last positions: [R, last, V]; most models can skip the others."""
         options = {"logits_to_keep": last, "use_cache": False}
@@ -265,23 +269,16 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _generate(self, batch: list[Draft], sampling: Sampling | None, stop: Sequence[str]) -> list[TokenIds]:
-        device = self.model.device
-        length = max(len(draft.prompt) for draft in batch)
-        most = max(draft.max_new_tokens for draft in batch)
-        input_ids = torch.zeros(len(batch), length, dtype=torch.int64)
-        attention_mask = torch.zeros_like(input_ids)
-        for row, (prompt, *_) in enumerate(
-            batch
-        ):  # padding on the left, so that generated tokens follow prompts
-            input_ids[row, length - len(prompt) :] = torch.tensor(prompt)
-            attention_mask[row, length - len(prompt) :] = 1
+        # Padding is on the left, so that generated tokens follow prompts.
+        input_ids, attention_mask = self._padded([draft.prompt for draft in batch], "left")
+        length, most = input_ids.shape[1], max(draft.max_new_tokens for draft in batch)
         finite = FiniteScores()
         processors = LogitsProcessorList([finite])
         if sampling is not None:
             processors.append(_Draws([draft.seed for draft in batch], most, sampling, length))
         sequences = self.model.generate(  # [R, T + at most max_new_tokens]
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device),
+            input_ids=input_ids,
+            attention_mask=attention_mask,
             num_beams=1,
             do_sample=False,
             use_cache=True,  # training may have disabled it in the configuration
@@ -289,7 +286,7 @@ class LanguageModel:
             max_length=length + most,
             forced_eos_token_id=None,  # some configurations force it at the end
             pad_token_id=self.tokenizer.pad_token_id or 0,
-            stopping_criteria=StoppingCriteriaList([_StopTexts(self._written, stop, length)]),
+            stopping_criteria=StoppingCriteriaList([_StopTexts(self._written, stop, length)] if stop else []),
             logits_processor=processors,
         )
         finite.check(self.model)

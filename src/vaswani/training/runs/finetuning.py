@@ -21,13 +21,7 @@ from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, token
 from vaswani.data.sources.corpus import Corpus
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.evaluation.final import (
-    NUM_EXAMPLES,
-    evaluate_finished,
-    metric_entries,
-    record,
-    shortened,
-)
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.evaluation.summary import metric_lines, type_lines
@@ -162,10 +156,14 @@ class FinetuningRun(BaseRun):
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The pre-trained model with a head for the task, or one of its shape with new weights."""
+        return model_with_head(self.config, self.pretrained, self.task.auto_class, self.head_fields())
+
+    def head_fields(self) -> dict[str, Any]:
+        """The fields of the model's configuration that its head depends on."""
         fields = self.task.config_fields()
         if pooling := self.config.model.classifier_pooling:
             fields["classifier_pooling"] = pooling
-        return model_with_head(self.config, self.pretrained, self.task.auto_class, fields)
+        return fields
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 
