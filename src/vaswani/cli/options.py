@@ -200,9 +200,8 @@ def _translator_options(
     """Declare the options of `Translator.from_pretrained`."""
 
 
-TRANSLATOR_DEFAULTS: dict[str, Any] = {
-    name: parameter.default for name, parameter in inspect.signature(_translator_options).parameters.items()
-}
+_DECLARED = inspect.signature(_translator_options).parameters
+TRANSLATOR_DEFAULTS: dict[str, Any] = {name: parameter.default for name, parameter in _DECLARED.items()}
 
 
 def takes_translator_options(
@@ -216,10 +215,9 @@ def takes_translator_options(
         left_out: names of options that the command does not take.
         defaults: those of the command, in place of the usual ones.
     """
-    declared = inspect.signature(_translator_options).parameters
     shared = [
         parameter.replace(default=defaults.get(name, parameter.default))
-        for name, parameter in declared.items()
+        for name, parameter in _DECLARED.items()
         if name not in left_out
     ]
 

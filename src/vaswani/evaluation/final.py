@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback, Trainer
 
 from vaswani.evaluation.confidence import RESAMPLES, Estimate
-from vaswani.files.json_files import write_json
+from vaswani.files.atomic_files import write_json
 from vaswani.files.run_files import EVALUATION_FILE
 
 NUM_EXAMPLES = 8

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from vaswani.errors import RunError, UserError, is_full_disk, one_line
+from vaswani.files.json_files import finite_json, without_non_finite
 
 _HOST = socket.gethostname()[:40]
 
@@ -31,6 +33,12 @@ def write_whole(path: Path, content: bytes) -> None:
         sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value for readers, atomically, with null in place of NaN and infinity."""
+    text = finite_json(without_non_finite(value), indent=2, ensure_ascii=False) + "\n"
+    write_whole(path, text.encode())
 
 
 def unfinished_path(path: Path) -> Path:

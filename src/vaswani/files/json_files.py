@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vaswani.errors import RunError, UserError
-from vaswani.files.atomic_files import write_whole
 
 LARGEST_FILE = 1 << 28  # bytes; ten times the largest tokenizers on the Hub
 
@@ -62,12 +61,6 @@ def finite_json(value: Any, **options: Any) -> str:
         raise RunError(
             f"a result is not a finite number: {where}; check the model's weights and its dtype"
         ) from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value for readers, atomically, with null in place of NaN and infinity."""
-    text = finite_json(without_non_finite(value), indent=2, ensure_ascii=False) + "\n"
-    write_whole(path, text.encode())
 
 
 def without_non_finite(value: Any) -> Any:

@@ -90,23 +90,6 @@ class LabelledSpec(BaseCorpusSpec):
         return Features({"text": text, **pair, "label": LABEL_FEATURES[self.task]})
 
 
-@dataclass
-class LabelledReport(RowReport):
-    """Counts of the rows of a split, with those without a label."""
-
-    missing_label: int = 0
-
-    @property
-    def lacks(self) -> str | None:
-        """Labels, if rows lack them."""
-        return "labels" if self.missing_label else None
-
-    @property
-    def problems(self) -> dict[str, int]:
-        """The number of rows that are left out, by the reason."""
-        return {**super().problems, "without label": self.missing_label}
-
-
 def load_labelled(spec: LabelledSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     """Load the requested splits of labelled texts that exist into memory.
 
@@ -118,13 +101,7 @@ def load_labelled(spec: LabelledSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     Raises:
         UserError: as `load_corpus`; or a label does not fit the task, or numbers of words and tags differ.
     """
-    return load_in_memory(
-        spec,
-        splits,
-        sources=(_file_table, _dataset_table),
-        report_class=LabelledReport,
-        rows_of=_labelled_rows,
-    )
+    return load_in_memory(spec, splits, sources=(_file_table, _dataset_table), rows_of=_labelled_rows)
 
 
 # --------------------------------------------------------------------------------------------------- sources
@@ -222,7 +199,7 @@ def read_conll(path: Path) -> Iterator[Row]:
 # ------------------------------------------------------------------------------------------------------ rows
 
 
-def _labelled_rows(table: Source, spec: LabelledSpec, report: LabelledReport) -> Iterator[dict[str, Any]]:
+def _labelled_rows(table: Source, spec: LabelledSpec, report: RowReport) -> Iterator[dict[str, Any]]:
     """Yield the usable rows with the columns of `LabelledSpec.features`; count the others."""
     columns, uneven = list(spec.features), []
     for number, cells in enumerate(table.rows(), start=1):
@@ -254,7 +231,7 @@ def _read_row(cells: tuple[Any, ...], spec: LabelledSpec, where: str) -> list[An
 
 
 def _problem_of(row: dict[str, Any] | None) -> str | None:
-    """Return the field of `LabelledReport` that counts an unusable row, or None for a usable one."""
+    """Return the field of `RowReport` that counts an unusable row, or None for a usable one."""
     if row is None:
         return "malformed"
     *texts, label = row.values()

@@ -82,23 +82,6 @@ class QuestionSpec(BaseCorpusSpec):
         return FEATURES
 
 
-@dataclass
-class QuestionReport(RowReport):
-    """Counts of the rows of a split, with those whose answers are not given."""
-
-    missing_answers: int = 0
-
-    @property
-    def lacks(self) -> str | None:
-        """Answers, if rows lack them."""
-        return "answers" if self.missing_answers else None
-
-    @property
-    def problems(self) -> dict[str, int]:
-        """The number of rows that are left out, by the reason."""
-        return {**super().problems, "without answers": self.missing_answers}
-
-
 def load_questions(spec: QuestionSpec, splits: Sequence[str] = SPLITS) -> Corpus:
     """Load the requested splits of questions on texts that exist into memory.
 
@@ -111,13 +94,7 @@ def load_questions(spec: QuestionSpec, splits: Sequence[str] = SPLITS) -> Corpus
     Raises:
         UserError: as `load_corpus`; or an answer cannot be read, or is not in its text where it should be.
     """
-    return load_in_memory(
-        spec,
-        splits,
-        sources=(_file_source, _dataset_source),
-        report_class=QuestionReport,
-        rows_of=_question_rows,
-    )
+    return load_in_memory(spec, splits, sources=(_file_source, _dataset_source), rows_of=_question_rows)
 
 
 # --------------------------------------------------------------------------------------------------- sources
@@ -213,7 +190,7 @@ def _list_in(value: Any, name: str, where: str) -> list[Any]:
 # ------------------------------------------------------------------------------------------------------ rows
 
 
-def _question_rows(source: Source, spec: QuestionSpec, report: QuestionReport) -> Iterator[dict[str, Any]]:
+def _question_rows(source: Source, spec: QuestionSpec, report: RowReport) -> Iterator[dict[str, Any]]:
     """Yield the usable rows with the columns of `FEATURES`; count the others."""
     wrong: list[str] = []
     for number, cells in enumerate(source.rows(), start=1):

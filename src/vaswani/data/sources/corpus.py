@@ -167,8 +167,9 @@ class RowReport:
 
     `kept` rows are used, of which some may be `truncated`. Rows are left out if a side has only white space
     (`empty`), too many tokens (`over_long`), bytes that are not UTF-8 (`not_utf8`) or no text at all
-    (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), or if they do not
-    parse (`malformed`).
+    (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), if they have no label
+    or do not say what the answers are (`missing_label`, `missing_answers`), or if they do not parse
+    (`malformed`).
     """
 
     kept: int = 0
@@ -180,6 +181,8 @@ class RowReport:
     missing_target: int = 0
     truncated: int = 0
     missing_text: int = 0
+    missing_label: int = 0
+    missing_answers: int = 0
 
     @property
     def mispaired(self) -> int:
@@ -203,24 +206,24 @@ class RowReport:
 
     @property
     def lacks(self) -> str | None:
-        """What rows lack from which a model could learn, such as labels; None if they lack nothing."""
-        return None
+        """What rows lack from which a model could learn: labels or answers; None if they lack neither."""
+        if self.missing_label:
+            return "labels"
+        return "answers" if self.missing_answers else None
 
-    @property
-    def problems(self) -> dict[str, int]:
-        """The number of rows that are left out, by the reason."""
+    def __str__(self) -> str:
         sources, targets = self.rows - self.missing_source, self.rows - self.missing_target
-        return {
+        counts = {
             "empty": self.empty,
             "over-long": self.over_long,
             "not UTF-8": self.not_utf8,
             "malformed": self.malformed,
             f"mispaired ({sources:,} sources, {targets:,} targets)": self.mispaired,
             "without text": self.missing_text,
+            "without label": self.missing_label,
+            "without answers": self.missing_answers,
         }
-
-    def __str__(self) -> str:
-        problems = ", ".join(f"{count:,} {name}" for name, count in self.problems.items() if count)
+        problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         cut = f", {self.truncated:,} of them cut off" if self.truncated else ""
         return f"kept {self.kept:,} of {self.rows:,} rows{cut}" + (
             f"; left out: {problems}" if problems else ""
@@ -296,21 +299,17 @@ def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
 
 
 def load_in_memory(
-    spec: BaseCorpusSpec,
-    splits: Sequence[str],
-    *,
-    sources: tuple[FileSource, RowsSource],
-    report_class: type[RowReport],
-    rows_of: RowsOf,
+    spec: BaseCorpusSpec, splits: Sequence[str], *, sources: tuple[FileSource, RowsSource], rows_of: RowsOf
 ) -> Corpus:
     """Load the requested splits of a corpus that exist, with cells that may hold more than text.
+
+    A split other than train is skipped if none of its rows can be used and some lack what a model learns
+    (`RowReport.lacks`), such as the test data of a competition.
 
     Args:
         spec: the location of the corpus, and its features.
         splits: names.
         sources: open the files of a split, and a split of a data set (see `find_splits`).
-        report_class: counts the rows. A split other than train is skipped if all of its rows lack what a
-            model learns (`RowReport.lacks`), such as the test data of a competition.
         rows_of: yields the usable rows of a source as columns, given the spec and the report, and counts the
             others.
 
@@ -321,7 +320,7 @@ def load_in_memory(
     found = find_splits(spec, *sources)
     opened = {split: found[split]() for split in splits if split in found}
     for split, source in opened.items():
-        report = report_class()
+        report = RowReport()
         rows = list(rows_of(source, spec, report))
         if split != "train" and report.lacks and not report.kept:
             logger.warning("%s has no %s and is skipped: %s.", source.name, report.lacks, report)
@@ -465,7 +464,7 @@ def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
 
 FileSource = Callable[[Sequence[str], Any], Source]
 RowsSource = Callable[[Any, Any, str, Callable[[], dict[str, Any]]], Source]
-RowsOf = Callable[[Source, Any, Any], Iterator[dict[str, Any]]]
+RowsOf = Callable[[Source, Any, RowReport], Iterator[dict[str, Any]]]
 
 
 def find_splits(

@@ -82,13 +82,7 @@ def load_chats(spec: ChatSpec) -> Corpus:
     Raises:
         UserError: as `load_corpus`.
     """
-    return load_in_memory(
-        spec,
-        SPLITS,
-        sources=(_file_table, _dataset_table),
-        report_class=RowReport,
-        rows_of=_usable_chats,
-    )
+    return load_in_memory(spec, SPLITS, sources=(_file_table, _dataset_table), rows_of=_usable_chats)
 
 
 def _file_table(names: Sequence[str], spec: ChatSpec) -> Source:

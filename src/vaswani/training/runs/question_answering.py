@@ -20,7 +20,7 @@ from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.summary import metric_lines
-from vaswani.files.json_files import write_json
+from vaswani.files.atomic_files import write_json
 from vaswani.inference.answer.answering import CONFIG_FIELD
 from vaswani.inference.answer.spans import answers_of
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
