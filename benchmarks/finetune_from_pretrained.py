@@ -42,7 +42,7 @@ CONFIG = "finetune_reviews"
 BEGINNINGS = {"pre-trained": False, "from scratch": True}
 COLOURS = {"pre-trained": "#0072b2", "from scratch": "#e69f00"}  # of Okabe and Ito
 SECONDS_FILE = "seconds.json"
-WIDTH_OF_INTERVAL = 2 * 1.96  # standard errors in a 95 % interval
+HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Run:
     def accuracy(self, output: Path) -> tuple[float, float]:
         """On the test split, with its standard error over the rows."""
         record = json.loads((self.folder(output) / EVALUATION_FILE).read_text())["metrics"]["accuracy"]
-        return record["value"], (record["high"] - record["low"]) / WIDTH_OF_INTERVAL
+        return record["value"], (record["high"] - record["low"]) / (2 * HALF_INTERVAL)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def gain_of(results: dict[tuple[str, int], Result], labels: int) -> tuple[float,
     same rows.
     """
     ours, scratch = (results[begins, labels] for begins in BEGINNINGS)
-    width = WIDTH_OF_INTERVAL / 2 * hypot(ours.error, scratch.error)
+    width = HALF_INTERVAL * hypot(ours.error, scratch.error)
     return mean(ours.values) - mean(scratch.values), width
 
 
@@ -263,7 +263,7 @@ def draw(args: argparse.Namespace, numbers: list[int], results: dict[tuple[str, 
     for begins, colour in COLOURS.items():
         found = [results[begins, labels] for labels in numbers]
         means = [mean(result.values) for result in found]
-        errors = [WIDTH_OF_INTERVAL / 2 * result.error for result in found]
+        errors = [HALF_INTERVAL * result.error for result in found]
         left.errorbar(numbers, means, errors, marker="o", capsize=3, color=colour, label=begins)
         for labels, result in zip(numbers, found, strict=True):
             after = means_on_the_way(result.runs, args.output)

@@ -1,6 +1,5 @@
 """What all tests share: no network, Ctrl-C as users know it, the same numbers in every run, no drawing."""
 
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
-from forking import ForkingPython
+from forking import ForkingPython, leave_out_of_collections
 from tiny_runs import leave_out_curves
 
 # A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
@@ -42,9 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave the imports out of later collections of garbage: each training makes one, of half a second."""
-    gc.collect()
-    gc.freeze()
+    """All is imported; each training makes a collection, which took half a second with the imports."""
+    leave_out_of_collections()
 
 
 @pytest.fixture(autouse=True)

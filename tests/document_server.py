@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from forking import import_libraries, import_package, keep_imports_shared
+from forking import import_everything
 from tiny_runs import TINY_MODEL, leave_out_curves
 from vaswani.cli import main
 from vaswani.files.named_configs import find_config
@@ -113,9 +113,7 @@ def serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen()
-        import_libraries()
-        import_package()
-        keep_imports_shared()
+        import_everything()
         print("ready", flush=True)
         while True:
             client, _ = server.accept()

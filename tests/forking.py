@@ -69,17 +69,22 @@ class ForkingPython:
 
 def serve() -> None:
     """Until standard input ends."""
-    import_libraries()
-    if importlib.util.find_spec("vaswani"):
-        import_package()
+    import_everything()
     shorten_waits()
-    keep_imports_shared()
     for line in sys.stdin:
         copy = os.fork()
         if not copy:
             run_program(**json.loads(line))
         _, status = os.waitpid(copy, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def import_everything() -> None:
+    """The libraries, and the package where there is one; copies then share all of it."""
+    import_libraries()
+    if importlib.util.find_spec("vaswani"):
+        import_package()
+    leave_out_of_collections()
 
 
 def import_libraries() -> None:
@@ -115,8 +120,8 @@ def import_package() -> None:
     new_figure()
 
 
-def keep_imports_shared() -> None:
-    """Before the first copy is made: the collections of copies touch no object that is there already."""
+def leave_out_of_collections() -> None:
+    """Later collections of garbage, here and in copies, touch no object that is there already."""
     gc.collect()
     gc.freeze()
 

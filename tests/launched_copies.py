@@ -4,7 +4,6 @@ All else is as in `vaswani train --num_processes 2`: the processes are children 
 signals and waits for them by its own code. Only Python's start and the imports, of all three, are left out.
 """
 
-import gc
 import json
 import os
 import signal
@@ -13,11 +12,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-import datasets
-import torch
-
-from rank_processes import CONTEXT
-from tiny_runs import leave_out_curves
+from rank_processes import CONTEXT, begin_copy, updates_in
 
 POLL_SECONDS = 0.005
 
@@ -25,15 +20,18 @@ POLL_SECONDS = 0.005
 class LaunchedCopies:
     """`vaswani` with these arguments, which ask for several processes.
 
+    Args:
+        printed: what all processes print is in the files with this name and `.stdout` or `.stderr`.
+
     Attributes:
         pid: of the launcher.
     """
 
-    def __init__(self, arguments: list[str], num_processes: int, output: Path, cache: Path):
-        self._output = output
-        output.mkdir()
-        given = (arguments, num_processes, str(output), str(cache))
-        self._process = CONTEXT.Process(target=_launch, args=given)
+    def __init__(self, arguments: list[str], num_processes: int, printed: Path):
+        self._printed = [Path(f"{printed}.{stream}") for stream in ("stdout", "stderr")]
+        for path in self._printed:
+            path.touch()
+        self._process = CONTEXT.Process(target=_launch, args=(arguments, num_processes, *self._printed))
         self._process.start()
         self.pid = self._process.pid
 
@@ -41,14 +39,13 @@ class LaunchedCopies:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
-    def printed(self, stream: str) -> str:
-        """What all processes have written to `stdout` or `stderr` until now."""
-        path = self._output / stream
-        return path.read_text() if path.exists() else ""
+    def errors(self) -> str:
+        """What all processes have written to standard error until now."""
+        return self._printed[1].read_text()
 
     def wait_for_update(self, update: int) -> None:
-        while self.printed("stdout").count("'grad_norm'") < update:
-            assert self.returncode is None, f"the process ended by itself: {self.printed('stderr')}"
+        while updates_in(self._printed[0]) < update:
+            assert self.returncode is None, f"the process ended by itself: {self.errors()}"
             time.sleep(POLL_SECONDS)
 
     def send_signal(self, number: int) -> None:
@@ -57,21 +54,15 @@ class LaunchedCopies:
     def wait(self, timeout: float) -> str:
         """Wait until the launcher has ended; return what was written to standard error."""
         self._process.join(timeout)
-        assert self.returncode is not None, self.printed("stderr")
-        return self.printed("stderr")
+        assert self.returncode is not None, self.errors()
+        return self.errors()
 
 
-def _launch(arguments: list[str], num_processes: int, output: str, cache: str) -> None:
+def _launch(arguments: list[str], num_processes: int, stdout: Path, stderr: Path) -> None:
     from vaswani.cli import main
     from vaswani.training.launch import launcher
 
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(f"{output}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-        getattr(sys, name).reconfigure(line_buffering=True)
-    gc.freeze()
-    torch.set_num_threads(1)
-    datasets.config.HF_DATASETS_CACHE = Path(cache)
-    leave_out_curves()
+    begin_copy(stdout, stderr)
     _Copy.waiting = [_waiting_copy() for _ in range(num_processes)]
     launcher.subprocess.Popen = _Copy
     sys.argv = ["vaswani", *arguments, "--num_processes", str(num_processes)]

@@ -57,21 +57,35 @@ def log_of(output_dir: str | Path, rank: int) -> Path:
     return Path(f"{output_dir}-{rank}.log")
 
 
+def updates_in(printed: Path) -> int:
+    """How many updates a training has told of."""
+    return printed.read_text().count("'grad_norm'") if printed.exists() else 0
+
+
+def begin_copy(stdout: Path, stderr: Path | None = None) -> None:
+    """In a copy of the server, before it trains: one thread, no curves, a cache beside what it prints.
+
+    Args:
+        stdout: file to which each line that it prints is added.
+        stderr: the same of its errors; None: `stdout`.
+    """
+    gc.freeze()  # a collection need not look at what the server had imported
+    for descriptor, path in ((1, stdout), (2, stderr or stdout)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    sys.stdout.reconfigure(line_buffering=True)
+    torch.set_num_threads(1)
+    datasets.config.HF_DATASETS_CACHE = stdout.parent / "datasets"
+    leave_out_curves()
+
+
 def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_dir: str) -> None:
     from vaswani.cli import run
     from vaswani.training.trainer.seq2seq import Trainer
 
-    gc.freeze()  # a collection need not look at what the server had imported
-    log = os.open(log_of(output_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    sys.stdout.reconfigure(line_buffering=True)
+    begin_copy(log_of(output_dir, rank))
     if num_processes > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_processes)}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_processes)}
-    torch.set_num_threads(1)
-    datasets.config.HF_DATASETS_CACHE = Path(output_dir).parent / "datasets"
-    leave_out_curves()
     save_model = Trainer.save_model
 
     def record_and_save(trainer: Trainer, *args: object, **kwargs: object) -> None:

@@ -96,7 +96,6 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
     hub: LoopbackHub, run_python: Run, run: Run, tmp_path: Path, python_without_plugin: Path
 ) -> None:
     """In processes that import everything themselves."""
-
     expected = []
     for name, fields in (("dense", {}), ("sparse", SPARSE)):
         folder = save_toy_checkpoint(tmp_path / name, **fields)

@@ -3,7 +3,6 @@
 Where it goes on, it ends with the weights of a run that nothing happened to, bit by bit.
 """
 
-import gc
 import itertools
 import os
 import random
@@ -18,11 +17,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-import torch
 from run_records import assert_same_weights
 
-from rank_processes import CONTEXT
-from tiny_runs import as_flags, leave_out_curves
+from rank_processes import CONTEXT, begin_copy, log_of
+from tiny_runs import as_flags
 from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 
 pytestmark = pytest.mark.process
@@ -36,23 +34,19 @@ FILES_OF_A_CHECKPOINT = 25  # at least: weights, states, tokenizer, code
 Fault = Callable[[], None]  # is called in a training process, before it trains
 
 
-def train(flags: list[str], output: str, fault: Fault | None) -> None:
+def train(flags: list[str], log: Path, fault: Fault | None) -> None:
     """`vaswani train` in this process; a session of its own, as a shell gives it.
 
     Args:
         flags: of the command line.
-        output: file that what it prints goes to.
+        log: file that what it prints goes to.
         fault: prepares what is to happen to it.
     """
     from vaswani.cli import run
 
-    gc.freeze()  # a collection need not look at what the server had imported
-    leave_out_curves()
+    begin_copy(log)
     if fault is not None:
         fault()
-    for descriptor in (1, 2):
-        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    torch.set_num_threads(1)
     sys.exit(run(["train", *flags]))
 
 
@@ -88,14 +82,14 @@ def options(tiny_run: dict) -> dict:
 
 
 def start(options: dict, fault: Fault | None = None, **more: object) -> BaseProcess:
-    log = f"{options['output_dir']}.log"
+    log = log_of(options["output_dir"], 0)
     process = CONTEXT.Process(target=train, args=(as_flags({**options, **more}), log, fault))
     process.start()
     return process
 
 
 def output_of(options: dict) -> str:
-    return Path(f"{options['output_dir']}.log").read_text()
+    return log_of(options["output_dir"], 0).read_text()
 
 
 @pytest.fixture

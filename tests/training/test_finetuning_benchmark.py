@@ -6,12 +6,13 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from run_records import logged
 
 from toy_labels import POSITIONS, save_toy_encoder, write_toy_rows
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "finetune_from_pretrained.py"
 BEGINNINGS = ("pre-trained", "from scratch")
-LABELS, RATES, SEEDS = ("20", "60"), ("0.001", "0.004"), range(2)
+LABELS, RATES = ("20", "60"), ("0.001", "0.004")
 
 
 def runs_of(output: Path, begins: str, labels: str, seed: int) -> list[Path]:
@@ -27,8 +28,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def on_the_way(folder: Path) -> list[float]:
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
+    return logged(folder, "eval_accuracy")
 
 
 @pytest.mark.script

@@ -4,15 +4,14 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from real_processes import start, stop_after
 from run_records import assert_same_weights
 
 from launched_copies import LaunchedCopies
@@ -29,23 +28,10 @@ ACCELERATE = ["-m", "accelerate.commands.launch"]
 CONFIGS = named_configs.FOLDER / "accelerate"
 
 
-def start(command: list[str], cache: Path) -> subprocess.Popen:
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "PYTHONUNBUFFERED": "1"}
-    environment |= {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.fixture
-def start_two(cache_of_its_own: Path) -> Callable[[dict], LaunchedCopies]:
-    """The same command with the imports done."""
-
-    def start_two(options: dict) -> LaunchedCopies:
-        output = Path(f"{options['output_dir']}-printed-{time.monotonic_ns()}")
-        return LaunchedCopies(["train", *as_flags(options)], 2, output, cache_of_its_own)
-
-    return start_two
+def start_two(options: dict) -> LaunchedCopies:
+    """The command of `in_two` with the imports done."""
+    printed = Path(f"{options['output_dir']}-{time.monotonic_ns()}")
+    return LaunchedCopies(["train", *as_flags(options)], 2, printed)
 
 
 def in_two(options: dict) -> list[str]:
@@ -70,7 +56,7 @@ def options(tiny_run: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(options, tmp_path, start_two):
+def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(options, tmp_path):
     whole = start_two({**options, "output_dir": tmp_path / "whole"})
     stopped = {**options, "output_dir": tmp_path / "stopped"}
     process = start_two(stopped)
@@ -93,7 +79,7 @@ def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(o
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_with_one_line(options, start_two):
+def test_ctrl_c_ends_all_with_one_line(options):
     process = start_two(options | {"max_steps": 100_000, "save_steps": 10})
     process.wait_for_update(25)
     process.send_signal(signal.SIGINT)
@@ -105,7 +91,7 @@ def test_ctrl_c_ends_all_with_one_line(options, start_two):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_when_one_process_dies_all_end_promptly_and_say_so(options, start_two, rank):
+def test_when_one_process_dies_all_end_promptly_and_say_so(options, rank):
     options |= {"max_steps": 100_000, "save_steps": 10}
     process = start_two(options)
     process.wait_for_update(25)
@@ -123,7 +109,7 @@ def test_when_one_process_dies_all_end_promptly_and_say_so(options, start_two, r
 
 
 @pytest.mark.slow
-def test_when_the_launcher_is_killed_its_processes_save_and_end(options, start_two):
+def test_when_the_launcher_is_killed_its_processes_save_and_end(options):
     process = start_two(options | {"max_steps": 100_000, "save_steps": 100_000})
     process.wait_for_update(10)
     ranks = children_of(process)
@@ -131,7 +117,7 @@ def test_when_the_launcher_is_killed_its_processes_save_and_end(options, start_t
     process.wait(60)
     for each in ranks:
         wait_for_end(each)
-    assert last_line(process.printed("stderr")).startswith("vaswani: stopped by SIGTERM after update ")
+    assert last_line(process.errors()).startswith("vaswani: stopped by SIGTERM after update ")
     assert last_complete_checkpoint(Path(options["output_dir"])) is not None
 
 
@@ -146,10 +132,17 @@ def wait_for_end(pid: int) -> None:
 
 @pytest.mark.slow
 def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own):
-    options |= {"max_steps": 12, "save_steps": 6}
+    """Ours is stopped by SIGTERM on the way and goes on. All processes import everything themselves."""
+    ours = {**options, "output_dir": tmp_path / "ours"}
+    process = start(in_two(ours), cache_of_its_own)
+    stop_after(process, 6, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert last_line(errors).startswith("vaswani: stopped by SIGTERM after update ")
+
     command = [*ACCELERATE, "--config_file", str(CONFIGS / "cpu_ddp.yaml"), "-m", "vaswani.cli", "train"]
     runs = {
-        "ours": in_two({**options, "output_dir": tmp_path / "ours"}),
+        "ours": in_two({**ours, "resume_from_checkpoint": "true"}),
         "accelerate": [*command, *as_flags({**options, "output_dir": tmp_path / "accelerate"})],
     }
     for name, arguments in runs.items():
@@ -157,7 +150,7 @@ def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, f"{name}: {errors}"
         assert output.count("'train_runtime'") == 1  # one process tells
-        assert len(list((tmp_path / name / "checkpoint-12").glob("rng_state_*.pth"))) == 2
+        assert len(list((tmp_path / name / "checkpoint-120").glob("rng_state_*.pth"))) == 2
     assert_same_weights(*(tmp_path / name for name in runs))
 
 

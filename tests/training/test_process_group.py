@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_processes import CONTEXT, log_of
+from rank_processes import CONTEXT, begin_copy, log_of
 from tiny_runs import as_flags
 
 pytestmark = pytest.mark.process
@@ -18,9 +18,7 @@ def train(rank: int, world_size: int, port: int, options: dict) -> None:
     from vaswani.cli import run
     from vaswani.training.runs import base as base_run
 
-    log = os.open(log_of(options["output_dir"], rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
+    begin_copy(log_of(options["output_dir"], rank))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)}
     if rank > 0:

@@ -1,38 +1,22 @@
 """Real training processes, killed without warning and resumed: the final weights are the same bit by bit."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
+from real_processes import start, stop_after
 from run_records import assert_same_weights
 
-from rank_processes import log_of, start_processes, train_in_processes
+from rank_processes import log_of, start_processes, train_in_processes, updates_in
 from tiny_runs import as_flags
 from vaswani.training.trainer.checkpoints import last_complete_checkpoint
 
 pytestmark = pytest.mark.process
 
 STEPS = 40  # an epoch has about nine
-
-
-def start(options: dict, cache: Path) -> subprocess.Popen:
-    """`vaswani train` in a process of its own; each update prints a line."""
-    environment = {
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-        "HF_DATASETS_CACHE": str(cache),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", "vaswani.cli", "train", *as_flags(options)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 def kill_after(process: ForkServerProcess, updates: int, log: Path) -> None:
@@ -43,20 +27,6 @@ def kill_after(process: ForkServerProcess, updates: int, log: Path) -> None:
         time.sleep(0.002)
     process.kill()
     process.join()
-
-
-def updates_in(log: Path) -> int:
-    return log.read_text().count("'grad_norm'") if log.exists() else 0
-
-
-def stop_after(process: subprocess.Popen, updates: int, how: signal.Signals) -> None:
-    """Send a signal as soon as so many updates were made."""
-    for line in process.stdout:
-        updates -= "'grad_norm'" in line
-        if updates <= 0:
-            process.send_signal(how)
-            return
-    raise AssertionError(f"the process ended by itself: {process.stderr.read()}")
 
 
 @pytest.fixture
@@ -97,7 +67,7 @@ def test_killed_at_three_random_steps_a_run_ends_as_if_it_never_was(options, tmp
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_that_names_the_last_checkpoint(options, cache_of_its_own):
-    process = start(options, cache_of_its_own)
+    process = start(["-m", "vaswani.cli", "train", *as_flags(options)], cache_of_its_own)
     stop_after(process, 6, signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 1

@@ -1,6 +1,5 @@
 """SIGTERM at any moment of a run: exit status 143, and one line that says what is done and how to go on."""
 
-import gc
 import hashlib
 import os
 import re
@@ -11,10 +10,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 
-from rank_processes import CONTEXT, log_of
-from tiny_runs import as_flags, leave_out_curves
+from rank_processes import CONTEXT, begin_copy, log_of
+from tiny_runs import as_flags
 from vaswani.data.tokenization import _in_thread, train_tokenizer
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import TrainingRun
@@ -43,12 +41,7 @@ def train(options: dict, moment: str | None = None) -> None:
     """`vaswani train` in this process, which gets SIGTERM at that moment."""
     from vaswani.cli import run
 
-    gc.freeze()  # a collection need not look at what the server had imported
-    leave_out_curves()
-    log = os.open(log_of(options["output_dir"], 0), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    torch.set_num_threads(1)
+    begin_copy(log_of(options["output_dir"], 0))
     if moment is not None:
         module, _, path = moment.partition(":")
         *owners, name = path.split(".")
@@ -67,10 +60,12 @@ def train(options: dict, moment: str | None = None) -> None:
 
 
 def outcome(options: dict, moment: str | None = None) -> tuple[int | None, str]:
+    log = log_of(options["output_dir"], 0)
+    log.unlink(missing_ok=True)  # of the run before
     process = CONTEXT.Process(target=train, args=(options, moment))
     process.start()
     process.join(60)
-    return process.exitcode, log_of(options["output_dir"], 0).read_text()
+    return process.exitcode, log.read_text()
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
