@@ -6,7 +6,7 @@ B rows of a batch · S its longest row · N tokens or rows that count · V vocab
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -35,7 +35,7 @@ def mean_log_probs(logits: Sequence[torch.Tensor], temperature: float) -> torch.
     return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
 
-class StackObjective(Objective):
+class StackObjective(Objective, ABC):
     """Losses that compare a student of one stack with its teachers, averaged by their probabilities.
 
     The teachers run once per batch, in evaluation mode, without gradients, in their own dtypes. Losses are
