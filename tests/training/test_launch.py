@@ -19,7 +19,7 @@ from tiny_runs import as_flags
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.files import named_configs
-from vaswani.training.launch.launcher import launch
+from vaswani.training.launch.launcher import first_failed, launch
 from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
 
 pytestmark = pytest.mark.process
@@ -106,6 +106,22 @@ def test_when_one_process_dies_all_end_promptly_and_say_so(options, rank):
     assert f"the last complete checkpoint is {last_complete_checkpoint(Path(options['output_dir']))}" in line
     for each in ranks:
         assert not Path(f"/proc/{each}").exists()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ((None, None), None),
+        ((0, None), None),
+        ((0, 1), 1),
+        ((3, 1), 0),
+        ((1, -9), 1),
+        ((1, None, -9), 2),
+        ((-15, -9), 0),
+    ],
+)
+def test_a_killed_process_failed_before_one_that_reports_its_loss(statuses, expected):
+    assert first_failed(statuses) == expected
 
 
 @pytest.mark.slow

@@ -131,9 +131,19 @@ def _wait(processes: Sequence[subprocess.Popen], stop: _StopSignals) -> int | No
     """Wait until all have ended, or one has failed; return the rank of the first that failed."""
     while True:
         statuses = [process.poll() for process in processes]
-        failed = next((rank for rank, status in enumerate(statuses) if status), None)
+        failed = first_failed(statuses)
         if None not in statuses or (failed is not None and stop.number is None):
             return failed
         if stop.number is not None and time.monotonic() - stop.since > SECONDS_TO_SAVE:
             processes[statuses.index(None)].kill()
         time.sleep(POLL_SECONDS)
+
+
+def first_failed(statuses: Sequence[int | None]) -> int | None:
+    """Return the rank whose end came first, as far as that can be told.
+
+    A process that loses its peer ends soon after it, with a status of its own, often before anybody looks.
+    So one that a signal has ended comes before those that ended by themselves.
+    """
+    ended = [rank for rank, status in enumerate(statuses) if status]
+    return min(ended, key=lambda rank: statuses[rank] > 0, default=None)
