@@ -54,7 +54,10 @@ SMALL: dict[str, dict[str, object]] = {
     "predict": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "plot": {"length": 512},
-    **{name: {} for name in ("card", "combine", "configs", "convert", "env", "merge", "push", "report")},
+    **{
+        name: {}
+        for name in ("card", "combine", "configs", "convert", "env", "export", "merge", "push", "report")
+    },
 }
 # Models that are evaluated without decoding.
 WITHOUT_SEARCH = ("finetune_reviews", "finetune_squad", "mlm", "causal_lm")

@@ -65,6 +65,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "prompt": (["--model", models / "decoder", "--task", models / "task.yaml"], ["answers.jsonl"]),
         "student": ([folder / "student", "--teacher", models / "translator"], ["student/model.safetensors"]),
         "convert": ([models / "bert", folder / "ours"], ["ours/model.safetensors"]),
+        "export": ([models / "encoder", folder / "engine"], ["engine/model.bin"]),
         "combine": ([folder / "both", "--encoder", models / "encoder"], ["both/model.safetensors"]),
         "card": (["--model", models / "translator"], []),
         "plot": (["sparse-pattern", "--output", folder / "plot.svg", "--length", "512"], ["plot.svg"]),

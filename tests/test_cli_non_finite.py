@@ -67,6 +67,7 @@ LOADING = {
     "teacher": ("translator", "compare {}/translator {}/other --data {}/test.jsonl --output {}/out"),
     "student": ("translator", "student {}/out --teacher {}/translator --decoder_layers 1"),
     "convert": ("causal", "convert {}/causal {}/out --to gpt2"),
+    "export": ("encoder", "export {}/encoder {}/out"),
     "combine": ("encoder", "combine {}/out --encoder {}/encoder"),
     "embed": ("encoder", "embed --model {}/encoder --input {}/source.txt"),
     "prompt": ("causal", "prompt --model {}/causal --task {}/choose.yaml"),

@@ -35,7 +35,8 @@ PAGES = [
         f"docs/{name}.md"
         for name in (
             *("configurations", "training", "sparse_attention", "translation", "pretraining", "finetuning"),
-            *("prompting", "embedding", "distillation", "conversion", "hub", "scaling", "systems", "results"),
+            *("prompting", "embedding", "distillation", "conversion", "deploying", "hub", "scaling"),
+            *("systems", "results"),
             "releasing",
         )
     ),

@@ -78,6 +78,8 @@ OPTIONS = {
     "student {path} --teacher {model}": MAKE_FOLDER,
     "convert {path} {made}": READ_FOLDER,
     "convert {encoder} {path} --to bert": MAKE_FOLDER,
+    "export {path} {made}": READ_FOLDER,
+    "export {encoder} {path}": MAKE_FOLDER,
     "merge {path} {made}": READ_FOLDER,
     "merge {encoder} {path}": MAKE_FOLDER,
     "combine {made} --encoder {path}": READ_FOLDER,

@@ -1,13 +1,15 @@
-"""`vaswani convert`, `vaswani combine` and `vaswani merge`."""
+"""`vaswani convert`, `vaswani export`, `vaswani combine` and `vaswani merge`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vaswani.bounds import MOST_POSITIONS
 from vaswani.cli.app import app
-from vaswani.cli.options import OutputFolder, check_models, model_option, seed_of
+from vaswani.cli.options import OutputFolder, check_models, model_option, number, seed_of
 from vaswani.cli.screen import begin_work, say
+from vaswani.errors import UserError
 
 
 @app.command()
@@ -45,6 +47,54 @@ def convert(
     say(
         f"saved {output}: {made.before} → {made.after}, {made.num_parameters:,} parameters, {tokenizer}; "
         f"outputs differ by at most {made.difference:.1g}"
+    )
+
+
+@app.command()
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Folder or Hub name of a model.", callback=check_models)
+    ],
+    output: Annotated[Path, OutputFolder],
+    to: Annotated[
+        str, typer.Option("--to", metavar="ENGINE", help="Engine that runs the exported model: ctranslate2.")
+    ] = "ctranslate2",
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--quantization",
+            metavar="TYPE",
+            help="Type of the weights: int8, int8_float32, int8_float16, int8_bfloat16, int16, float16 or "
+            "bfloat16. Default: float32.",
+        ),
+    ] = None,
+    max_positions: Annotated[
+        int,
+        number(
+            "--max_positions",
+            help="Maximum number of tokens of a text, for models with sinusoidal positions or none.",
+            at_least=1,
+            at_most=MOST_POSITIONS,
+        ),
+    ] = 2048,
+) -> None:
+    """Export a vaswani model to an inference engine that runs without PyTorch.
+
+    CTranslate2 runs encoder-decoders, causal language models, and encoders
+    without their heads. The tokenizers are saved beside the model.
+    """
+    from vaswani.interop.folders import export_folder
+
+    if to != "ctranslate2":
+        raise UserError(
+            f"unknown engine {to!r}; expected ctranslate2 (`vaswani convert --to marian` makes a MarianMT)"
+        )
+    begin_work()
+    model = export_folder(source, output, quantization, max_positions)
+    size = sum(path.stat().st_size for path in output.glob("model.bin")) / 2**20
+    say(
+        f"saved {output}: {type(model).__name__} for CTranslate2, {quantization or 'float32'}, "
+        f"{model.num_parameters():,} parameters, {size:.1f} MiB"
     )
 
 

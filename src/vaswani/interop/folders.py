@@ -1,4 +1,4 @@
-"""Convert and combine checkpoints with their tokenizers: `vaswani convert` and `vaswani combine`."""
+"""Convert, export and combine checkpoints with their tokenizers, for the commands of these names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, holds_adapter, load_weights
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
+from vaswani.interop.to_ctranslate2 import (
+    MAX_POSITIONS,
+    check_ctranslate2,
+    check_exportable,
+    export_to_ctranslate2,
+)
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm")
@@ -84,6 +90,50 @@ def convert_folder(
     _save(converted, output, tokenizers)
     names = type(model).__name__, type(converted).__name__
     return Converted(*names, converted.num_parameters(), difference, has_tokenizer)
+
+
+def export_folder(
+    source: str, output: Path, quantization: str | None = None, max_positions: int = MAX_POSITIONS
+) -> PreTrainedModel:
+    """Export a checkpoint to CTranslate2, with its tokenizers and its generation settings beside it.
+
+    Args:
+        source: a folder, or a name on the Hub, of a model of vaswani. An encoder with a head is exported
+            without it.
+        output: a folder that is empty or does not exist yet.
+        quantization: see `export_to_ctranslate2`.
+        max_positions: likewise.
+
+    Returns:
+        The exported model, an encoder without its head.
+
+    Raises:
+        UserError: the checkpoint does not exist or is not of vaswani; it has no tokenizer; CTranslate2 is not
+            installed, or cannot hold the model.
+        RunError: the disk is full or not writable; nothing is left.
+    """
+    check_output_folder(output, "the model")
+    check_ctranslate2()
+    folder = local_folder(source)
+    config = read_config(folder)
+    if not isinstance(config, VaswaniFamilyConfig):
+        raise UserError(
+            f"{source} is a {config.model_type!r} model, and vaswani models are exported; make one of it "
+            "(vaswani convert), or use CTranslate2's own ct2-transformers-converter"
+        )
+    model: Any = load_exactly(folder, config)
+    if config.model_type == "vaswani_encoder":
+        model = model.base_model
+    check_exportable(model, quantization)
+    tokenizers = load_tokenizers(folder)
+    check_vocabulary(folder, model, *tokenizers)
+    with whole_folder(output, "the model") as unfinished:
+        options: dict[str, Any] = {"quantization": quantization, "max_positions": max_positions}
+        export_to_ctranslate2(model, tokenizers, unfinished, **options)
+        save_tokenizers(*tokenizers, unfinished)
+        if model.can_generate():
+            model.generation_config.save_pretrained(unfinished)
+    return model
 
 
 def combine_folders(encoder: str | None, decoder: str | None, output: Path, **values: Any) -> PreTrainedModel:

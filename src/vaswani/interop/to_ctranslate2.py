@@ -1,0 +1,293 @@
+"""Export models to CTranslate2 (https://github.com/OpenNMT/CTranslate2), an engine in C++ without PyTorch.
+
+An encoder-decoder becomes a CTranslate2 `Translator`, an encoder an `Encoder`, a causal language model a
+`Generator`. The exported model computes the same outputs to rounding: tests compare scores and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vaswani.errors import UserError
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+
+QUANTIZATIONS = (
+    *("float32", "float16", "bfloat16"),
+    *("int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
+)
+MAX_POSITIONS = 2048  # a table of 4 MB at width 512
+INSTALL = 'install it with: pip install "vaswani[ctranslate2]"'
+# Names of `ACT2FN` with those of CTranslate2's `Activation`.
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu_python": "GELU",
+    "gelu_new": "GELUTanh",
+    "gelu_fast": "GELUTanh",
+    "gelu_pytorch_tanh": "GELUTanh",
+    "gelu_python_tanh": "GELUTanh",
+    "quick_gelu": "GELUSigmoid",
+    "silu": "SWISH",
+    "swish": "SWISH",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+}
+# Classes with all that CTranslate2 runs, and with the kind of model that it makes of them.
+KINDS = {
+    "VaswaniForConditionalGeneration": "translator",
+    "VaswaniForCausalLM": "generator",
+    "VaswaniEncoderModel": "encoder",
+}
+
+
+def export_to_ctranslate2(
+    model: PreTrainedModel,
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    folder: Path,
+    *,
+    quantization: str | None = None,
+    max_positions: int = MAX_POSITIONS,
+) -> None:
+    """Write a model into an empty folder in CTranslate2's format.
+
+    The files are `model.bin`, `config.json` and the vocabularies, without the tokenizers. The engine takes a
+    text's tokens as its tokenizer splits it, with the special tokens.
+
+    Args:
+        model: a `VaswaniForConditionalGeneration`, `VaswaniForCausalLM` or `VaswaniEncoderModel`; it is not
+            changed.
+        tokenizers: of the source and of the target; the first is that of a model of one stack.
+        folder: exists.
+        quantization: one of `QUANTIZATIONS`; None keeps float32.
+        max_positions: the longest sequence of a model with sinusoids or without positions. CTranslate2
+            computes neither, and keeps a table.
+
+    Raises:
+        UserError: CTranslate2 is not installed, or cannot hold the class or the value of a field.
+    """
+    check_ctranslate2()
+    check_exportable(model, quantization)
+    kind = KINDS[type(model).__name__]
+    spec = {"translator": _translator, "generator": _generator, "encoder": _encoder}[kind](
+        model, max_positions
+    )
+    _set_vocabularies(spec, model, tokenizers)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
+
+
+def check_ctranslate2() -> None:
+    """Raise `UserError` if CTranslate2 is not installed."""
+    try:
+        import ctranslate2  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"CTranslate2 is not installed ({error}); {INSTALL}") from error
+
+
+def check_exportable(model: PreTrainedModel, quantization: str | None) -> None:
+    """Raise `UserError` if CTranslate2 cannot hold a model, before any work."""
+    config: Any = model.config
+    if quantization not in (None, *QUANTIZATIONS):
+        raise UserError(f"unknown quantization {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}")
+    if type(model).__name__ not in KINDS:
+        raise UserError(
+            f"CTranslate2 has no counterpart of {type(model).__name__}; it runs {', '.join(KINDS)}"
+        )
+    for stack in config.stacks:
+        if set(config.layer_attention(stack)) != {"full"}:
+            found = getattr(config, f"{stack}_attention")
+            raise UserError(
+                f"{stack}_attention={found!r} is not supported: CTranslate2 has full attention only"
+            )
+    if config.activation_function not in ACTIVATIONS:
+        raise UserError(
+            f"activation_function={config.activation_function!r} is not supported: CTranslate2 has "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+
+
+# -------------------------------------------------------------------------------------------- kinds of models
+
+
+def _translator(model: Any, max_positions: int) -> Any:
+    """Return the specification of an encoder-decoder, with its weights."""
+    from ctranslate2.specs import transformer_spec
+
+    encoder = _encoder_stack(model.config, model.model.encoder, max_positions)
+    decoder = _decoder_stack(model.config, model.model.decoder, model.lm_head, max_positions)
+    return transformer_spec.TransformerSpec(encoder, decoder)
+
+
+def _generator(model: Any, max_positions: int) -> Any:
+    """Return the specification of a causal language model, with its weights."""
+    from ctranslate2.specs import transformer_spec
+
+    decoder = _decoder_stack(model.config, model.model.decoder, model.lm_head, max_positions)
+    return transformer_spec.TransformerDecoderModelSpec(decoder)
+
+
+def _encoder(model: Any, max_positions: int) -> Any:
+    """Return the specification of an encoder without a head, with its weights."""
+    from ctranslate2.specs import transformer_spec
+
+    encoder = _encoder_stack(model.config, model.encoder, max_positions, model.embed_token_types)
+    spec = transformer_spec.TransformerEncoderModelSpec(encoder, pooling_layer=model.pooler is not None)
+    if model.pooler is not None:
+        _linear(spec.pooler_dense, model.pooler.dense)
+    return spec
+
+
+# --------------------------------------------------------------------------------------------------- weights
+
+
+def _encoder_stack(
+    config: VaswaniFamilyConfig, ours: Any, max_positions: int, token_types: nn.Embedding | None = None
+) -> Any:
+    from ctranslate2.specs import common_spec, transformer_spec
+
+    spec = transformer_spec.TransformerEncoderSpec(
+        *_shape(config, "encoder"),
+        **_norms(config),
+        activation=_activation(config),
+        num_source_embeddings=1 if token_types is None else 2,
+        embeddings_merge=common_spec.EmbeddingsMerge.ADD,
+    )
+    if token_types is not None:
+        spec.embeddings[1].weight = _numbers(token_types.weight)
+    _fill_stack(spec, spec.embeddings[0], config, ours, max_positions)
+    return spec
+
+
+def _decoder_stack(config: VaswaniFamilyConfig, ours: Any, head: nn.Linear, max_positions: int) -> Any:
+    from ctranslate2.specs import transformer_spec
+
+    spec = transformer_spec.TransformerDecoderSpec(
+        *_shape(config, "decoder"),
+        **_norms(config),
+        activation=_activation(config),
+        with_encoder_attention=config.is_encoder_decoder,
+    )
+    _fill_stack(spec, spec.embeddings, config, ours, max_positions)
+    _linear(spec.projection, head)
+    return spec
+
+
+def _shape(config: VaswaniFamilyConfig, stack: str) -> tuple[int, int]:
+    return getattr(config, f"{stack}_layers"), getattr(config, f"{stack}_attention_heads")
+
+
+def _norms(config: VaswaniFamilyConfig) -> dict[str, bool]:
+    """Return the norms of a stack.
+
+    The specification has a final norm for `pre_norm` only, though the engine applies one wherever it is;
+    `_fill_stack` sets the order.
+    """
+    return {
+        "pre_norm": True,
+        "no_final_norm": not config.final_norm,
+        "layernorm_embedding": config.embedding_norm,
+    }
+
+
+def _activation(config: VaswaniFamilyConfig) -> Any:
+    from ctranslate2.specs import common_spec
+
+    return common_spec.Activation[ACTIVATIONS[config.activation_function]]
+
+
+def _fill_stack(
+    spec: Any, embeddings: Any, config: VaswaniFamilyConfig, ours: Any, max_positions: int
+) -> None:
+    """Give a stack its weights and its order of norms."""
+    spec.pre_norm = config.norm_order == "pre"
+    embeddings.weight = _numbers(ours.embed_tokens.weight)
+    spec.scale_embeddings = config.scale_embedding
+    spec.position_encodings.encodings = _positions(config, ours.embed_positions, max_positions)
+    if config.embedding_norm:
+        _norm(spec.layernorm_embedding, ours.embed_norm)
+    if config.final_norm:
+        _norm(spec.layer_norm, ours.layer_norm)
+    for theirs, layer in zip(spec.layer, ours.layers, strict=True):
+        _fill_layer(theirs, layer)
+
+
+def _fill_layer(spec: Any, layer: Any) -> None:
+    own = layer.self_attn
+    _linear(spec.self_attention.linear[0], own.q_proj, own.k_proj, own.v_proj)
+    _linear(spec.self_attention.linear[1], own.out_proj)
+    _norm(spec.self_attention.layer_norm, layer.self_attn_layer_norm)
+    if hasattr(layer, "encoder_attn"):
+        cross = layer.encoder_attn
+        _linear(spec.attention.linear[0], cross.q_proj)
+        _linear(spec.attention.linear[1], cross.k_proj, cross.v_proj)
+        _linear(spec.attention.linear[2], cross.out_proj)
+        _norm(spec.attention.layer_norm, layer.encoder_attn_layer_norm)
+    _linear(spec.ffn.linear_0, layer.fc1)
+    _linear(spec.ffn.linear_1, layer.fc2)
+    _norm(spec.ffn.layer_norm, layer.final_layer_norm)
+
+
+def _positions(config: VaswaniFamilyConfig, ours: Any, max_positions: int) -> torch.Tensor:
+    """Return the table of positions, float32 [positions, d_model]; zeros for a model that has none."""
+    if config.position_embedding == "learned":
+        return _numbers(ours.weight)
+    if config.position_embedding == "sinusoidal":
+        return ours.encode(torch.arange(max_positions), torch.float32)
+    return torch.zeros(max_positions, config.d_model)
+
+
+def _linear(spec: Any, *layers: nn.Linear) -> None:
+    """Set the weights of one product, which can stand for several with the same input."""
+    spec.weight = torch.cat([_numbers(layer.weight) for layer in layers])
+    if layers[0].bias is not None:
+        spec.bias = torch.cat([_numbers(layer.bias) for layer in layers])
+
+
+def _norm(spec: Any, layer: nn.LayerNorm) -> None:
+    spec.gamma = _numbers(layer.weight)
+    spec.beta = _numbers(torch.zeros_like(layer.weight) if layer.bias is None else layer.bias)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a float32 copy: quantization changes the tensors of a specification in place."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+# --------------------------------------------------------------------------------------------------- tokens
+
+
+def _set_vocabularies(
+    spec: Any, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]
+) -> None:
+    """Give a specification the tokens by id, and the names of the special ones."""
+    config: Any = model.config
+    target = tokenizers[-1]
+    target_tokens = _tokens(target, getattr(config, "decoder_vocab_size", config.vocab_size))
+    spec.config.layer_norm_epsilon = config.layer_norm_eps
+    spec.config.unk_token = target.unk_token or target_tokens[config.pad_token_id or 0]
+    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    for name, token_id in (("bos_token", config.bos_token_id), ("eos_token", eos)):
+        setattr(spec.config, name, spec.config.unk_token if token_id is None else target_tokens[token_id])
+    if not config.is_encoder_decoder:
+        spec.register_vocabulary(target_tokens)
+        return
+    spec.config.decoder_start_token = target_tokens[config.decoder_start_token_id]
+    spec.config.add_source_bos = spec.config.add_source_eos = False
+    spec.register_source_vocabulary(_tokens(tokenizers[0], config.vocab_size))
+    spec.register_target_vocabulary(target_tokens)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
+    """Return the tokens by id; an embedding without a token gets a name that no text contains."""
+    tokens = [f"<unused {number}>" for number in range(size)]
+    for token, number in tokenizer.get_vocab().items():
+        if number < size:
+            tokens[number] = token
+    return tokens
