@@ -146,4 +146,4 @@ def first_failed(statuses: Sequence[int | None]) -> int | None:
     So one that a signal has ended comes before those that ended by themselves.
     """
     ended = [rank for rank, status in enumerate(statuses) if status]
-    return min(ended, key=lambda rank: statuses[rank] > 0, default=None)
+    return min(ended, key=lambda rank: (statuses[rank] or 0) > 0, default=None)
