@@ -54,6 +54,7 @@ SMALL: dict[str, dict[str, object]] = {
     "predict": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "plot": {"length": 512},
+    "average": {"last": 1},
     **{
         name: {}
         for name in ("card", "combine", "configs", "convert", "env", "export", "merge", "push", "report")

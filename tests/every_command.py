@@ -67,6 +67,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "convert": ([models / "bert", folder / "ours"], ["ours/model.safetensors"]),
         "export": ([models / "encoder", folder / "engine"], ["engine/model.bin"]),
         "combine": ([folder / "both", "--encoder", models / "encoder"], ["both/model.safetensors"]),
+        "average": ([models / "translator", folder / "mean"], ["mean/model.safetensors"]),
         "card": (["--model", models / "translator"], []),
         "plot": (["sparse-pattern", "--output", folder / "plot.svg", "--length", "512"], ["plot.svg"]),
     }

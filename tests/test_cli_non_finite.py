@@ -69,6 +69,7 @@ LOADING = {
     "convert": ("causal", "convert {}/causal {}/out --to gpt2"),
     "export": ("encoder", "export {}/encoder {}/out"),
     "combine": ("encoder", "combine {}/out --encoder {}/encoder"),
+    "average": ("translator", "average {}/translator {}/out"),
     "embed": ("encoder", "embed --model {}/encoder --input {}/source.txt"),
     "prompt": ("causal", "prompt --model {}/causal --task {}/choose.yaml"),
     "push": ("translator", "push --model {}/translator --repo ada/toy"),

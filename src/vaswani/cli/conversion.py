@@ -1,4 +1,4 @@
-"""`vaswani convert`, `vaswani export`, `vaswani combine` and `vaswani merge`."""
+"""`vaswani convert`, `vaswani export`, `vaswani combine`, `vaswani merge` and `vaswani average`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -141,3 +141,59 @@ def merge(
     begin_work()
     model = merge_folder(source, output)
     say(f"saved {output}: {model.num_parameters():,} parameters")
+
+
+@app.command()
+def average(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="Folder of a run, with --last or --best; or the checkpoints themselves.",
+            callback=check_models,
+        ),
+    ],
+    output: Annotated[Path, OutputFolder],
+    last: Annotated[
+        int | None, number("--last", help="Average the newest N checkpoints of the run.", at_least=1)
+    ] = None,
+    best: Annotated[
+        int | None,
+        number(
+            "--best", help="Average the best N checkpoints of the run, by metric_for_best_model.", at_least=1
+        ),
+    ] = None,
+) -> None:
+    """Average the weights of checkpoints, and save the model.
+
+    The checkpoints must have the same configuration and tokenizer.
+    """
+    if last is not None and best is not None:
+        raise UserError(f"--last={last} and --best={best} exclude each other; give one of them")
+    if (last or best) is not None and len(sources) > 1:
+        raise UserError(
+            f"--last and --best take the folder of one run, got {len(sources)}: {' '.join(sources)}; give "
+            "one, or name checkpoints without these options"
+        )
+    from vaswani.interop.averaging import average as average_checkpoints
+
+    begin_work()
+    chosen = _chosen(sources, last, best)
+    parameters = average_checkpoints(chosen, output)
+    say(f"saved {output}: {parameters:,} parameters, the mean of {' '.join(map(str, chosen))}")
+
+
+def _chosen(sources: list[str], last: int | None, best: int | None) -> list[str] | list[Path]:
+    """Return the checkpoints that `average` averages."""
+    from vaswani.training.trainer.averaging import best_checkpoints, last_checkpoints
+    from vaswani.training.trainer.checkpoints import checkpoints
+
+    if last is not None:
+        return last_checkpoints(Path(sources[0]), last)
+    if best is not None:
+        return best_checkpoints(Path(sources[0]), best)
+    if len(sources) == 1 and checkpoints(Path(sources[0])):
+        raise UserError(
+            f"{sources[0]} is the folder of a run; give --last N or --best N, or name several checkpoints"
+        )
+    return sources

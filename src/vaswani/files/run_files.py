@@ -4,6 +4,8 @@ SETTINGS_FILE = "training_config.yaml"
 HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
 CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
+AVERAGED_FILE = "averaged.json"  # the checkpoints whose mean the model is
+MANIFEST = "manifest.json"  # of a checkpoint; it is written last
 
 # Of an adapter, as PEFT names them.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

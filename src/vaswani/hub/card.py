@@ -204,6 +204,9 @@ def _summary(run: RunMetadata) -> str:
     parts = [f"{describe(run.config, run.num_parameters)}."]
     if run.corpus:
         parts.append(f"It was {_training_task(run)}, with the `vaswani` plugin.")
+    if run.averaged:
+        names = ", ".join(f"`{name}`" for name in run.averaged)
+        parts.append(f"Its weights are the mean of {len(run.averaged)} checkpoints ({names}).")
     if run.unfinished:
         parts.append(f"**Training is not finished: this is {run.unfinished}.**")
     return " ".join(parts)

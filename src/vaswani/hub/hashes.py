@@ -7,12 +7,14 @@ model without that file, as other software saves it, is not checked.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, write_whole
 from vaswani.files.json_files import read_object, unreadable
+from vaswani.files.run_files import MANIFEST
 
 HASHES = "model_hashes.json"
 _OF_MODEL = (
@@ -27,10 +29,19 @@ _OF_TOKENIZERS = (
 
 def write_hashes(folder: Path) -> None:
     """Write the hashes of the saved model and tokenizers in a folder."""
-    patterns = (*_OF_MODEL, *_OF_TOKENIZERS, *(f"{TARGET_SUBFOLDER}/{name}" for name in _OF_TOKENIZERS))
-    files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(files)}
+    files = _found(folder, _OF_MODEL) | tokenizer_files(folder)
+    hashes = {name: sha256_of(files[name]) for name in sorted(files)}
     write_whole(folder / HASHES, (json.dumps({"sha256": hashes}, indent=2) + "\n").encode())
+
+
+def tokenizer_files(folder: Path) -> dict[str, Path]:
+    """Return the files of the source and target tokenizers in a folder, by their names in it."""
+    return _found(folder, (*_OF_TOKENIZERS, *(f"{TARGET_SUBFOLDER}/{name}" for name in _OF_TOKENIZERS)))
+
+
+def _found(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
+    files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {path.relative_to(folder).as_posix(): path for path in files}
 
 
 def forget_hashes(folder: Path) -> None:
@@ -46,10 +57,7 @@ def check_hashes(folder: Path) -> None:
     path = folder / HASHES
     if not path.exists():
         return
-    hashes = read_object(path).get("sha256")
-    if not isinstance(hashes, dict) or any(Path(name).is_absolute() or ".." in name for name in hashes):
-        raise UserError(f"{path} has no valid hashes; delete it to load the model without a check")
-    for name, expected in hashes.items():
+    for name, expected in _hashes_in(path, "sha256", "delete it to load the model without a check").items():
         try:
             if not (folder / name).is_file():
                 raise FileNotFoundError
@@ -61,3 +69,31 @@ def check_hashes(folder: Path) -> None:
                 f"{folder / name} is damaged: its hash differs from the one in {HASHES}; use another "
                 f"checkpoint, or delete {HASHES} if you changed the file yourself"
             )
+
+
+def check_whole(folder: Path) -> None:
+    """Raise a UserError if a checkpoint is not complete, or `check_hashes` does.
+
+    The manifest of a training's checkpoint is written last and lists its files. So a folder that has the name
+    of a checkpoint and no manifest is half-written.
+    """
+    path = folder / MANIFEST
+    if path.exists():
+        files = _hashes_in(path, "files", "use another checkpoint")
+        missing = next((name for name in files if not (folder / name).is_file()), None)
+        if missing is not None:
+            raise UserError(f"{folder} is not a complete checkpoint: {missing} is missing; use another one")
+    elif re.fullmatch(r"checkpoint-\d+", folder.resolve().name):
+        raise UserError(
+            f"{folder} is not a complete checkpoint: {MANIFEST}, which is written last, is missing; use "
+            "another one"
+        )
+    check_hashes(folder)
+
+
+def _hashes_in(path: Path, key: str, remedy: str) -> dict[str, str]:
+    """Return the hashes in a file, by the names of the files beside it."""
+    hashes = read_object(path).get(key)
+    if not isinstance(hashes, dict) or any(Path(name).is_absolute() or ".." in name for name in hashes):
+        raise UserError(f"{path} has no valid hashes; {remedy}")
+    return hashes

@@ -20,6 +20,7 @@ from vaswani.files.hub_client import use_patient_client
 from vaswani.files.run_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    AVERAGED_FILE,
     CORPUS_FILE,
     EVALUATION_FILE,
     SETTINGS_FILE,
@@ -46,7 +47,10 @@ TOKENIZERS = (
 ADAPTERS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZERS)
 # Files that the pushed configuration and card are made from.
-_READ = ("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, DISTILLATION_REPORT)
+_READ = (
+    *("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, AVERAGED_FILE),
+    DISTILLATION_REPORT,
+)
 
 
 def allowed_files(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:

@@ -18,7 +18,7 @@ from vaswani.auto_classes import models_of
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
+from vaswani.files.run_files import AVERAGED_FILE, CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.files.yaml_files import load_yaml
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
@@ -47,6 +47,7 @@ class RunMetadata:
         has_plot: whether the report has a plot.
         target_tokenizer: its folder beside the model, if it differs from the source tokenizer.
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
+        averaged: names of the checkpoints whose mean the model is.
     """
 
     config: PreTrainedConfig
@@ -58,6 +59,7 @@ class RunMetadata:
     has_plot: bool = False
     target_tokenizer: str | None = None
     unfinished: str = ""
+    averaged: tuple[str, ...] = ()
 
     def with_settings(self, **stated: Any) -> RunMetadata:
         """Return a copy in which the settings that are given a value are replaced."""
@@ -85,6 +87,7 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         distillation=_read(folder / DISTILLATION_REPORT, str) or "",
         has_plot=(folder / DISTILLATION_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
+        averaged=tuple(_read(folder / AVERAGED_FILE, json.loads).get("checkpoints", ())),
     )
 
 

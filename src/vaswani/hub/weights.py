@@ -32,8 +32,13 @@ _MOST_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, su
 class StoredTensor(NamedTuple):
     """A tensor as the header of its file describes it; dtypes have safetensors' names: F32, I8 ..."""
 
-    num_elements: int
+    shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
 
     @property
     def is_float(self) -> bool:
@@ -105,8 +110,7 @@ def _header(file: Path) -> dict[str, StoredTensor]:
     with safe_open(file, framework="pt") as weights:
         parts = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118  # no mapping
         return {
-            name: StoredTensor(math.prod(part.get_shape()), str(part.get_dtype()))
-            for name, part in parts.items()
+            name: StoredTensor(tuple(part.get_shape()), str(part.get_dtype())) for name, part in parts.items()
         }
 
 
@@ -121,7 +125,7 @@ def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
     if not isinstance(weights, dict) or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{file} does not hold tensors by name; use another checkpoint")
     return {
-        name: StoredTensor(weight.numel(), "F" if weight.is_floating_point() else str(weight.dtype))
+        name: StoredTensor(tuple(weight.shape), "F" if weight.is_floating_point() else str(weight.dtype))
         for name, weight in weights.items()
     }
 

@@ -1,16 +1,22 @@
-"""Conversion of other libraries' models, and sparse attention for them."""
+"""Conversion, combination and averaging of models, and sparse attention for those of other libraries."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vaswani.interop.averaging import average
     from vaswani.interop.combination import combine
     from vaswani.interop.conversion import convert, export
 
-__all__ = ["combine", "convert", "export"]
+__all__ = ["average", "combine", "convert", "export"]
 
 # Imported on first use, as they import much of transformers.
-_LATE = {"combine": "combination", "convert": "conversion", "export": "conversion"}
+_LATE = {
+    "average": "averaging",
+    "combine": "combination",
+    "convert": "conversion",
+    "export": "conversion",
+}
 
 
 def __getattr__(name: str) -> Any:

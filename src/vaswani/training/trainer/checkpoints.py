@@ -24,12 +24,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, sync
-from vaswani.files.run_files import ADAPTER_WEIGHTS, SETTINGS_FILE
+from vaswani.files.run_files import ADAPTER_WEIGHTS, MANIFEST, SETTINGS_FILE
 
 _WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, ADAPTER_WEIGHTS)
 logger = logging.get_logger(__name__)
 
-MANIFEST = "manifest.json"
 UNFINISHED = "unfinished-"
 
 

@@ -19,7 +19,7 @@ from transformers.utils import PushInProgress, logging
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import discard_unfinished, unfinished_path, write_whole
 from vaswani.files.hub_client import use_patient_client
-from vaswani.files.run_files import HISTORY
+from vaswani.files.run_files import HISTORY, MANIFEST
 from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.hashes import HASHES
@@ -27,7 +27,7 @@ from vaswani.hub.push import PUSHED, allowed_files, code_files, push_folder
 from vaswani.hub.run_metadata import RunMetadata, read_run_metadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.training.config.options import training_settings
-from vaswani.training.trainer.checkpoints import MANIFEST, read_manifest
+from vaswani.training.trainer.checkpoints import read_manifest
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer

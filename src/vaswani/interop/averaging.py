@@ -1,0 +1,276 @@
+"""Average the weights of checkpoints (Vaswani et al., 2017, arXiv:1706.03762, section 6.1)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from vaswani.errors import UserError
+from vaswani.files.atomic_files import check_output_folder, whole_folder, write_json
+from vaswani.files.json_files import read_object
+from vaswani.files.run_files import AVERAGED_FILE, CORPUS_FILE, MANIFEST, SETTINGS_FILE
+from vaswani.hub.card import write_card
+from vaswani.hub.checkpoint import local_folder
+from vaswani.hub.hashes import check_whole, tokenizer_files, write_hashes
+from vaswani.hub.push import code_files
+from vaswani.hub.run_metadata import count_parameters, read_config, read_run_metadata, read_settings
+from vaswani.hub.weights import (
+    WEIGHTS_INDEX,
+    StoredTensor,
+    check_finite,
+    check_weights,
+    stored_tensors,
+    weight_files,
+)
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+
+CONFIGS = ("config.json", "generation_config.json")
+# Fields that differ between equal models: who saved them, and how a tokenizer was last called.
+IGNORED = ("transformers_version", "_name_or_path", "name_or_path", "padding", "truncation")
+_ABSENT = "no value"
+_LONGEST = 60  # characters of a value in a message
+
+
+class Places(NamedTuple):
+    """Where a checkpoint has its tensors."""
+
+    files: dict[str, Path]
+    tensors: dict[str, StoredTensor]
+
+
+def average(checkpoints: Sequence[str | Path], output: str | Path) -> int:
+    """Save the model whose weights are the mean of those of checkpoints, with their tokenizers and settings.
+
+    Sums are float64 and follow the order of the checkpoints. Means are saved in the checkpoints' own dtype,
+    in files with the names of the first one's. Memory holds one such file, and one tensor of a checkpoint.
+
+    Args:
+        checkpoints: folders, or names on the Hub.
+        output: a folder that is empty or does not exist yet.
+
+    Returns:
+        The number of parameters.
+
+    Raises:
+        UserError: there are no checkpoints or one is given twice; one is incomplete, damaged, not of
+            safetensors, or an adapter; two differ in a field of their configuration, a tokenizer, or the
+            name, shape or dtype of a tensor; a weight is not finite.
+        RunError: the disk is full or not writable; nothing is left.
+    """
+    output = Path(output)
+    check_output_folder(output, "the model")
+    folders = [local_folder(name) for name in checkpoints]
+    check_alike(folders)
+    with whole_folder(output, "the model") as unfinished:
+        with ExitStack() as stack:
+            sources = [_Source(folder, stack) for folder in folders]
+            for file in weight_files(folders[0]):
+                means = {name: _mean(sources, name) for name in stored_tensors(file)}
+                save_file(means, unfinished / file.name, metadata={"format": "pt"})
+        _copy_files(folders, unfinished)
+        write_hashes(unfinished)
+        _record(folders, unfinished, output.absolute().name)
+    return count_parameters(read_config(output))
+
+
+def mean_weights(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """Return the mean of each tensor of checkpoints, as `average` saves it.
+
+    Raises:
+        UserError: as `average` does.
+    """
+    check_alike(folders)
+    with ExitStack() as stack:
+        sources = [_Source(folder, stack) for folder in folders]
+        return {name: _mean(sources, name) for name in _places(folders[0]).tensors}
+
+
+class _Source:
+    """Reads the tensors of a checkpoint one at a time."""
+
+    def __init__(self, folder: Path, stack: ExitStack):
+        self.folder, self.places = folder, _places(folder)
+        files = dict.fromkeys(self.places.files.values())
+        self.opened: dict[Path, Any] = {
+            file: stack.enter_context(safe_open(file, framework="pt")) for file in files
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor; raise a UserError if it holds NaN or infinity."""
+        tensor = self.opened[self.places.files[name]].get_tensor(name)
+        check_finite([(name, tensor)], self.folder)
+        return tensor
+
+
+def _mean(sources: Sequence[_Source], name: str) -> torch.Tensor:
+    """Return the mean of a tensor [...]; of integers, the value that all sources have."""
+    first = sources[0].read(name)
+    if not first.is_floating_point():
+        for source in sources[1:]:
+            if not torch.equal(source.read(name), first):
+                raise UserError(
+                    f"{name} holds {first.dtype} and differs between {sources[0].folder} and "
+                    f"{source.folder}: integers have no mean; average models that share them"
+                )
+        return first
+    total = first.to(torch.float64, copy=True)  # not added to zeros, which would turn -0.0 into 0.0
+    for source in sources[1:]:
+        total += source.read(name).to(torch.float64)
+    return (total / len(sources)).to(first.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------- checks
+
+
+def check_alike(folders: Sequence[Path]) -> None:
+    """Raise a UserError unless these folders hold complete checkpoints of one model (see `average`)."""
+    if not folders:
+        raise UserError("nothing to average: give the folders of checkpoints")
+    resolved = [folder.resolve() for folder in folders]
+    for folder in folders:
+        if resolved.count(folder.resolve()) > 1:
+            raise UserError(f"{folder} is given more than once; give each checkpoint once")
+        check_whole(folder)
+    for folder in folders[1:]:
+        _check_same_configs(folders[0], folder)
+        _check_same_tokenizers(folders[0], folder)
+    for folder in folders:
+        _check_safetensors(folder)
+        check_weights(folder, read_config(folder))
+        _check_same_tensors(folders[0], folder)
+
+
+def _check_same_configs(one: Path, other: Path) -> None:
+    for name in CONFIGS:
+        read_config(one), read_config(other)  # raise for a folder without a model
+        values = [read_object(path / name) if (path / name).exists() else {} for path in (one, other)]
+        kinds = [{"model_type": each.get("model_type", _ABSENT)} for each in values]  # named first
+        if found := _difference(kinds[0] | values[0], kinds[1] | values[1]):
+            raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
+
+
+def _check_same_tokenizers(one: Path, other: Path) -> None:
+    files, others = tokenizer_files(one), tokenizer_files(other)
+    for name in sorted({*files, *others}):
+        if name not in files or name not in others:
+            has, lacks = (one, other) if name in files else (other, one)
+            raise UserError(
+                f"{has} has {name} and {lacks} has not: only checkpoints with one tokenizer can be averaged"
+            )
+        if name.endswith(".json"):
+            if found := _difference(read_object(files[name]), read_object(others[name])):
+                raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
+        elif files[name].read_bytes() != others[name].read_bytes():
+            sizes = (f"{path.stat().st_size:,} bytes" for path in (files[name], others[name]))
+            raise _unlike(f"{name} has other contents:", next(sizes), one, next(sizes), other)
+
+
+def _check_safetensors(folder: Path) -> None:
+    for file in weight_files(folder):
+        if file.suffix != ".safetensors":
+            raise UserError(f"{file} is pickled, and safetensors are averaged; save the model anew with them")
+
+
+def _check_same_tensors(one: Path, other: Path) -> None:
+    tensors, others = _places(one).tensors, _places(other).tensors
+    for name in dict.fromkeys([*tensors, *others]):
+        found, expected = others.get(name), tensors.get(name)
+        if found is None or expected is None:
+            has, lacks = (one, other) if found is None else (other, one)
+            raise UserError(
+                f"{has} has a tensor {name} and {lacks} has not: only equal models can be averaged"
+            )
+        for field in ("shape", "dtype"):
+            values = [
+                list(value) if field == "shape" else value
+                for value in (getattr(expected, field), getattr(found, field))
+            ]
+            if values[0] != values[1]:
+                raise _unlike(f"{name} has {field}", values[0], one, values[1], other)
+
+
+def _places(folder: Path) -> Places:
+    files: dict[str, Path] = {}
+    tensors: dict[str, StoredTensor] = {}
+    for file in weight_files(folder):
+        stored = stored_tensors(file)
+        files |= dict.fromkeys(stored, file)
+        tensors |= stored
+    return Places(files, tensors)
+
+
+def _difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Return the name of the first field in which two JSON values differ, and both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [key for key in dict.fromkeys([*one, *other]) if name or key not in IGNORED]
+        parts = [(str(key), one.get(key, _ABSENT), other.get(key, _ABSENT)) for key in keys]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        parts = [(str(number), *pair) for number, pair in enumerate(zip(one, other, strict=True))]
+    else:
+        return None if one == other else (name, one, other)
+    inner = (_difference(value, found, f"{name}.{key}".lstrip(".")) for key, value, found in parts)
+    return next(filter(None, inner), None)
+
+
+def _unlike(what: str, value: Any, one: Path, other_value: Any, other: Path) -> UserError:
+    values = (
+        str(each) if len(str(each)) <= _LONGEST else f"{str(each)[:_LONGEST]}…"
+        for each in (value, other_value)
+    )
+    return UserError(
+        f"{what} {next(values)} in {one} and {next(values)} in {other}: only checkpoints of one model can be "
+        "averaged"
+    )
+
+
+# ------------------------------------------------------------------------------------- what is saved with it
+
+
+def _copy_files(folders: Sequence[Path], output: Path) -> None:
+    """Copy what belongs to the model beside its weights, which all of these folders have."""
+    names = [*CONFIGS, WEIGHTS_INDEX, "chat_template.jinja"]
+    files = {name: folders[0] / name for name in names if (folders[0] / name).is_file()}
+    config = read_config(folders[0])
+    if isinstance(config, VaswaniFamilyConfig):
+        files |= {path.name: path for path in code_files(config)}
+    for name, path in {**files, **tokenizer_files(folders[0])}.items():
+        (output / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, output / name)
+
+
+def _record(folders: Sequence[Path], output: Path, name: str) -> None:
+    """Write which checkpoints were averaged, what is known of their training, and the card."""
+    write_json(output / AVERAGED_FILE, {"checkpoints": [folder.resolve().name for folder in folders]})
+    runs = list(dict.fromkeys(_run_of(folder) for folder in folders))
+    if len(runs) == 1 and (runs[0] / SETTINGS_FILE).is_file():
+        shutil.copyfile(runs[0] / SETTINGS_FILE, output / SETTINGS_FILE)
+    elif settings := _shared([read_settings(run) for run in runs]):
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        header = "# The settings that the trainings of the averaged models share.\n"
+        (output / SETTINGS_FILE).write_text(header + text, encoding="utf-8")
+    corpora = [run / CORPUS_FILE for run in runs]
+    if all(path.is_file() for path in corpora) and len({path.read_bytes() for path in corpora}) == 1:
+        shutil.copyfile(corpora[0], output / CORPUS_FILE)
+    write_card(output, read_run_metadata(output), name)
+
+
+def _run_of(folder: Path) -> Path:
+    """Return the folder of the run that a checkpoint belongs to, or of the model that a run saved."""
+    return folder.resolve().parent if (folder / MANIFEST).is_file() else folder.resolve()
+
+
+def _shared(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    first, *others = settings
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and other[name] == value for other in others)
+    }
