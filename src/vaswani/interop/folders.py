@@ -211,9 +211,11 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
         RunError: it is too large for rounding.
     """
     config: Any = model.config
-    vocab = min(config.vocab_size, getattr(config, "src_vocab_size", config.vocab_size))
+    sizes = (getattr(config, name, None) for name in ("vocab_size", "src_vocab_size", "decoder_vocab_size"))
+    vocab = min(size for size in sizes if size)
+    length = min(CHECKED_LENGTH, getattr(config, "max_position_embeddings", None) or CHECKED_LENGTH)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, vocab, (CHECKED_ROWS, CHECKED_LENGTH), generator=generator)
+    tokens = torch.randint(0, vocab, (CHECKED_ROWS, length), generator=generator)
     tokens[tokens == config.pad_token_id] = (config.pad_token_id or 0) + (
         1 if config.pad_token_id == 0 else -1
     )
