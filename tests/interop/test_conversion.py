@@ -392,14 +392,14 @@ def with_two_biases() -> nn.Module:
     ("fields", "to", "message"),
     [
         (
-            {},
+            {"sinusoidal_layout": "tensor2tensor"},
             "marian",
-            "sinusoidal_layout='interleaved' is not supported: marian models have sinusoidal_layout",
+            "sinusoidal_layout='tensor2tensor' is not supported: marian models have sinusoidal_layout",
         ),
         (
-            {"sinusoidal_layout": "concatenated", "norm_order": "pre"},
+            {"norm_order": "pre"},
             "marian",
-            "norm_order='pre' is not supported",
+            "norm_order='pre' is not supported: MarianMT has post-norm layers only",
         ),
         (
             {"sinusoidal_layout": "concatenated", "encoder_attention": "sparse"},

@@ -38,6 +38,9 @@ def convert(
     Supports MarianMT (OPUS-MT), FSMT, BERT, DistilBERT, BigBird, OpenAI
     GPT and GPT-2, with their tokenizers. Before it saves anything, it
     checks that both models compute the same outputs.
+
+    Every encoder-decoder with post-norm layers, full attention and
+    sinusoidal positions can leave as MarianMT, which opens without vaswani.
     """
     from vaswani.interop.folders import convert_folder
 

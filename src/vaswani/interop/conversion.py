@@ -66,6 +66,9 @@ def convert(model: Any) -> PreTrainedModel:
 def export(model: PreTrainedModel, to: str) -> nn.Module:
     """Convert a vaswani model to a model of transformers.
 
+    MarianMT takes every encoder-decoder with post-norm layers, full attention and sinusoids of the paper. If
+    sines and cosines alternate, as by default, the states of the result have them in Marian's order.
+
     Args:
         model: of vaswani.
         to: `"marian"`, `"bert"`, `"gpt2"` or another of `FORMATS`.
@@ -80,8 +83,9 @@ def export(model: PreTrainedModel, to: str) -> nn.Module:
     ours = type(model).__name__
     if not isinstance(model.config, target.our_config_class) or ours not in classes:
         raise UserError(f"{ours} has no counterpart among {to} models, which have {', '.join(classes)}")
-    theirs = getattr(transformers, classes[ours])(target.to_theirs(model.config)).to(model.dtype)
-    state = to_theirs(model.state_dict(), target.rules(classes[ours]), theirs.state_dict())
+    config, our_state = target.prepared(model)
+    theirs = getattr(transformers, classes[ours])(target.to_theirs(config)).to(model.dtype)
+    state = to_theirs(our_state, target.rules(classes[ours]), theirs.state_dict())
     return _filled(theirs, state, model)
 
 
@@ -123,4 +127,6 @@ def _filled(model: Any, state: dict[str, torch.Tensor], like: Any) -> Any:
             if isinstance(token := getattr(generation, name), int) and token >= model.config.vocab_size:
                 setattr(generation, name, None if not model.config.is_encoder_decoder else token)
         model.generation_config = generation
+        if hasattr(model.config, "forced_eos_token_id"):  # Marian's default is token 0, whatever that is
+            model.config.forced_eos_token_id = generation.forced_eos_token_id
     return model.train(like.training)

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from vaswani.errors import UserError, one_line
-from vaswani.interop.weights import Rule, under
+from vaswani.interop.weights import Rule, State, under
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Format:
         free: fields of `ours` that may have another value when a model is exported.
         derived: returns other fields of ours from their configuration and class name.
         derived_back: returns other fields of theirs from our configuration.
+        prepared: returns our configuration and tensors, rewritten where their models support an equal one.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Format:
     free: frozenset[str] = frozenset({"position_from_mask"})  # the same wherever padding is on the right
     derived: Callable[[Any, str], dict[str, Any]] = lambda config, class_name: {}
     derived_back: Callable[[Any], dict[str, Any]] = lambda config: {}
+    prepared: Callable[[Any], tuple[Any, State]] = lambda model: (model.config, model.state_dict())
 
     def rules(self, class_name: str) -> tuple[Rule, ...]:
         """Return the rules for the tensors of one of their classes."""

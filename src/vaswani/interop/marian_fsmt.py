@@ -1,12 +1,14 @@
 """MarianMT (Junczys-Dowmunt et al., 2018: OPUS-MT) and FSMT (fairseq's WMT19 systems, Ng et al., 2019)."""
 
+from copy import deepcopy
 from typing import Any
 
 from transformers import FSMTConfig, MarianConfig
 
 from vaswani.errors import UserError
+from vaswani.interop.equal_weights import with_concatenated_sinusoids, with_zero_biases
 from vaswani.interop.formats import USUAL, Format
-from vaswani.interop.weights import Rule, linear
+from vaswani.interop.weights import Rule, State, linear
 from vaswani.model.configuration_vaswani import VaswaniConfig
 
 OURS: dict[str, Any] = {
@@ -25,6 +27,7 @@ SAME_FIELDS = (
 )
 FIELDS = {**{name: name for name in SAME_FIELDS}, "init_std": "initializer_range"}
 THEIRS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+LONGEST_TABLE = 2**13  # positions that Marian is given for long texts; each load computes them in Python
 
 
 def _stacks() -> tuple[Rule, ...]:
@@ -47,6 +50,32 @@ def _marian_fields(config: Any, class_name: str) -> dict[str, Any]:
         )
     shared = config.share_encoder_decoder_embeddings
     return {"decoder_vocab_size": config.vocab_size if shared else config.decoder_vocab_size}
+
+
+def _marian_fields_back(config: Any) -> dict[str, Any]:
+    shared = config.share_encoder_decoder_embeddings and config.tie_word_embeddings
+    return {"init_std": config.initializer_range or 0.02, "share_encoder_decoder_embeddings": shared}
+
+
+def _prepared_for_marian(model: Any) -> tuple[VaswaniConfig, State]:
+    """Rewrite a model so that MarianMT has its layout, its biases, and positions for its texts."""
+    config = deepcopy(model.config)
+    if config.norm_order == "pre":
+        raise UserError(
+            "norm_order='pre' is not supported: MarianMT has post-norm layers only; `vaswani export --to "
+            "ctranslate2` takes both"
+        )
+    if model.can_generate():
+        generation = model.generation_config  # our sinusoids have no limit, and Marian's are a table
+        lengths = generation.max_length, getattr(generation, "max_source_length", None)
+        longest = min(LONGEST_TABLE, max(each or 0 for each in lengths))
+        config.max_position_embeddings = max(config.max_position_embeddings, longest)
+    elif config.position_embedding == "sinusoidal" and config.sinusoidal_layout == "interleaved":
+        raise UserError(
+            f"sinusoidal_layout='interleaved' is not supported for {type(model).__name__}: in a MarianModel, "
+            "the features of its outputs would have another order; convert a VaswaniForConditionalGeneration"
+        )
+    return with_zero_biases(*with_concatenated_sinusoids(config, model.state_dict()))
 
 
 MARIAN = Format(
@@ -75,7 +104,8 @@ MARIAN = Format(
         Rule("final_logits_bias", ("lm_head.bias",), row=True),
     ),
     derived=_marian_fields,
-    derived_back=lambda config: {"init_std": config.initializer_range or 0.02},
+    derived_back=_marian_fields_back,
+    prepared=_prepared_for_marian,
 )
 
 

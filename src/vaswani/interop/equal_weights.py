@@ -1,0 +1,66 @@
+"""Rewrite the weights of an encoder-decoder for another configuration that computes the same outputs.
+
+Each function takes a configuration and the tensors of its model, and returns another pair. It changes neither
+of those given.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+
+from vaswani.interop.weights import State
+from vaswani.model.configuration_vaswani import VaswaniConfig
+
+READS_STREAM = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "fc1")  # features are the columns
+WRITES_STREAM = ("out_proj", "fc2")  # features are the rows
+BIAS_FIELDS = ("attention_bias", "attention_output_bias", "ffn_bias", "norm_bias")
+WITHOUT_BIAS = ("embed_tokens", "embed_positions", "lm_head")
+
+
+def with_concatenated_sinusoids(config: VaswaniConfig, state: State) -> tuple[VaswaniConfig, State]:
+    """Put all sines before all cosines, if sines and cosines alternate.
+
+    All layers read and write the same stream of `d_model` features, and no norm depends on their order.
+    Therefore the sines can come first if the features of every tensor are permuted alike. Attention and
+    feed-forward layers compute the same inside; the states between them, and so the encoder's output, are
+    permuted by `sines_first`.
+
+    Raises:
+        KeyError: a tensor belongs to no layer of an encoder-decoder.
+    """
+    if config.position_embedding != "sinusoidal" or config.sinusoidal_layout != "interleaved":
+        return config, state
+    config = deepcopy(config)
+    config.sinusoidal_layout = "concatenated"
+    order = sines_first(config.d_model)
+    return config, {name: _permuted(name, tensor, order) for name, tensor in state.items()}
+
+
+def sines_first(d_model: int) -> torch.Tensor:
+    """Return the feature of the interleaved layout at each place of the concatenated one, int64 [d_model]."""
+    return torch.arange(d_model).view(-1, 2).t().flatten()
+
+
+def with_zero_biases(config: VaswaniConfig, state: State) -> tuple[VaswaniConfig, State]:
+    """Give a bias of zeros to every projection and norm of the layers that has none."""
+    config = deepcopy(config)
+    for name in BIAS_FIELDS:
+        setattr(config, name, True)
+    zeros = {
+        name.removesuffix("weight") + "bias": torch.zeros_like(weight[:, 0] if weight.ndim == 2 else weight)
+        for name, weight in state.items()
+        if name.endswith("weight") and name.split(".")[-2] not in WITHOUT_BIAS
+    }
+    return config, {**zeros, **state}
+
+
+def _permuted(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the features of the stream in another order; other axes stay."""
+    *_, module, part = name.split(".")
+    if module in READS_STREAM:
+        return tensor[:, order] if part == "weight" else tensor
+    if module in WRITES_STREAM or module.endswith("norm"):
+        return tensor[order]
+    raise KeyError(f"{name} has no known place in the residual stream")

@@ -1,0 +1,39 @@
+"""A model that was converted to MarianMT translates the same where there is no plugin."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from loopback_hub import Run
+from toy_translation import save_toy_checkpoint, toy_sources
+from vaswani.interop.folders import convert_folder
+
+TRANSLATE = """
+import importlib.util, json, sys
+from transformers import AutoTokenizer, MarianMTModel
+assert importlib.util.find_spec("vaswani") is None
+folder, sources, searches = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+model, tokenizer = MarianMTModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+batch = tokenizer(sources, padding=True, return_tensors="pt")
+print(json.dumps([model.generate(**batch, **search).tolist() for search in searches]))
+"""
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_it_opens_and_translates_without_the_plugin(
+    separate: bool, tmp_path: Path, run_python: Run, python_without_plugin: Path
+) -> None:
+    folder, marian = save_toy_checkpoint(tmp_path / "toy", separate), tmp_path / "marian"
+    convert_folder(str(folder), marian, to="marian")
+    sources = toy_sources(6, seed=3)
+    searches: list[dict[str, Any]] = [{"num_beams": beams, "max_length": 12} for beams in (1, 4)]
+    arguments = [TRANSLATE, str(marian), json.dumps(sources), json.dumps(searches)]
+    result = run_python("-c", *arguments, python=python_without_plugin, HF_HUB_OFFLINE="1")
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    batch = AutoTokenizer.from_pretrained(folder)(sources, padding=True, return_tensors="pt")
+    expected = [model.generate(**batch, **search).tolist() for search in searches]
+    assert json.loads(result.stdout) == expected
+    assert expected[0] != expected[1]
