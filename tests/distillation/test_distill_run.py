@@ -95,6 +95,16 @@ def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teache
 
 
 @pytest.mark.slow
+def test_student_and_baseline_are_the_means_of_their_checkpoints(options):
+    run(options, baseline="true", average_checkpoints=2, save_steps=2, cosine_weight=1)
+    for folder in (Path(options["output_dir"]), Path(options["output_dir"]) / "baseline"):
+        every = [weights(path) for path in folder.glob("checkpoint-*")]
+        assert len(every) == 2
+        assert not torch.equal(*every)
+        assert torch.equal(weights(folder), (sum(each.double() for each in every) / 2).float())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["one two three", "eins zwei drei"])
 def test_a_student_shares_embeddings_if_its_teacher_has_one_vocabulary(options, teacher, words):
     """By what the tokens are: source and target have as many in either case."""

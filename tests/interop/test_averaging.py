@@ -21,6 +21,7 @@ from toy_labels import save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import save_toy_checkpoint
 from vaswani import Translator
 from vaswani.cli import run
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
 from vaswani.interop import average
 
@@ -132,6 +133,18 @@ def test_the_mean_translates_with_the_tokenizers_of_the_models(
     assert before.keys() <= after.keys()
     assert {name for name in before if before[name] != after[name]} == {"model.safetensors"}
     assert "the mean of 2 checkpoints (`model-0`, `model-1`)" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_tokenizer_that_was_loaded_and_called_is_the_same(tmp_path: Path) -> None:
+    folders = several(tmp_path, count=2)
+    tokenizer, _ = load_tokenizers(folders[1])
+    tokenizer(["one", "one two"], padding=True, truncation=True, max_length=2)
+    save_tokenizers(tokenizer, tokenizer, folders[1])
+    edit(folders[1] / "config.json", transformers_version="5.99.0")
+    files = [(folder / "tokenizer_config.json").read_bytes() for folder in folders]
+    assert files[0] != files[1]
+    average(folders, tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer_config.json").read_bytes() == files[0]
 
 
 def test_shards_are_read_by_name_and_written_like_those_of_the_first(tmp_path: Path) -> None:

@@ -1,30 +1,42 @@
-"""Averages of a run's checkpoints: `vaswani average RUN OUT --last N` and `--best N`."""
+"""Averages of a run's checkpoints: `vaswani average`, and `average_checkpoints` at the end of a training."""
 
 import json
+import logging
+import os
 import shutil
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from run_records import assert_same_weights, logged, weights
 
-from tiny_runs import TINY_RUN, as_flags
-from vaswani import Translator
+from rank_processes import train_in_processes
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
+from toy_texts import write_texts
+from vaswani import TrainingArguments, Translator
 from vaswani.cli import run
-from vaswani.training.trainer.averaging import best_checkpoints, last_checkpoints
+from vaswani.errors import UserError
+from vaswani.training.trainer.averaging import FinalAverage, best_checkpoints, last_checkpoints
+from vaswani.training.trainer.base import BaseTrainer
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "predict_with_generate": False}
 EVALUATED |= {"max_validation_rows": 8, "metric_for_best_model": "loss"}
 
 
+def trained(folder: Path, status: int = 0, **more) -> Path:
+    """A run with the checkpoints 2, 4, 6 and 8, each of them evaluated, unless `more` says otherwise."""
+    options = {**TINY_RUN, **EVALUATED, "max_steps": 8, "save_steps": 2, "output_dir": str(folder)}
+    options |= {"max_test_rows": 4, "generation_max_length": 4, "lr_scheduler_type": "constant", **more}
+    flags = as_flags({name: value for name, value in options.items() if value is not None})
+    assert run(["train", *flags]) == status
+    return folder
+
+
 @pytest.fixture(scope="module")
 def finished(dates, tmp_path_factory) -> Path:
-    """A run with the checkpoints 2, 4, 6 and 8, each of them evaluated."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    options = {**TINY_RUN, **dates, **EVALUATED, "max_steps": 8, "save_steps": 2, "output_dir": str(folder)}
-    options |= {"max_test_rows": 4, "generation_max_length": 4, "lr_scheduler_type": "constant"}
-    assert run(["train", *as_flags(options)]) == 0
-    return folder
+    return trained(tmp_path_factory.mktemp("finished") / "run", **dates)
 
 
 def mean_of(*folders: Path) -> dict[str, torch.Tensor]:
@@ -166,3 +178,222 @@ def test_named_checkpoints_and_those_of_several_runs(finished, tmp_path):
     assert "max_source_length: 256" in shared
     assert "\ndropout: " not in shared
     assert (tmp_path / "of both" / "corpus.json").read_bytes() == (finished / "corpus.json").read_bytes()
+
+
+# ----------------------------------------------------------------------------------- at the end of a training
+
+
+def loss_on_test(folder: Path) -> float:
+    return json.loads((folder / "test_results.json").read_text())["test_loss"]
+
+
+def averaged(folder: Path) -> list[str]:
+    return json.loads((folder / "averaged.json").read_text())["checkpoints"]
+
+
+def names(*steps: int) -> list[str]:
+    return [f"checkpoint-{step}" for step in steps]
+
+
+def assert_mean_of(folder: Path, *steps: int) -> None:
+    expected, found = mean_of(*(checkpoint(folder, step) for step in steps)), weights(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert averaged(folder) == names(*steps)
+
+
+def test_the_mean_is_what_is_saved_and_evaluated(finished, dates, tmp_path):
+    folder = trained(tmp_path / "run", **dates, average_checkpoints=3)
+    assert_mean_of(folder, 4, 6, 8)
+    assert_same_weights(checkpoint(folder, 8), checkpoint(finished, 8))
+    assert run(["average", str(finished), str(tmp_path / "out"), "--last", "3"]) == 0
+    assert_same_weights(folder, tmp_path / "out")
+    assert loss_on_test(folder) != loss_on_test(finished)
+    card = (folder / "README.md").read_text()
+    assert (
+        "Its weights are the mean of 3 checkpoints (`checkpoint-4`, `checkpoint-6`, `checkpoint-8`)." in card
+    )
+    assert "`average_checkpoints` | 3" in card
+    evaluated = trained(
+        tmp_path / "of mean",
+        **dates,
+        max_steps=1,
+        save_steps=1,
+        eval_strategy="no",
+        metric_for_best_model=None,
+        model=str(folder),
+        learning_rate=1e-30,
+        **dict.fromkeys([*TINY_MODEL, "vocab_size"]),
+    )
+    assert loss_on_test(evaluated) == pytest.approx(loss_on_test(folder), rel=1e-6)
+
+
+def test_one_checkpoint_is_the_last(finished, dates, tmp_path):
+    folder = trained(tmp_path / "run", **dates, average_checkpoints=1)
+    assert_mean_of(folder, 8)
+    assert loss_on_test(folder) == loss_on_test(finished)
+
+
+def stop_in(monkeypatch, update: int) -> None:
+    """Let the next training get SIGTERM in an update."""
+
+    def step(trainer, *args):
+        if trainer.state.global_step == update - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return training_step(trainer, *args)
+
+    training_step = BaseTrainer.training_step
+    monkeypatch.setattr(BaseTrainer, "training_step", step)
+
+
+@pytest.mark.parametrize("limit", [4, None])
+@pytest.mark.parametrize("stops", [[5], [6], [3, 5, 7], [8]], ids=str)
+def test_a_resumed_run_averages_the_same(dates, tmp_path, monkeypatch, limit, stops):
+    options = {**dates, "average_checkpoints": 3, "save_total_limit": limit}
+    whole = trained(tmp_path / "whole", **options)
+    assert_mean_of(whole, 4, 6, 8)
+    folder, again = tmp_path / "stopped", {}
+    for stop in stops:
+        with monkeypatch.context() as patch:
+            stop_in(patch, stop)
+            trained(folder, status=143, **options, **again)
+        assert checkpoint(folder, stop).is_dir()
+        assert not (folder / "model.safetensors").exists()
+        again = {"resume_from_checkpoint": "true"}
+    trained(folder, **options, **again)
+    assert averaged(folder) == names(4, 6, 8)
+    assert_same_weights(folder, whole)
+    assert loss_on_test(folder) == loss_on_test(whole)
+
+
+def test_a_resumed_run_without_it_is_no_mean(dates, tmp_path):
+    folder = trained(tmp_path / "run", **dates, average_checkpoints=2)
+    trained(folder, **dates, resume_from_checkpoint="true")
+    assert_same_weights(folder, checkpoint(folder, 8))
+    assert not (folder / "averaged.json").exists()
+    trained(folder, **dates, average_checkpoints=4, resume_from_checkpoint="true")
+    assert_mean_of(folder, 2, 4, 6, 8)
+
+
+def test_checkpoints_that_the_rhythm_does_not_ask_for_do_not_count(dates, tmp_path):
+    """As SIGTERM leaves them; nor do they push out those that count."""
+    rank = {"metric_for_best_model": None, "average_checkpoints": 3}
+    folder = trained(tmp_path / "run", **dates, **rank, save_total_limit=3, max_steps=7)
+    assert averaged(folder) == names(4, 6, 7)
+    trained(folder, **dates, **rank, save_total_limit=3, resume_from_checkpoint="true", max_steps=9)
+    assert averaged(folder) == names(6, 8, 9)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == names(6, 8, 9)
+
+
+def test_checkpoints_of_epochs(dates, tmp_path):
+    options = {
+        **dates,
+        "max_steps": -1,
+        "save_strategy": "epoch",
+        "num_train_epochs": 3,
+        "eval_strategy": "no",
+    }
+    options |= {"metric_for_best_model": None, "max_tokens_per_batch": 4000}
+    folder = trained(tmp_path / "run", **options, average_checkpoints=2)
+    steps = sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+    assert len(steps) == 3
+    assert_mean_of(folder, *steps[1:])
+    shutil.copytree(checkpoint(folder, steps[1]), checkpoint(folder, steps[1] + 1))
+    state = checkpoint(folder, steps[1] + 1) / "trainer_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "epoch": 2.5}))
+    trained(folder, **options, average_checkpoints=3, resume_from_checkpoint="true")
+    assert_mean_of(folder, *steps)
+
+
+def test_an_early_end_averages_what_there_is_and_says_so(dates, tmp_path, caplog):
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    options = {"average_checkpoints": 4, "early_stopping_patience": 1, "greater_is_better": True}
+    folder = trained(tmp_path / "run", **dates, **options)
+    logging.getLogger("transformers").removeHandler(caplog.handler)
+    steps = sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+    assert steps == [2, 4]
+    assert_mean_of(folder, *steps)
+    assert "2 checkpoints are averaged and not 4: there are no more." in caplog.text
+
+
+REFUSED = {
+    "limit": (
+        {"save_total_limit": 2, "metric_for_best_model": None},
+        "average_checkpoints=3 is more than save_total_limit=2 keeps; set save_total_limit to at least 3",
+    ),
+    "limit with the best": (
+        {"save_total_limit": 3},
+        "save_total_limit=3 keeps; with metric_for_best_model=loss the best is kept too; set "
+        "save_total_limit to at least 4",
+    ),
+    "best": (
+        {"load_best_model_at_end": True},
+        "average_checkpoints=3 and load_best_model_at_end=True exclude each other",
+    ),
+    "never": (
+        {"save_strategy": "no"},
+        "average_checkpoints=3 needs save_strategy steps or epoch, which is no",
+    ),
+    "when better": ({"save_strategy": "best"}, "needs save_strategy steps or epoch, which is best"),
+    "too rare": (
+        {"save_steps": 4},
+        "average_checkpoints=3 is more than the 2 checkpoints that there will be at "
+        "the end (save_steps=4, 8 updates, 0 there now)",
+    ),
+    "share": (
+        {"save_steps": 0.5},
+        "more than the 2 checkpoints that there will be at the end (save_steps=4,",
+    ),
+    "zero": ({"average_checkpoints": 0}, "average_checkpoints=0 must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_averaged_is_refused_before_training(dates, tmp_path, capsys, monkeypatch, case):
+    monkeypatch.setattr(BaseTrainer, "training_step", lambda *_, **__: pytest.fail("training begins"))
+    more, message = REFUSED[case]
+    options = {**TINY_RUN, **dates, **EVALUATED, "max_steps": 8, "save_steps": 2, "average_checkpoints": 3}
+    options |= {"output_dir": str(tmp_path / "run"), **more}
+    options = {name: value for name, value in options.items() if value is not None}
+    assert run(["train", *as_flags(options)]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_resumed_run_whose_checkpoints_are_gone_is_refused(dates, tmp_path, capsys):
+    folder = trained(tmp_path / "run", **dates, max_steps=6)
+    for step in (2, 4):
+        shutil.rmtree(checkpoint(folder, step))
+    options = {**TINY_RUN, **dates, **EVALUATED, "save_steps": 2, "output_dir": str(folder)}
+    options |= {"max_test_rows": 4, "generation_max_length": 4, "lr_scheduler_type": "constant"}
+    options |= {"max_steps": 8, "average_checkpoints": 3, "resume_from_checkpoint": "true"}
+    assert run(["train", *as_flags(options)]) == 2
+    assert "more than the 2 checkpoints that there will be" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_adapter_has_no_average_in_python_either(tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, average_checkpoints=2)
+    trainer = SimpleNamespace(args=args, model=SimpleNamespace(peft_config={}))
+    with pytest.raises(UserError, match="average_checkpoints=2 cannot be combined with an adapter"):
+        FinalAverage(trainer).check(8, 1, 0, 0)
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_models_of_one_stack_are_averaged(tmp_path, stack):
+    shape = {f"{stack}_{size}": 2 for size in ("layers", "attention_heads", "ffn_dim")}
+    options = {name: TINY_RUN[name] for name in TINY_RUN if "coder" not in name} | shape
+    options |= write_texts(tmp_path, train=60, validation=10, test=12) | {"max_tokens_per_batch": 400}
+    options |= {"objective": "masked" if stack == "encoder" else "causal", "max_length": 24}
+    options |= {"output_dir": str(tmp_path / "run"), "average_checkpoints": 2}
+    assert run(["pretrain", *as_flags(options)]) == 0
+    assert_mean_of(tmp_path / "run", 3, 6)
+    assert run(["average", str(tmp_path / "run"), str(tmp_path / "out"), "--last", "2"]) == 0
+    assert_same_weights(tmp_path / "run", tmp_path / "out")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("sharded", [{}, {"fsdp_size": 2}, {"tensor_parallel_size": 2}], ids=str)
+def test_several_processes_average_the_same(dates, tmp_path, sharded):
+    options = {**TINY_RUN, **dates, "output_dir": str(tmp_path / "run"), "average_checkpoints": 2}
+    options |= {"max_test_rows": 4, "generation_max_length": 4, **sharded}
+    train_in_processes(options, 2)
+    assert_mean_of(tmp_path / "run", 3, 6)

@@ -473,6 +473,7 @@ CHANGES = {  # of a run of 4 updates, with the options of `tiny_run`
 # Allowed settings whose effect is tested elsewhere, and where.
 SEEN_ELSEWHERE = {
     "test_trainer.py": ("early_stopping_patience",),
+    "test_average_checkpoints.py": ("average_checkpoints",),
     "test_distributed.py, test_sharding.py": (
         *(NUM_PROCESSES, "gradient_accumulation_steps", "tensor_parallel_size", "fsdp_size"),
     ),

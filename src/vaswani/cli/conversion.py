@@ -169,7 +169,8 @@ def average(
 ) -> None:
     """Average the weights of checkpoints, and save the model.
 
-    The checkpoints must have the same configuration and tokenizer.
+    The checkpoints must have the same configuration and tokenizer. To
+    average at the end of a training, set average_checkpoints.
     """
     if last is not None and best is not None:
         raise UserError(f"--last={last} and --best={best} exclude each other; give one of them")

@@ -33,8 +33,12 @@ from vaswani.hub.weights import (
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 CONFIGS = ("config.json", "generation_config.json")
-# Fields that differ between equal models: who saved them, and how a tokenizer was last called.
-IGNORED = ("transformers_version", "_name_or_path", "name_or_path", "padding", "truncation")
+# Fields that differ between equal models: who saved them, where a tokenizer was loaded from, as when a run is
+# resumed, and how it was last called.
+IGNORED = (
+    *("transformers_version", "_name_or_path", "name_or_path", "is_local", "local_files_only"),
+    *("padding", "truncation"),
+)
 _ABSENT = "no value"
 _LONGEST = 60  # characters of a value in a message
 

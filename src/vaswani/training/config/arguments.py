@@ -289,6 +289,11 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     max_test_rows: int | None = option(
         None, "Number of test rows to evaluate on, evenly spread. Default: all.", at_least=1
     )
+    average_checkpoints: int | None = option(
+        None,
+        "At the end, average the last so many checkpoints: the mean is evaluated and saved (section 6.1).",
+        at_least=1,
+    )
     use_cache: bool = option(True, "Decode with cached keys and values; saved in the model's configuration.")
     restore_callback_states_from_checkpoint: bool = option(
         True, "When resuming, restore the early-stopping counter too."
@@ -307,6 +312,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         del store  # by now the process group keeps it
         self._check_reporting()
         self._check_ranking()
+        self._check_averaging()
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
             raise UserError(
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
@@ -332,6 +338,31 @@ class BaseTrainingArguments(transformers.TrainingArguments):
                     f"{option_name} needs an eval_strategy, which is {_name(self.eval_strategy)} (give steps "
                     f"or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
                 )
+
+    def _check_averaging(self) -> None:
+        """Raise `UserError` for options with which the last checkpoints cannot be averaged at the end."""
+        if self.average_checkpoints is None:
+            return
+        given = f"average_checkpoints={self.average_checkpoints}"
+        if self.load_best_model_at_end:
+            raise UserError(
+                f"{given} and load_best_model_at_end=True exclude each other: the final model is the mean of "
+                "the last checkpoints, or the best one; leave one out"
+            )
+        if self.save_strategy not in (SaveStrategy.STEPS, SaveStrategy.EPOCH):
+            raise UserError(
+                f"{given} needs save_strategy steps or epoch, which is {_name(self.save_strategy)}"
+            )
+        for name in ("deepspeed", "fsdp"):
+            if getattr(self, name):
+                raise UserError(f"{given} does not work with {name}; leave one out, or use fsdp_size")
+        kept, ranks = self.save_total_limit or 0, self.metric_for_best_model is not None
+        if 0 < kept < self.average_checkpoints + ranks:
+            reason = f"; with metric_for_best_model={self.metric_for_best_model} the best is kept too" * ranks
+            raise UserError(
+                f"{given} is more than save_total_limit={kept} keeps{reason}; set save_total_limit to at "
+                f"least {self.average_checkpoints + ranks}"
+            )
 
     def _check_dictionaries(self) -> None:
         """Raise `UserError` for a text that is neither JSON nor the path of a JSON file."""

@@ -330,6 +330,11 @@ class ContinuedRun(TrainingRun):
             )
         if training.fsdp_size * training.tensor_parallel_size > 1:
             raise UserError("lora_rank cannot be combined with fsdp_size or tensor_parallel_size")
+        if training.average_checkpoints is not None:
+            raise UserError(
+                f"lora_rank cannot be combined with average_checkpoints={training.average_checkpoints}: the "
+                "mean of adapters is not that of the adapted models; leave one out"
+            )
         if training.push_to_hub:
             check_published_base(str(arguments.model))
         with torch.device("meta"):

@@ -2,7 +2,8 @@
 
 Everything else (mixed precision, accumulation, compilation, several devices, logging) is transformers'. Parts
 with a job of their own are objects beside the trainer: `Objective`, `Meter`, `LossMeans`, `FiniteUpdates`,
-`StopOnSignal`, `Sharding`, `Publisher`. Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
+`FinalAverage`, `StopOnSignal`, `Sharding`, `Publisher`. Section numbers refer to Vaswani et al. (2017),
+arXiv:1706.03762.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.schedule import inverse_sqrt_schedule
 from vaswani.training.trainer.adapted import describe_adapted
+from vaswani.training.trainer.averaging import FinalAverage
 from vaswani.training.trainer.callbacks import ResumedRun, StopOnSignal
 from vaswani.training.trainer.checkpoints import (
     checkpoint_to_resume,
@@ -103,6 +105,7 @@ class BaseTrainer(Trainer):
         )
         self.loss_means = LossMeans(self)
         self.finite_updates = FiniteUpdates(self)
+        self.final_average = FinalAverage(self)
         self.stop_on_signal = StopOnSignal(self)
         for callback in (ResumedRun(self), self.meter, self.stop_on_signal):
             self.add_callback(callback)
@@ -170,7 +173,10 @@ class BaseTrainer(Trainer):
                 if checkpoint:
                     for name, module in self.extra_modules.items():
                         module.load_state_dict(load_file(checkpoint / f"{name}.safetensors"))
-                return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
+                output = super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
+            if not self.stop_on_signal.has_stopped:
+                self.final_average.take()
+            return output
         finally:
             hook.remove()
             self.stop_on_signal.restore()  # a training that fails has no end
@@ -187,7 +193,11 @@ class BaseTrainer(Trainer):
     def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
         """As in transformers, but a run that resumes after its last update has no epoch left."""
         self.num_epochs, *others, max_steps = super().set_initial_training_values(args, dataloader)
-        return 0 if self._is_finished(max_steps) else self.num_epochs, *others, max_steps
+        if self._is_finished(max_steps):
+            return 0, *others, max_steps
+        resumed = self._resumed or TrainerState()
+        self.final_average.check(max_steps, self.num_epochs, resumed.global_step, resumed.epoch or 0)
+        return self.num_epochs, *others, max_steps
 
     def _is_finished(self, max_steps: int) -> bool:
         """Whether the checkpoint that is resumed was the last; the library would make one update more."""
@@ -280,6 +290,7 @@ class BaseTrainer(Trainer):
             self.save_tokenizers(folder)
             describe_adapted(self.model, folder)
             write_hashes(folder)
+            self.final_average.record(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save")
 
@@ -323,6 +334,7 @@ class BaseTrainer(Trainer):
                     save_file(module.state_dict(), folder / f"{name}.safetensors")
                 state.save_to_json(str(folder / TRAINER_STATE_NAME))  # with the best checkpoint's final name
                 checkpoint = finish_checkpoint(folder, self._manifest())
+                self.final_average.discard_others(checkpoint)
                 rotate_checkpoints(
                     output_dir=str(run_folder),
                     save_total_limit=args.save_total_limit,

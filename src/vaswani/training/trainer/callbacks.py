@@ -33,13 +33,13 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
-        self.signalled = self._has_stopped = False
+        self.signalled = self.has_stopped = False
         self._agreement: tuple[torch.Tensor, Any] | None = None
         self._before: Any = None
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         """Listen, if this is the main thread, which alone can."""
-        self.signalled = self._has_stopped = False
+        self.signalled = self.has_stopped = False
         self._agreement = None
         self._before = None
         if threading.current_thread() is threading.main_thread():
@@ -60,7 +60,7 @@ class StopOnSignal(TrainerCallback):
             return
         signal.signal(signal.SIGTERM, self._before)
         if isinstance(self._before, HeldBack):
-            self._before.came = self.signalled and not self._has_stopped
+            self._before.came = self.signalled and not self.has_stopped
         self._before = None
 
     def on_step_end(
@@ -68,7 +68,7 @@ class StopOnSignal(TrainerCallback):
     ) -> None:
         """Ask for a checkpoint, then for the end."""
         if self._agreed(args):
-            self._has_stopped = control.should_save = control.should_training_stop = True
+            self.has_stopped = control.should_save = control.should_training_stop = True
 
     def on_prediction_step(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         """Stop in an evaluation during training, which takes longer than a scheduler waits."""
@@ -79,7 +79,7 @@ class StopOnSignal(TrainerCallback):
 
     def raise_if_stopped(self) -> None:
         """Raise `StoppedError` if the signal ended the training."""
-        if self._has_stopped:
+        if self.has_stopped:
             raise StoppedError(self.message)
 
     @property

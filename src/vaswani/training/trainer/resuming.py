@@ -156,7 +156,7 @@ _CONDITIONS: dict[Condition, tuple[str, ...]] = {
         # where, when and what is saved, evaluated, logged and published
         *("output_dir", "save_strategy", "save_steps", "save_total_limit", "save_on_each_node"),
         *("save_only_model", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "test_file"),
-        *("evaluate_test", "max_test_rows"),
+        *("evaluate_test", "max_test_rows", "average_checkpoints"),
         *("logging_strategy", "logging_steps", "log_level", "log_level_replica", "log_on_each_node"),
         *("report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id"),
         *("trackio_static_space_id", "disable_tqdm"),
