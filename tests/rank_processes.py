@@ -58,7 +58,7 @@ def log_of(output_dir: str | Path, rank: int) -> Path:
 
 
 def updates_in(printed: Path) -> int:
-    """How many updates a training has told of."""
+    """Return the number of updates that a training has logged."""
     return printed.read_text().count("'grad_norm'") if printed.exists() else 0
 
 

@@ -40,7 +40,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def change(folder: Path, by: Any) -> None:
-    """Replace each floating-point tensor of a model by what a function makes of it."""
+    """Apply a function to each tensor of a model, and save the model."""
     for file in folder.glob("*.safetensors"):
         changed = {name: by(tensor).contiguous() for name, tensor in load_file(file).items()}
         save_file(changed, file, metadata={"format": "pt"})

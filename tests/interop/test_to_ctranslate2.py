@@ -165,6 +165,10 @@ def test_a_text_may_have_max_positions(tmp_path):
         ({"encoder_attention": "sparse"}, "encoder_attention='sparse' is not supported"),
         ({"decoder_attention": ["sparse"]}, r"decoder_attention=\['sparse'\] is not supported"),
         (
+            {"position_embedding": "learned", "max_position_embeddings": 40},
+            "max_positions=9 has no effect on learned positions, of which the model has 40; leave it out",
+        ),
+        (
             {"activation_function": "mish"},
             "activation_function='mish' is not supported: CTranslate2 has relu",
         ),
@@ -174,7 +178,7 @@ def test_what_the_engine_has_not_is_refused(fields, message, tmp_path):
     tokenizers = toy_tokenizers()
     model = make(VaswaniForConditionalGeneration, len(tokenizers[0]), **fields)
     with pytest.raises(UserError, match=message):
-        export_to_ctranslate2(model, tokenizers, tmp_path)
+        export_to_ctranslate2(model, tokenizers, tmp_path, max_positions=9)
     assert not [*tmp_path.iterdir()]
 
 

@@ -112,7 +112,10 @@ def test_each_option_changes_the_adapter(pairs: Path, tmp_path: Path) -> None:
         ({"freeze": "encoder"}, "leave out freeze"),
         ({"convert": True}, "vaswani convert"),
         ({"fsdp_size": 2}, "fsdp_size"),
-        ({"average_checkpoints": 2}, "lora_rank cannot be combined with average_checkpoints=2"),
+        (
+            {"average_checkpoints": 2},
+            "average_checkpoints=2 cannot be combined with an adapter",
+        ),
         ({"push_to_hub": True}, "is of no use to others"),
     ],
 )

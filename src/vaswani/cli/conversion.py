@@ -11,12 +11,14 @@ from vaswani.cli.options import OutputFolder, check_models, model_option, number
 from vaswani.cli.screen import begin_work, say
 from vaswani.errors import UserError
 
+SourceModel = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="Folder or Hub name of a model.", callback=check_models)
+]
+
 
 @app.command()
 def convert(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Folder or Hub name of a model.", callback=check_models)
-    ],
+    source: SourceModel,
     output: Annotated[Path, OutputFolder],
     to: Annotated[
         str | None,
@@ -55,9 +57,7 @@ def convert(
 
 @app.command()
 def export(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Folder or Hub name of a model.", callback=check_models)
-    ],
+    source: SourceModel,
     output: Annotated[Path, OutputFolder],
     to: Annotated[
         str, typer.Option("--to", metavar="ENGINE", help="Engine that runs the exported model: ctranslate2.")
@@ -72,14 +72,15 @@ def export(
         ),
     ] = None,
     max_positions: Annotated[
-        int,
+        int | None,
         number(
             "--max_positions",
-            help="Maximum number of tokens of a text, for models with sinusoidal positions or none.",
+            help="Maximum number of tokens of a text, for models with sinusoidal positions or none. "
+            "Default: 2048.",
             at_least=1,
             at_most=MOST_POSITIONS,
         ),
-    ] = 2048,
+    ] = None,
 ) -> None:
     """Export a vaswani model to an inference engine that runs without PyTorch.
 
@@ -94,7 +95,7 @@ def export(
         )
     begin_work()
     model = export_folder(source, output, quantization, max_positions)
-    size = sum(path.stat().st_size for path in output.glob("model.bin")) / 2**20
+    size = (output / "model.bin").stat().st_size / 2**20
     say(
         f"saved {output}: {type(model).__name__} for CTranslate2, {quantization or 'float32'}, "
         f"{model.num_parameters():,} parameters, {size:.1f} MiB"

@@ -46,6 +46,7 @@ _LONGEST = 60  # characters of a value in a message
 class Places(NamedTuple):
     """Where a checkpoint has its tensors."""
 
+    folder: Path
     files: dict[str, Path]
     tensors: dict[str, StoredTensor]
 
@@ -72,10 +73,10 @@ def average(checkpoints: Sequence[str | Path], output: str | Path) -> int:
     output = Path(output)
     check_output_folder(output, "the model")
     folders = [local_folder(name) for name in checkpoints]
-    check_alike(folders)
+    places = _check_alike(folders)
     with whole_folder(output, "the model") as unfinished:
         with ExitStack() as stack:
-            sources = [_Source(folder, stack) for folder in folders]
+            sources = [_Source(each, stack) for each in places]
             for file in weight_files(folders[0]):
                 means = {name: _mean(sources, name) for name in stored_tensors(file)}
                 save_file(means, unfinished / file.name, metadata={"format": "pt"})
@@ -91,18 +92,18 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
     Raises:
         UserError: as `average` does.
     """
-    check_alike(folders)
+    places = _check_alike(folders)
     with ExitStack() as stack:
-        sources = [_Source(folder, stack) for folder in folders]
-        return {name: _mean(sources, name) for name in _places(folders[0]).tensors}
+        sources = [_Source(each, stack) for each in places]
+        return {name: _mean(sources, name) for name in places[0].tensors}
 
 
 class _Source:
     """Reads the tensors of a checkpoint one at a time."""
 
-    def __init__(self, folder: Path, stack: ExitStack):
-        self.folder, self.places = folder, _places(folder)
-        files = dict.fromkeys(self.places.files.values())
+    def __init__(self, places: Places, stack: ExitStack):
+        self.folder, self.places = places.folder, places
+        files = dict.fromkeys(places.files.values())
         self.opened: dict[Path, Any] = {
             file: stack.enter_context(safe_open(file, framework="pt")) for file in files
         }
@@ -134,8 +135,12 @@ def _mean(sources: Sequence[_Source], name: str) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------- checks
 
 
-def check_alike(folders: Sequence[Path]) -> None:
-    """Raise a UserError unless these folders hold complete checkpoints of one model (see `average`)."""
+def _check_alike(folders: Sequence[Path]) -> list[Places]:
+    """Raise a UserError unless these folders hold complete checkpoints of one model (see `average`).
+
+    Returns:
+        Where each has its tensors.
+    """
     if not folders:
         raise UserError("nothing to average: give the folders of checkpoints")
     resolved = [folder.resolve() for folder in folders]
@@ -143,18 +148,21 @@ def check_alike(folders: Sequence[Path]) -> None:
         if resolved.count(folder.resolve()) > 1:
             raise UserError(f"{folder} is given more than once; give each checkpoint once")
         check_whole(folder)
+    configs = [read_config(folder) for folder in folders]
     for folder in folders[1:]:
         _check_same_configs(folders[0], folder)
         _check_same_tokenizers(folders[0], folder)
-    for folder in folders:
+    for folder, config in zip(folders, configs, strict=True):
         _check_safetensors(folder)
-        check_weights(folder, read_config(folder))
-        _check_same_tensors(folders[0], folder)
+        check_weights(folder, config)
+    places = [_places(folder) for folder in folders]
+    for found in places[1:]:
+        _check_same_tensors(places[0], found)
+    return places
 
 
 def _check_same_configs(one: Path, other: Path) -> None:
     for name in CONFIGS:
-        read_config(one), read_config(other)  # raise for a folder without a model
         values = [read_object(path / name) if (path / name).exists() else {} for path in (one, other)]
         kinds = [{"model_type": each.get("model_type", _ABSENT)} for each in values]  # named first
         if found := _difference(kinds[0] | values[0], kinds[1] | values[1]):
@@ -183,10 +191,10 @@ def _check_safetensors(folder: Path) -> None:
             raise UserError(f"{file} is pickled, and safetensors are averaged; save the model anew with them")
 
 
-def _check_same_tensors(one: Path, other: Path) -> None:
-    tensors, others = _places(one).tensors, _places(other).tensors
-    for name in dict.fromkeys([*tensors, *others]):
-        found, expected = others.get(name), tensors.get(name)
+def _check_same_tensors(first: Places, second: Places) -> None:
+    one, other = first.folder, second.folder
+    for name in dict.fromkeys([*first.tensors, *second.tensors]):
+        found, expected = second.tensors.get(name), first.tensors.get(name)
         if found is None or expected is None:
             has, lacks = (one, other) if found is None else (other, one)
             raise UserError(
@@ -208,7 +216,7 @@ def _places(folder: Path) -> Places:
         stored = stored_tensors(file)
         files |= dict.fromkeys(stored, file)
         tensors |= stored
-    return Places(files, tensors)
+    return Places(folder, files, tensors)
 
 
 def _difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:

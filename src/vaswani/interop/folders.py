@@ -14,21 +14,15 @@ from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.hub.hashes import write_hashes
+from vaswani.hub.hashes import tokenizer_files, write_hashes
 from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, holds_adapter, load_weights
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
-from vaswani.interop.to_ctranslate2 import (
-    MAX_POSITIONS,
-    check_ctranslate2,
-    check_exportable,
-    export_to_ctranslate2,
-)
+from vaswani.interop.to_ctranslate2 import check_engine, export_to_ctranslate2
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm")
 CHECKED_ROWS, CHECKED_LENGTH = 2, 12
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 OF_HALF_PRECISION = 0.2  # bfloat16 has eight significant bits
@@ -83,7 +77,7 @@ def convert_folder(
     model = load_exactly(folder, config, architecture)
     converted: Any = convert(model) if to is None else export(model, to)
     difference = _difference(model, converted)
-    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+    has_tokenizer = bool(tokenizer_files(folder))
     tokenizers = load_tokenizers(folder) if has_tokenizer else None
     if tokenizers:
         check_vocabulary(folder, converted, *tokenizers)
@@ -93,7 +87,7 @@ def convert_folder(
 
 
 def export_folder(
-    source: str, output: Path, quantization: str | None = None, max_positions: int = MAX_POSITIONS
+    source: str, output: Path, quantization: str | None = None, max_positions: int | None = None
 ) -> PreTrainedModel:
     """Export a checkpoint to CTranslate2, with its tokenizers and its generation settings beside it.
 
@@ -108,12 +102,12 @@ def export_folder(
         The exported model, an encoder without its head.
 
     Raises:
-        UserError: the checkpoint does not exist or is not of vaswani; it has no tokenizer; CTranslate2 is not
-            installed, or cannot hold the model.
+        UserError: the checkpoint does not exist or is not of vaswani; it has no tokenizer; or as
+            `export_to_ctranslate2`.
         RunError: the disk is full or not writable; nothing is left.
     """
     check_output_folder(output, "the model")
-    check_ctranslate2()
+    check_engine(quantization)
     folder = local_folder(source)
     config = read_config(folder)
     if not isinstance(config, VaswaniFamilyConfig):
@@ -124,12 +118,12 @@ def export_folder(
     model: Any = load_exactly(folder, config)
     if config.model_type == "vaswani_encoder":
         model = model.base_model
-    check_exportable(model, quantization)
     tokenizers = load_tokenizers(folder)
     check_vocabulary(folder, model, *tokenizers)
     with whole_folder(output, "the model") as unfinished:
-        options: dict[str, Any] = {"quantization": quantization, "max_positions": max_positions}
-        export_to_ctranslate2(model, tokenizers, unfinished, **options)
+        export_to_ctranslate2(
+            model, tokenizers, unfinished, quantization=quantization, max_positions=max_positions
+        )
         save_tokenizers(*tokenizers, unfinished)
         if model.can_generate():
             model.generation_config.save_pretrained(unfinished)

@@ -21,7 +21,7 @@ QUANTIZATIONS = (
     *("float32", "float16", "bfloat16"),
     *("int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
 )
-MAX_POSITIONS = 2048  # a table of 4 MB at width 512
+USUAL_POSITIONS = 2048  # a table of 4 MB at width 512
 INSTALL = 'install it with: pip install "vaswani[ctranslate2]"'
 # Names of `ACT2FN` with those of CTranslate2's `Activation`.
 ACTIVATIONS = {
@@ -38,12 +38,6 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
-# Classes with all that CTranslate2 runs, and with the kind of model that it makes of them.
-KINDS = {
-    "VaswaniForConditionalGeneration": "translator",
-    "VaswaniForCausalLM": "generator",
-    "VaswaniEncoderModel": "encoder",
-}
 
 
 def export_to_ctranslate2(
@@ -52,7 +46,7 @@ def export_to_ctranslate2(
     folder: Path,
     *,
     quantization: str | None = None,
-    max_positions: int = MAX_POSITIONS,
+    max_positions: int | None = None,
 ) -> None:
     """Write a model into an empty folder in CTranslate2's format.
 
@@ -65,40 +59,38 @@ def export_to_ctranslate2(
         tokenizers: of the source and of the target; the first is that of a model of one stack.
         folder: exists.
         quantization: one of `QUANTIZATIONS`; None keeps float32.
-        max_positions: the longest sequence of a model with sinusoids or without positions. CTranslate2
-            computes neither, and keeps a table.
+        max_positions: the longest sequence of a model with sinusoids or without positions; None: 2,048.
+            CTranslate2 computes neither, and keeps a table.
 
     Raises:
-        UserError: CTranslate2 is not installed, or cannot hold the class or the value of a field.
+        UserError: CTranslate2 is not installed, has no such quantization, or cannot hold the class or the
+            value of a field; `max_positions` is given for learned positions.
     """
-    check_ctranslate2()
-    check_exportable(model, quantization)
-    kind = KINDS[type(model).__name__]
-    spec = {"translator": _translator, "generator": _generator, "encoder": _encoder}[kind](
-        model, max_positions
-    )
+    check_engine(quantization)
+    _check_exportable(model, max_positions)
+    spec = SPECIFICATIONS[type(model).__name__](model, max_positions or USUAL_POSITIONS)
     _set_vocabularies(spec, model, tokenizers)
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
 
 
-def check_ctranslate2() -> None:
-    """Raise `UserError` if CTranslate2 is not installed."""
+def check_engine(quantization: str | None) -> None:
+    """Raise `UserError` if CTranslate2 is not installed, or has no such quantization."""
     try:
         import ctranslate2  # noqa: F401
     except ImportError as error:
         raise UserError(f"CTranslate2 is not installed ({error}); {INSTALL}") from error
-
-
-def check_exportable(model: PreTrainedModel, quantization: str | None) -> None:
-    """Raise `UserError` if CTranslate2 cannot hold a model, before any work."""
-    config: Any = model.config
     if quantization not in (None, *QUANTIZATIONS):
         raise UserError(f"unknown quantization {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}")
-    if type(model).__name__ not in KINDS:
+
+
+def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None:
+    """Raise `UserError` if CTranslate2 cannot hold a model."""
+    config: Any = model.config
+    if type(model).__name__ not in SPECIFICATIONS:
         raise UserError(
-            f"CTranslate2 has no counterpart of {type(model).__name__}; it runs {', '.join(KINDS)}"
+            f"CTranslate2 has no counterpart of {type(model).__name__}; it runs {', '.join(SPECIFICATIONS)}"
         )
     for stack in config.stacks:
         if set(config.layer_attention(stack)) != {"full"}:
@@ -110,6 +102,11 @@ def check_exportable(model: PreTrainedModel, quantization: str | None) -> None:
         raise UserError(
             f"activation_function={config.activation_function!r} is not supported: CTranslate2 has "
             f"{', '.join(ACTIVATIONS)}"
+        )
+    if max_positions is not None and config.position_embedding == "learned":
+        raise UserError(
+            f"max_positions={max_positions} has no effect on learned positions, of which the model has "
+            f"{config.max_position_embeddings}; leave it out"
         )
 
 
@@ -142,6 +139,14 @@ def _encoder(model: Any, max_positions: int) -> Any:
     if model.pooler is not None:
         _linear(spec.pooler_dense, model.pooler.dense)
     return spec
+
+
+# What CTranslate2 runs: the makers of its specifications, by our class.
+SPECIFICATIONS = {
+    "VaswaniForConditionalGeneration": _translator,
+    "VaswaniForCausalLM": _generator,
+    "VaswaniEncoderModel": _encoder,
+}
 
 
 # --------------------------------------------------------------------------------------------------- weights

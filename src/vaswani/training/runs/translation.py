@@ -57,6 +57,7 @@ from vaswani.training.runs.models import (
     open_pretrained,
     seed_everything,
 )
+from vaswani.training.trainer.final_average import no_mean_of_adapters
 from vaswani.training.trainer.seq2seq import Trainer
 
 logger = logging.getLogger(__name__)
@@ -331,10 +332,7 @@ class ContinuedRun(TrainingRun):
         if training.fsdp_size * training.tensor_parallel_size > 1:
             raise UserError("lora_rank cannot be combined with fsdp_size or tensor_parallel_size")
         if training.average_checkpoints is not None:
-            raise UserError(
-                f"lora_rank cannot be combined with average_checkpoints={training.average_checkpoints}: the "
-                "mean of adapters is not that of the adapted models; leave one out"
-            )
+            raise no_mean_of_adapters(training.average_checkpoints)
         if training.push_to_hub:
             check_published_base(str(arguments.model))
         with torch.device("meta"):

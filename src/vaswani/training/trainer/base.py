@@ -39,7 +39,6 @@ from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.schedule import inverse_sqrt_schedule
 from vaswani.training.trainer.adapted import describe_adapted
-from vaswani.training.trainer.averaging import FinalAverage
 from vaswani.training.trainer.callbacks import ResumedRun, StopOnSignal
 from vaswani.training.trainer.checkpoints import (
     checkpoint_to_resume,
@@ -48,6 +47,7 @@ from vaswani.training.trainer.checkpoints import (
     given_checkpoint,
     unfinished_checkpoint,
 )
+from vaswani.training.trainer.final_average import FinalAverage
 from vaswani.training.trainer.finite_updates import FiniteUpdates
 from vaswani.training.trainer.loss_means import LossMeans
 from vaswani.training.trainer.meter import Meter
