@@ -1,5 +1,6 @@
 """Several processes of one training, started from a server in which the imports are done."""
 
+import faulthandler
 import gc
 import json
 import multiprocessing
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from tiny_runs import as_flags, leave_out_curves
 
 # New processes in which the imports are done: what dies costs no ten seconds each.
+SECONDS = 120  # that a training may take
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["vaswani.distillation.run", "vaswani.training.runs.translation", "vaswani.cli.command_line"]
@@ -30,10 +32,10 @@ def train_in_processes(options: dict, num_processes: int, command: str = "train"
     """
     logs = []
     for rank, process in enumerate(start_processes(options, num_processes, command)):
-        process.join(120)
+        process.join(SECONDS)
         log = log_of(options["output_dir"], rank)
         logs.append(log.read_text() if log.exists() else "")
-        assert process.exitcode == 0, logs[-1] or process.exitcode
+        assert process.exitcode == 0, f"exit status {process.exitcode}\n{logs[-1]}"
     return "".join(logs)
 
 
@@ -83,6 +85,8 @@ def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_
     from vaswani.training.trainer.seq2seq import Trainer
 
     begin_copy(log_of(output_dir, rank))
+    faulthandler.enable()  # says where a training crashes
+    faulthandler.dump_traceback_later(SECONDS - 10)  # or hangs
     if num_processes > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_processes)}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_processes)}

@@ -15,7 +15,6 @@ from vaswani.errors import UserError
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import AVERAGED_FILE
-from vaswani.hub.weights import check_places
 from vaswani.training.trainer.checkpoints import checkpoints
 
 if TYPE_CHECKING:
@@ -69,7 +68,9 @@ class FinalAverage:
         Raises:
             UserError: a checkpoint is damaged, or there is none.
         """
-        from vaswani.interop.averaging import mean_weights  # here: most trainings average nothing
+        # Imported here, because most trainings average nothing.
+        from vaswani.hub.weights import check_places
+        from vaswani.interop.averaging import mean_weights
 
         trainer, count = self.trainer, self.trainer.args.average_checkpoints
         if count is None:
