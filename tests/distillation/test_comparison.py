@@ -303,7 +303,7 @@ def test_models_are_called_by_their_folders_or_where_these_are_alike_by_their_pa
         save_toy_checkpoint(tmp_path / folder)
     loaded = load_candidates(["a/best", "b/last/"], num_beams=2, dtype="bfloat16")
     assert [candidate.name for candidate in loaded] == ["best", "last"]
-    assert {candidate.translator.num_beams for candidate in loaded} == {2}
+    assert {candidate.translator.options.num_beams for candidate in loaded} == {2}
     assert {candidate.translator.model.dtype for candidate in loaded} == {torch.bfloat16}
     assert [candidate.folder and candidate.folder.resolve() for candidate in loaded] == [
         tmp_path / "a/best",

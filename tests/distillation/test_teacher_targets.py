@@ -18,7 +18,7 @@ from vaswani.distillation.teacher_targets import (
     with_teacher_targets,
 )
 from vaswani.errors import UserError
-from vaswani.inference.translate.translation import Hypothesis, Translator
+from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
 
 SOURCES = [*toy_sources(18, seed=-1), "", *toy_sources(6, seed=-2)]
 
@@ -81,7 +81,8 @@ def test_a_shard_after_its_header_is_a_text_of_json_lines(tmp_path: Path) -> Non
 def test_texts_of_any_characters_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a\nb", "a\u2028b\x85\r", '"\\', "日本 🙂"]
     cache, translator = open_cache(tmp_path, len(texts)), toy_translator()
-    monkeypatch.setattr(translator, "_decode", lambda *_: [Hypothesis(text, True) for text in texts])
+    translations = [Translation("one", (Hypothesis(text, True),)) for text in texts]
+    monkeypatch.setattr(translator, "translate", lambda *_, **__: iter(translations))
     decode_targets(cache, translator, ["one"] * len(texts))
     assert [target.text for target in read_targets(cache)] == texts
 

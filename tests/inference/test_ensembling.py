@@ -178,7 +178,7 @@ def test_scores_are_those_of_the_search_and_translations_those_of_no_member() ->
             **source,
             num_beams=4,
             num_return_sequences=2,
-            length_penalty=translator.length_penalty,
+            length_penalty=translator.options.length_penalty,
             max_length=1 + source["input_ids"].shape[1] + 50,
             return_dict_in_generate=True,
             output_scores=True,

@@ -30,6 +30,7 @@ from vaswani.data.batching import tokenize_corpus
 from vaswani.errors import RunError, UserError
 from vaswani.inference.batches import buffers
 from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.translate.engine import Output
 from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
 
 EOS = 2
@@ -193,10 +194,15 @@ def endless_model(**fields: Any) -> PreTrainedModel:
 
 
 def generated_lengths(translator: Translator, sentences: list[str]) -> list[int]:
-    """The tokens of the best hypotheses, as scoring is told them."""
-    lengths = []
-    with patch("vaswani.inference.translate.translation.sequence_log_probs") as scoring:
-        scoring.side_effect = lambda *args: lengths.extend(args[-1].tolist()) or torch.zeros(len(args[-1]))
+    """The tokens of the best hypotheses, in the order of their translation."""
+    lengths, search = [], translator.engine.search
+
+    def recording(*args: Any, **options: Any) -> list[list[Output]]:
+        found = search(*args, **options)
+        lengths.extend(len(best.token_ids) for best, *_ in found)
+        return found
+
+    with patch.object(translator.engine, "search", recording):
         list(translator.translate(sentences))
     return lengths
 

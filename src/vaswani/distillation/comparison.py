@@ -190,8 +190,8 @@ def _check(students: Sequence[Candidate], translators: Sequence[Translator], met
 def _search(translator: Translator) -> dict[str, Any]:
     """The options that must be equal for a fair comparison."""
     return {
-        "num_beams": translator.num_beams,
-        "length_penalty": float(translator.length_penalty),
+        "num_beams": translator.options.num_beams,
+        "length_penalty": float(translator.options.length_penalty),
         "max_tokens_per_batch": translator.max_tokens_per_batch,
         "max_source_length": translator.max_source_length,
     }

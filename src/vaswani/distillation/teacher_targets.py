@@ -37,8 +37,8 @@ def search_identity(translator: Translator) -> dict[str, Any]:
     run that was out of memory can be resumed with smaller batches.
     """
     return {
-        "num_beams": translator.num_beams,
-        "length_penalty": float(translator.length_penalty),
+        "num_beams": translator.options.num_beams,
+        "length_penalty": float(translator.options.length_penalty),
         "max_source_length": translator.max_source_length,
         "max_length": translator.max_length,
         "source_tokenizer": fingerprint_tokenizer(translator.source_tokenizer, "source"),

@@ -7,36 +7,26 @@ above the worst of them at its current length (transformers' `early_stopping=Fal
 
 A translation does not depend on the batch. (Padding changes the last bits of sums, so scores agree to
 rounding, and hypotheses with scores that differ by rounding may swap.)
-
-S sentences of a batch · K hypotheses of each · L source length · T target length
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
-from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+from vaswani.inference.decoding import EXTRA_LENGTH
 from vaswani.inference.pretrained import FromPretrained
-from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
-from vaswani.inference.translate.scoring import sequence_log_probs
+from vaswani.inference.translate.engine import Engine, Output, SearchOptions
+from vaswani.inference.translate.torch_engine import TorchEngine
 
 TooLong = Literal["cut", "skip"]
 
@@ -89,18 +79,14 @@ class Translator(FromPretrained):
         translator(["mercredi 27 janvier 1999"])  # ["1999-01-27"]
 
     Args:
-        model: an encoder-decoder that can `generate`; it is put into evaluation mode.
+        model: an encoder-decoder that can `generate`, which is put into evaluation mode; or an engine.
         source_tokenizer: encodes the source, with the end token that the model was trained with.
         target_tokenizer: decodes the translation; None means the source tokenizer.
-        num_beams: hypotheses kept at each step; 1 is greedy search.
-        length_penalty: α; 0 ranks by log-probability, which prefers short translations.
         max_source_length: maximum tokens of a source, including the end token. `"auto"` is 1,024, or the
             length in training if that is more. None means the number of the model's positions.
         too_long: `"cut"` truncates a longer source, `"skip"` returns an empty translation with the problem.
             None means `"cut"` if `max_source_length` is a number, else `"skip"`.
         max_length: maximum tokens of a translation, which may have at most 50 more than its source.
-        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a translation. None means as the
-            model's generation_config.json says.
         max_tokens_per_batch: maximum tokens of a batch, with padding and the tokens that may be generated. A
             longer sentence is a batch by itself.
         source_language: of a multilingual model, as its tokenizer names it (see `for_languages`). None means
@@ -117,26 +103,22 @@ class Translator(FromPretrained):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Engine,
         source_tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
         max_source_length: int | Literal["auto"] | None = "auto",
         too_long: TooLong | None = None,
         max_length: int = 1024,
-        no_repeat_ngram_size: int | None = None,
         max_tokens_per_batch: int = 8192,
         source_language: str | None = None,
         target_language: str | None = None,
         source_prefix: str | None = None,
+        **search: Any,
     ):
-        check_positive(num_beams=num_beams, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
-        if no_repeat_ngram_size is not None:
-            check_positive(no_repeat_ngram_size=no_repeat_ngram_size)
-        self.no_repeat_ngram_size = no_repeat_ngram_size
-        self.model = model.eval()
+        check_positive(max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
+        self.options = SearchOptions(**search)
+        self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.source_tokenizer, self.target_tokenizer = for_languages(
             source_tokenizer,
             target_tokenizer or source_tokenizer,
@@ -148,23 +130,23 @@ class Translator(FromPretrained):
         self._targets = TextCodec(self.target_tokenizer, "target")
         self.start_options = self._targets.start_options()
         if target_language is None:
-            _check_language(model, self.target_tokenizer, self.start_options)
-        self.num_beams = num_beams
-        try:
-            self.length_penalty = GNMTLengthPenalty(length_penalty)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        _check_special_tokens(model)
-        self.positions = position_limit(model, "source")
+            _check_language(self.engine, self.target_tokenizer, self.start_options)
+        _check_special_tokens(self.engine)
+        self.positions = self.engine.source_positions
         if too_long not in (None, "cut", "skip"):
             raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
         self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
         if max_source_length == "auto":
-            max_source_length = _default_source_length(model, source_tokenizer)
+            max_source_length = _default_source_length(self.engine, source_tokenizer)
         self._sources.frame().check_room(max_source_length=max_source_length)
         self.max_source_length = max_source_length
-        self.max_length = min(max_length, position_limit(model, "target") or max_length)
+        self.max_length = min(max_length, self.engine.target_positions or max_length)
         self.max_tokens_per_batch = max_tokens_per_batch
+
+    @property
+    def model(self) -> Any:
+        """The model of a `TorchEngine`."""
+        return cast(TorchEngine, self.engine).model
 
     def __call__(self, sentences: Iterable[str]) -> list[str]:
         """Translate sentences in order; an empty one stays empty.
@@ -203,8 +185,8 @@ class Translator(FromPretrained):
         if isinstance(sentences, str):
             raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
         check_positive(n_best=n_best, buffer_size=buffer_size)
-        if n_best > self.num_beams:
-            raise UserError(f"n_best={n_best} is more than num_beams={self.num_beams}; raise num_beams")
+        if n_best > (beams := self.options.num_beams):
+            raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
         done = progress or (lambda count: None)
         return chain.from_iterable(
             self._translate_buffer(buffer, n_best, with_scores, done)
@@ -266,86 +248,38 @@ class Translator(FromPretrained):
     def _translate_batch(
         self, token_ids: list[list[int]], n_best: int, with_scores: bool
     ) -> list[tuple[Hypothesis, ...]]:
+        limits = [self._limit(len(source)) for source in token_ids]
         with within_memory("sentences", len(token_ids), len(token_ids[0])):
-            return self._search(token_ids, n_best, with_scores)
+            found = self.engine.search(
+                token_ids,
+                limits,
+                self.options,
+                start_options=self.start_options,
+                n_best=n_best,
+                with_scores=with_scores,
+            )
+        texts = iter(self._targets.decode([output.token_ids for output in chain.from_iterable(found)]))
+        return [_ranked([self._hypothesis(next(texts), output) for output in outputs]) for outputs in found]
 
-    @torch.inference_mode()
-    def _search(
-        self, token_ids: list[list[int]], n_best: int, with_scores: bool
-    ) -> list[tuple[Hypothesis, ...]]:
-        """Return the `n_best` hypotheses of each source of a batch."""
-        device = self.model.device
-        limits = torch.tensor([self._limit(len(source)) for source in token_ids], device=device)
-        sources = [torch.tensor(source, device=device) for source in token_ids]
-        input_ids = pad_sequence(sources, True, self.source_tokenizer.pad_token_id or 0)  # [S, L]
-        attention_mask = pad_sequence([torch.ones_like(source) for source in sources], True)
-        ranking: dict[str, Any] = (
-            {"length_penalty": self.length_penalty, "early_stopping": False} if self.num_beams > 1 else {}
-        )
-        if self.no_repeat_ngram_size is not None:
-            ranking["no_repeat_ngram_size"] = self.no_repeat_ngram_size
-        finite = FiniteScores(self.num_beams)
-        sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            num_beams=self.num_beams,
-            num_return_sequences=n_best,
-            do_sample=False,
-            use_cache=True,  # training may have disabled it in the configuration
-            max_new_tokens=None,
-            max_length=1 + int(limits.max()),
-            forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
-            stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
-            logits_processor=LogitsProcessorList([finite]),
-            **self.start_options,
-            **ranking,
-        )
-        finite.check(self.model)
-        lengths, complete = self._endings(sequences[:, 1:], limits.repeat_interleave(n_best))
-        hypotheses = self._decode(sequences[:, 1:], lengths, complete)
-        if with_scores:
-            log_probs = sequence_log_probs(self.model, input_ids, attention_mask, sequences, lengths)
-            check_finite_scores(log_probs.isfinite().all(), self.model)
-            hypotheses = self._score(hypotheses, log_probs, lengths)
-        groups = [hypotheses[start : start + n_best] for start in range(0, len(hypotheses), n_best)]
-        return [tuple(sorted(group, key=lambda hypothesis: -(hypothesis.score or 0.0))) for group in groups]
-
-    def _endings(self, tokens: torch.Tensor, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the length of each hypothesis, with its `</s>`, and whether it has one: both [S·K].
-
-        `generate` may pad with `</s>`, so that only one within the limit counts.
-        """
-        end_token_ids = torch.tensor(self.model.generation_config.eos_token_id, device=tokens.device)
-        within_limit = torch.arange(tokens.shape[1], device=tokens.device) < limits[:, None]
-        is_end = torch.isin(tokens, end_token_ids) & within_limit  # [S·K, T]
-        complete = is_end.any(dim=1)
-        return torch.where(complete, is_end.int().argmax(dim=1) + 1, limits), complete
-
-    def _decode(
-        self, tokens: torch.Tensor, lengths: torch.Tensor, complete: torch.Tensor
-    ) -> list[Hypothesis]:
-        rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
-        texts = self._targets.decode([row[:length] for row, length in rows])
-        return [Hypothesis(text, end) for text, end in zip(texts, complete.tolist(), strict=True)]
-
-    def _score(
-        self, hypotheses: list[Hypothesis], log_probs: torch.Tensor, lengths: torch.Tensor
-    ) -> list[Hypothesis]:
-        scores = log_probs / self.length_penalty.of(lengths)
-        rows = zip(hypotheses, scores.tolist(), log_probs.tolist(), strict=True)
-        return [replace(hypothesis, score=score, log_prob=log_prob) for hypothesis, score, log_prob in rows]
+    def _hypothesis(self, text: str, output: Output) -> Hypothesis:
+        return Hypothesis(text, output.complete, output.score(self.options.length_penalty), output.log_prob)
 
 
-def _default_source_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+def _ranked(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """Return hypotheses by their scores, or as they are without scores."""
+    return tuple(sorted(hypotheses, key=lambda hypothesis: -(hypothesis.score or 0.0)))
+
+
+def _default_source_length(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the default of `max_source_length` (see `Translator`)."""
-    trained = getattr(model.generation_config, "max_source_length", None)  # saved by training
+    trained = getattr(engine.generation_config, "max_source_length", None)  # saved by training
     known = [length for length in (length_limit(tokenizer), trained) if isinstance(length, int)]
     return max([DEFAULT_SOURCE_LENGTH, *known])
 
 
-def _check_special_tokens(model: PreTrainedModel) -> None:
+def _check_special_tokens(engine: Engine) -> None:
     """Raise a UserError unless the model has tokens that begin and end its outputs."""
-    generation: Any = model.generation_config
+    generation: Any = engine.generation_config
     begins = generation.decoder_start_token_id, generation.bos_token_id
     missing = {
         "decoder_start_token_id": all(token is None for token in begins),
@@ -359,12 +293,12 @@ def _check_special_tokens(model: PreTrainedModel) -> None:
 
 
 def _check_language(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
+    engine: Engine, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
 ) -> None:
     """Raise a UserError if the tokenizer and the model name different target languages."""
     languages = getattr(tokenizer, "lang_code_to_id", {}).values()
     for option, token in start_options.items():
-        of_model = getattr(model.generation_config, option)
+        of_model = getattr(engine.generation_config, option)
         names_language = option == "forced_bos_token_id" or of_model in languages
         if names_language and of_model not in (None, token):
             raise UserError(

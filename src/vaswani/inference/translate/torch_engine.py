@@ -1,0 +1,104 @@
+"""Search with an encoder-decoder of transformers, by its `generate`.
+
+S sentences of a batch · K hypotheses of each · L source length · T target length
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from vaswani.inference.decoding import LengthLimits, position_limit
+from vaswani.inference.translate.engine import Engine, Output, SearchOptions
+from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
+from vaswani.inference.translate.scoring import sequence_log_probs
+
+
+class TorchEngine(Engine):
+    """An encoder-decoder that can `generate`.
+
+    Args:
+        model: is put into evaluation mode.
+    """
+
+    name = "torch"
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model.eval()
+        self.source_positions = position_limit(model, "source")
+        self.target_positions = position_limit(model, "target")
+
+    @property
+    def generation_config(self) -> Any:  # type: ignore[override]
+        """Of the model."""
+        return self.model.generation_config
+
+    @torch.inference_mode()
+    def search(
+        self,
+        sources: list[list[int]],
+        limits: list[int],
+        options: SearchOptions,
+        *,
+        start_options: dict[str, int],
+        n_best: int = 1,
+        with_scores: bool = False,
+    ) -> list[list[Output]]:
+        """See `Engine.search`."""
+        inputs, most = self._inputs(sources), torch.tensor(limits, device=self.model.device)
+        finite = FiniteScores(options.num_beams)
+        sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
+            **inputs,
+            num_return_sequences=n_best,
+            do_sample=False,
+            use_cache=True,  # training may have disabled it in the configuration
+            max_new_tokens=None,
+            max_length=1 + max(limits),
+            forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
+            stopping_criteria=StoppingCriteriaList([LengthLimits(most)]),
+            logits_processor=LogitsProcessorList([finite]),
+            **start_options,
+            **_options_of_generate(options),
+        )
+        finite.check(self.model)
+        lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(n_best))
+        log_probs: list[Any] = [None] * len(sequences)
+        if with_scores:
+            scores = sequence_log_probs(self.model, **inputs, sequences=sequences, lengths=lengths)
+            check_finite_scores(scores.isfinite().all(), self.model)
+            log_probs = scores.tolist()
+        rows = zip(sequences[:, 1:].tolist(), lengths.tolist(), complete.tolist(), log_probs, strict=True)
+        outputs = [Output(tokens[:length], end, log_prob) for tokens, length, end, log_prob in rows]
+        return [outputs[start : start + n_best] for start in range(0, len(outputs), n_best)]
+
+    def _inputs(self, sources: list[list[int]]) -> dict[str, torch.Tensor]:
+        """Return `input_ids` and `attention_mask`, int64 [S, L]."""
+        rows = [torch.tensor(source, device=self.model.device) for source in sources]
+        return {
+            "input_ids": pad_sequence(rows, True, self.model.config.pad_token_id or 0),
+            "attention_mask": pad_sequence([torch.ones_like(row) for row in rows], True),
+        }
+
+    def _endings(self, tokens: torch.Tensor, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the length of each hypothesis, with its end token, and whether it has one: both [S·K].
+
+        `generate` may pad with the end token, so that only one within the limit counts.
+        """
+        end_token_ids = torch.tensor(self.model.generation_config.eos_token_id, device=tokens.device)
+        within_limit = torch.arange(tokens.shape[1], device=tokens.device) < limits[:, None]
+        is_end = torch.isin(tokens, end_token_ids) & within_limit  # [S·K, T]
+        complete = is_end.any(dim=1)
+        return torch.where(complete, is_end.int().argmax(dim=1) + 1, limits), complete
+
+
+def _options_of_generate(options: SearchOptions) -> dict[str, Any]:
+    """Translate the options to those of `generate`."""
+    given: dict[str, Any] = {"num_beams": options.num_beams}
+    if options.num_beams > 1:
+        given |= {"length_penalty": options.length_penalty, "early_stopping": False}
+    if options.no_repeat_ngram_size is not None:
+        given["no_repeat_ngram_size"] = options.no_repeat_ngram_size
+    return given
