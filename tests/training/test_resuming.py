@@ -576,10 +576,10 @@ def test_what_is_saved_says_what_happened(resumed):
 
 
 @pytest.mark.slow
-def test_a_longer_run_equals_one_that_was_as_long_from_the_start(dates, tmp_path):
-    options = {**TINY_RUN, **dates, "dropout": 0.3, "save_steps": 3, "max_steps": 5}
-    for name in ("validation_file", "test_file"):
-        del options[name]
+@pytest.mark.parametrize("evaluation", [{"eval_strategy": "no"}, {"eval_strategy": "steps", "eval_steps": 4}])
+def test_a_longer_run_equals_one_that_was_as_long_from_the_start(dates, tmp_path, evaluation):
+    """Though only the first part of it evaluates after its last update, before it saves."""
+    options = {**TINY_RUN, **dates, **evaluation, "dropout": 0.3, "save_steps": 3, "max_steps": 5}
     train(load_config(None, as_flags({**options, "output_dir": tmp_path / "grown"})))
     longer = options | {"max_steps": 11}
     train(load_config(None, as_flags({**longer, "output_dir": tmp_path / "whole"})))

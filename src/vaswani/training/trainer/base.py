@@ -428,8 +428,19 @@ class BaseTrainer(Trainer):
         """Loss per label of the whole data set, and predictions padded with −100, in its order.
 
         Replaces the library's loop, which gives batches of any size the same weight in the loss, and repeats
-        rows when processes hold different numbers of them.
+        rows when processes hold different numbers of them. The random numbers of the training go on as if
+        there were no evaluation: when it evaluates does not change what it learns.
         """
+        with torch.random.fork_rng(devices=_gpus(self.args.device)):
+            return self._evaluate_batches(dataloader, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+    def _evaluate_batches(
+        self,
+        dataloader: Any,
+        prediction_loss_only: bool | None,
+        ignore_keys: list[str] | None,
+        metric_key_prefix: str,
+    ) -> EvalLoopOutput:
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
@@ -565,6 +576,11 @@ def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:
     if length in getattr(dataset, "column_names", ()):
         return dataset[length][:]  # at once, for a column by itself is read row by row
     return [len(row[tokens]) for row in dataset]
+
+
+def _gpus(device: torch.device) -> list[torch.device]:
+    """The device, if it has a generator of random numbers beside the CPU's."""
+    return [device] if device.type == "cuda" else []
 
 
 def _rows(batch: torch.Tensor | None, num_rows: int) -> list[Any]:
