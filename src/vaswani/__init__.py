@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vaswani.inference.embed.embedding import Embedder
     from vaswani.inference.embed.scalar_mix import ScalarMix
     from vaswani.inference.prompt.prompting import Prompter
+    from vaswani.inference.score.scorer import Scorer
     from vaswani.inference.translate.translation import Translator
     from vaswani.interop.sparsify import sparsify
     from vaswani.model.configuration_vaswani import (
@@ -63,6 +64,7 @@ __all__ = [
     "Prompter",
     "QuestionAnswerer",
     "ScalarMix",
+    "Scorer",
     "Trainer",
     "TrainingArguments",
     "Translator",
@@ -95,6 +97,7 @@ _MODULES = {
     "inference.classify.classification": ["Classifier"],
     "inference.embed.embedding": ["Embedder"],
     "inference.prompt.prompting": ["Prompter"],
+    "inference.score.scorer": ["Scorer"],
     "inference.translate.translation": ["Translator"],
     "interop.sparsify": ["sparsify"],
     "model.configuration_vaswani": ["VaswaniConfig", "VaswaniDecoderConfig", "VaswaniEncoderConfig"],

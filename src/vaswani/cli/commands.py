@@ -10,6 +10,7 @@ GROUPS = (
     "training",
     "translation",
     "evaluation",
+    "scoring",
     "classification",
     "embedding",
     "prompting",

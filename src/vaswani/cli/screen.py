@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from vaswani.inference.inputs import Texts
+    from vaswani.inference.pair_inputs import Pairs
 
 FIRST_DELAY, LONGEST_DELAY = 5.0, 60.0  # seconds between two lines of progress; they double
 
@@ -94,7 +95,7 @@ def progress_bar(
     return tqdm(total=total, unit=unit, file=sys.stderr, disable=typed)
 
 
-def progress_of_texts(texts: "Texts", output_name: str) -> "tqdm | ProgressLines":
+def progress_of_texts(texts: "Texts | Pairs", output_name: str) -> "tqdm | ProgressLines":
     """Return a `progress_bar` for the texts of an input, whose results go to an output."""
     hidden = output_name == STANDARD_STREAM and sys.stdout.isatty()
     return progress_bar(texts.total, f" {texts.report.unit}s", hidden, texts.typed)

@@ -130,6 +130,11 @@ class TextCodec:
         with exclusive(self.tokenizer):
             return self._view.batch_decode(token_ids, skip_special_tokens=True)
 
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the tokens of ids as they stand in the vocabulary of this side."""
+        with exclusive(self.tokenizer):
+            return self._view.convert_ids_to_tokens(list(token_ids))
+
     def lost_in_tokens(self, texts: Sequence[str]) -> list[tuple[str, str]]:
         """Return the texts that change when encoded and decoded, each with the decoded text.
 

@@ -37,6 +37,7 @@ class LineReport:
     not_utf8: int = 0
     source_cut_off: int = 0
     cut_off: int = 0
+    not_scored: int = 0
     unit: str = "line"
 
     def __str__(self) -> str:
@@ -46,6 +47,7 @@ class LineReport:
             "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
             "of which only the beginning was read": self.source_cut_off,
             "cut off at the length limit": self.cut_off,
+            "not scored": self.not_scored,
         }
         problems = "; ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         return f"{self.lines:,} {self.unit}{'s' * (self.lines != 1)}" + (f"; {problems}" if problems else "")
@@ -112,13 +114,51 @@ _GROUPED: dict[str, Callable[[Iterator[str]], Iterator[str]]] = {
 }
 
 
+@dataclass
+class Column:
+    """A field of a table's rows that holds a text.
+
+    Args:
+        field: its name; dots reach into nested objects.
+        option: that gives it, for messages.
+        words: a text may be a list of words.
+    """
+
+    field: str
+    option: str
+    words: bool = False
+
+    def check(self, path: Path) -> None:
+        """Raise a UserError unless a table has the field, and it may hold text."""
+        from vaswani.data.sources.records import check_text_field
+
+        check_text_field(path, f"--{self.option}", self.field, words=self.words)
+
+    def check_first(self, record: Record) -> None:
+        """Raise a UserError unless the first row of a stream has the field."""
+        if not record.has(self.field):
+            raise UserError(f"{record.place} has no field '{self.field}'; it has {listing(record.row)}")
+
+    def read(self, record: Record) -> Any:
+        """Return the text of a row, or raise a UserError."""
+        return record.text(self.field, self.words)
+
+    def valid(self, cell: Any) -> Any:
+        """Return what was read, with U+FFFD in place of bytes that were not UTF-8."""
+        return [valid_text(word) for word in cell] if isinstance(cell, list) else valid_text(cell)
+
+
+def valid_text(text: str) -> str:
+    """Return a text with U+FFFD in place of bytes that were not UTF-8."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
 class TableTexts:
-    """The texts in a field of a table's rows.
+    """The texts in a column of a table.
 
     Args:
         records: the rows (see `read_records`).
-        fields: of the text; dots reach into nested objects. Of two fields the texts are pairs.
-        words: texts may be lists of words.
+        columns: of the text. Of two columns the texts are pairs.
         added: names of the fields that the output adds.
         remedy: what to do where a row has one of these.
         total: number of rows, if it is known.
@@ -131,8 +171,7 @@ class TableTexts:
     def __init__(
         self,
         records: Iterator[Record],
-        *fields: str,
-        words: bool = False,
+        *columns: Column,
         added: Sequence[str] = (),
         remedy: str = "rename it",
         total: int | None = None,
@@ -142,15 +181,15 @@ class TableTexts:
         self.total, self.typed = total, typed
         self.row: dict[str, Any] = {}
         self.place = ""
-        self._records, self._fields, self._words = records, fields, words
+        self._records, self._columns = records, columns
         self._added, self._remedy = added, remedy
         self._waiting: deque[Record] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         for record in self._records:
             record.check_lacks(self._added, self._remedy)
-            cells = [record.text(field, self._words) for field in self._fields]
-            valid = [_valid(cell) for cell in cells]
+            cells = [column.read(record) for column in self._columns]
+            valid = [column.valid(cell) for column, cell in zip(self._columns, cells, strict=True)]
             self.report.not_utf8 += valid != cells
             self._waiting.append(record)
             yield valid[0] if len(valid) == 1 else tuple(valid)
@@ -169,13 +208,6 @@ class TableTexts:
         except (TypeError, ValueError):  # the row holds NaN, a date ...
             finite_json(fields)  # raises for such a result
             return json.dumps(without_non_finite(row), ensure_ascii=False, default=_plain)
-
-
-def _valid(text: str | list[str]) -> str | list[str]:
-    """Return a text, or the words of one, with U+FFFD in place of bytes that were not UTF-8."""
-    if isinstance(text, list):
-        return [_SURROGATES.sub("\ufffd", word) for word in text]
-    return _SURROGATES.sub("\ufffd", text)
 
 
 def _plain(value: Any) -> Any:
@@ -221,56 +253,78 @@ def open_texts(
     if documents not in DOCUMENTS:
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
     fields = [field or default, *([] if pair_field is None else [pair_field])]
-    rows: dict[str, Any] = {"added": added, "remedy": remedy, "words": words}
-    is_table = name != STANDARD_STREAM and _has_table_ending(name)
-    if is_table and Path(name).is_file():
-        with open_lines(name):  # raises where the file cannot be read
-            pass
-        yield _table(Path(name), fields, option, **rows)
+    columns = [Column(each, option, words) for each in fields]
+    rows: dict[str, Any] = {"added": added, "remedy": remedy}
+    is_table = name != STANDARD_STREAM and has_table_ending(name)
+    if is_table or (name == STANDARD_STREAM and (field is not None or pair_field is not None)):
+        with open_table(name, columns, **rows) as texts:
+            yield texts
         return
     with open_lines(name) as lines:
-        if field is pair_field is None and not is_table:
-            yield TextLines(lines, documents, count_lines(name))
-        elif name == STANDARD_STREAM or is_table:  # a pipe, which can be read once
-            where = "standard input" if name == STANDARD_STREAM else name
-            yield _json_stream(lines, where, fields, **rows)
-        else:
+        if field is not None or pair_field is not None:
             raise UserError(
                 f"--{option} {fields[-1]} is for tables, and {name} is read as lines; leave it out, or give "
                 "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
             )
+        yield TextLines(lines, documents, count_lines(name))
 
 
-def _has_table_ending(name: str) -> bool:
+@contextmanager
+def open_table(
+    name: str, columns: Sequence[Column], *, added: Sequence[str], remedy: str = "rename it"
+) -> Iterator[TableTexts]:
+    """Open columns of a table; of a file with the ending of one, all rows are checked first.
+
+    Args:
+        name: of the file; "-" for standard input. Without such an ending, and in a pipe, it is JSON Lines.
+        columns: of the texts.
+        added: names of the fields that the output adds to the rows.
+        remedy: what to do where a row has one of these.
+
+    Raises:
+        UserError: as `open_texts`.
+    """
+    rows: dict[str, Any] = {"added": added, "remedy": remedy}
+    if name != STANDARD_STREAM and has_table_ending(name) and Path(name).is_file():
+        with open_lines(name):  # raises where the file cannot be read
+            pass
+        yield _table(Path(name), columns, **rows)
+        return
+    with open_lines(name) as lines:
+        where = "standard input" if name == STANDARD_STREAM else name
+        yield _json_stream(lines, where, columns, **rows)
+
+
+def has_table_ending(name: str) -> bool:
+    """Return whether a file is a table by its name."""
     endings = [f"{ending}{gz}" for ending in (".jsonl", ".json", ".csv", ".tsv") for gz in ("", ".gz")]
     return name.lower().endswith((*endings, ".parquet"))
 
 
-def _table(path: Path, fields: list[str], option: str, **rows: Any) -> TableTexts:
-    from vaswani.data.sources.records import check_text_field, count_records, read_records
+def _table(path: Path, columns: Sequence[Column], **rows: Any) -> TableTexts:
+    from vaswani.data.sources.records import count_records, read_records
 
-    for field in fields:
-        check_text_field(path, f"--{option}", field, words=rows["words"])
+    for column in columns:
+        column.check(path)
     total = count_records(path)
     if total is None:
         total = 0
         for record in read_records(path):
             record.check_lacks(rows["added"], rows["remedy"])
-            for field in fields:
-                record.text(field, rows["words"])
+            for column in columns:
+                column.read(record)
             total += 1
-    return TableTexts(read_records(path), *fields, total=total, **rows)
+    return TableTexts(read_records(path), *columns, total=total, **rows)
 
 
-def _json_stream(lines: BinaryIO, name: str, fields: list[str], **rows: Any) -> TableTexts:
+def _json_stream(lines: BinaryIO, name: str, columns: Sequence[Column], **rows: Any) -> TableTexts:
     from vaswani.data.sources.records import json_records
 
     decoded_lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(lines))
     records = json_records(decoded_lines, name)
     first = next(records, None)
     if first is None:
-        return TableTexts(records, *fields, **rows)
-    for field in fields:
-        if not first.has(field):
-            raise UserError(f"{first.place} has no field '{field}'; it has {listing(first.row)}")
-    return TableTexts(chain([first], records), *fields, typed=lines.isatty(), **rows)
+        return TableTexts(records, *columns, **rows)
+    for column in columns:
+        column.check_first(first)
+    return TableTexts(chain([first], records), *columns, typed=lines.isatty(), **rows)

@@ -43,5 +43,11 @@ class FromPretrained:
         Raises:
             UserError: the model cannot be loaded (see `load_checkpoint`).
         """
-        model, *tokenizers = load_checkpoint(name, device, dtype, revision, cls._auto_class, allow_mismatch)
+        auto_class = cls._class_to_load(name, revision)
+        model, *tokenizers = load_checkpoint(name, device, dtype, revision, auto_class, allow_mismatch)
         return cls(model, *tokenizers[: 1 + cls._has_target], **options)  # type: ignore[call-arg]
+
+    @classmethod
+    def _class_to_load(cls, name: str | Path, revision: str | None) -> Any:
+        """Return the Auto class that loads a model, or None for the class that it was saved from."""
+        return cls._auto_class

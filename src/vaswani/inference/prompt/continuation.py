@@ -123,7 +123,7 @@ class LanguageModel:
         self._texts = TextCodec(tokenizer)
         self._leading = self._texts.frame().leading
         self._forward_arguments = inspect.signature(model.forward).parameters
-        _check_causal(model)
+        check_causal(model)
 
     def encode_prompt(self, prompt: str) -> TokenIds:
         """Return the tokens of a prompt; raise a UserError if there are none."""
@@ -362,7 +362,7 @@ def _common_length(sequences: Sequence[TokenIds]) -> int:
 
 
 @torch.inference_mode()
-def _check_causal(model: PreTrainedModel) -> None:
+def check_causal(model: PreTrainedModel) -> None:
     """Raise a UserError if a prediction depends on the predicted token; configurations do not always say."""
     pairs = torch.tensor([[0, 1], [0, 2]], device=model.device)
     logits = model(input_ids=pairs, attention_mask=torch.ones_like(pairs)).logits  # [2, 2, V]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, cast
 
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
@@ -130,14 +130,14 @@ class Translator(FromPretrained):
         self._targets = TextCodec(self.target_tokenizer, "target")
         self.start_options = self._targets.start_options()
         if target_language is None:
-            _check_language(self.engine, self.target_tokenizer, self.start_options)
+            check_language(self.engine.generation_config, self.target_tokenizer, self.start_options)
         _check_special_tokens(self.engine)
         self.positions = self.engine.source_positions
         if too_long not in (None, "cut", "skip"):
             raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
         self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
         if max_source_length == "auto":
-            max_source_length = _default_source_length(self.engine, source_tokenizer)
+            max_source_length = default_source_length(self.engine.generation_config, source_tokenizer)
         self._sources.frame().check_room(max_source_length=max_source_length)
         self.max_source_length = max_source_length
         self.max_length = min(max_length, self.engine.target_positions or max_length)
@@ -270,9 +270,9 @@ def _ranked(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
     return tuple(sorted(hypotheses, key=lambda hypothesis: -(hypothesis.score or 0.0)))
 
 
-def _default_source_length(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> int:
+def default_source_length(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the default of `max_source_length` (see `Translator`)."""
-    trained = getattr(engine.generation_config, "max_source_length", None)  # saved by training
+    trained = getattr(generation_config, "max_source_length", None)  # saved by training
     known = [length for length in (length_limit(tokenizer), trained) if isinstance(length, int)]
     return max([DEFAULT_SOURCE_LENGTH, *known])
 
@@ -292,13 +292,13 @@ def _check_special_tokens(engine: Engine) -> None:
         )
 
 
-def _check_language(
-    engine: Engine, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
+def check_language(
+    generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
 ) -> None:
     """Raise a UserError if the tokenizer and the model name different target languages."""
     languages = getattr(tokenizer, "lang_code_to_id", {}).values()
     for option, token in start_options.items():
-        of_model = getattr(engine.generation_config, option)
+        of_model = getattr(generation_config, option)
         names_language = option == "forced_bos_token_id" or of_model in languages
         if names_language and of_model not in (None, token):
             raise UserError(

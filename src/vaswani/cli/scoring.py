@@ -1,0 +1,177 @@
+"""`vaswani score`."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.options import (
+    TRANSLATOR_DEFAULTS,
+    AllowMismatch,
+    BufferSize,
+    Device,
+    DType,
+    LengthPenalty,
+    MaxSourceLength,
+    OutputName,
+    PaddedTokensPerBatch,
+    Revision,
+    SourceLanguage,
+    SourcePrefix,
+    TargetLanguage,
+    model_option,
+    number,
+    table_field,
+)
+from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from vaswani.inference.inputs import Texts
+    from vaswani.inference.pair_inputs import Pairs
+
+PairsName = Annotated[
+    str,
+    typer.Option(
+        "--input",
+        metavar="FILE|-",
+        help="A .jsonl, .json, .csv, .tsv (also .gz) or .parquet file; other files and standard input are "
+        "JSONL. Or UTF-8 text: of pairs the sources, with TARGET_FILE after it.",
+    ),
+]
+TargetFile = Annotated[str | None, typer.Argument(help="Text file of targets, line by line.")]
+
+
+@app.command()
+def score(
+    model: Annotated[
+        str, model_option("--model", help="Folder or Hub name of an encoder-decoder or language model.")
+    ],
+    input_name: PairsName = "-",
+    target_file: TargetFile = None,
+    output_name: OutputName = "-",
+    source_field: Annotated[str | None, table_field("source_field", "sources", "source")] = None,
+    target_field: Annotated[
+        str | None, table_field("target_field", "targets, or n-best lists", "target or hypotheses")
+    ] = None,
+    text_field: Annotated[
+        str | None, table_field("text_field", "texts, for a language model", "text")
+    ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Also write the tokens, each with its log-probability.")
+    ] = False,
+    length_penalty: LengthPenalty = 0.6,
+    max_source_length: MaxSourceLength = None,
+    too_long: Annotated[
+        str | None,
+        typer.Option(
+            "--too_long",
+            metavar="cut|skip",
+            help="For longer sources: cut reads the beginning, skip scores nothing. Default: skip, or cut if "
+            "--max_source_length is given.",
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        number(
+            "--max_length",
+            help="Targets and texts with more tokens are not scored. Default: the model's maximum, or 4096 "
+            "if it has none.",
+            at_least=1,
+        ),
+    ] = None,
+    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
+    buffer_size: BufferSize = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
+) -> None:
+    """Score given texts: log-probabilities and perplexities, as JSON Lines.
+
+    Encoder-decoders score pairs of a source and a target, and sort n-best
+    lists, such as those of translate --n_best. Language models score texts;
+    masked ones by masking each token in turn.
+    """
+    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.inference.batches import BUFFERED_TEXTS
+    from vaswani.inference.score.files import ADDED, score_inputs
+    from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
+
+    check_not_input(output_name, input_name, target_file)
+    is_seq2seq = kind_of_checkpoint(model, revision) == "seq2seq"
+    of_pairs = {
+        "max_source_length": max_source_length,
+        "too_long": too_long,
+        "source_language": source_language,
+        "target_language": target_language,
+        "source_prefix": source_prefix,
+    }
+    fields = {"source_field": source_field, "target_field": target_field, "text_field": text_field}
+    _check_use(is_seq2seq, {**of_pairs, **fields, "length_penalty": length_penalty}, target_file)
+    options: dict[str, Any] = {name: value for name, value in of_pairs.items() if value is not None}
+    added = [name for name in ADDED if tokens or name != "tokens"]
+    with ExitStack() as stack:
+        texts, target_field = stack.enter_context(_opened(is_seq2seq, input_name, target_file, fields, added))
+        begin_work()
+        writer = stack.enter_context(LineWriter(output_name))
+        scorer = Scorer.from_pretrained(
+            model,
+            length_penalty=length_penalty,
+            max_length=max_length,
+            max_tokens_per_batch=max_tokens_per_batch,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            allow_mismatch=allow_mismatch,
+            **options,
+        )
+        with progress_of_texts(texts, output_name) as bar:
+            found = score_inputs(
+                scorer,
+                texts,
+                writer.write,
+                target_field=target_field,
+                with_tokens=tokens,
+                buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
+                warn=warn,
+                progress=bar.update,
+            )
+    warn(f"scored {found}")
+
+
+def _check_use(is_seq2seq: bool, given: dict[str, Any], target_file: str | None) -> None:
+    """Raise `UserError` for an option that has no effect on the model."""
+    if is_seq2seq:
+        unused, kinds = ["text_field"], ("a language model", "an encoder-decoder")
+    else:
+        unused = [name for name in given if name != "text_field"]
+        kinds = "an encoder-decoder", "a language model"
+        if target_file is not None:
+            raise UserError(f"TARGET_FILE {target_file} is for {kinds[0]}, and the model is {kinds[1]}")
+    for name in unused:
+        if given[name] not in (None, TRANSLATOR_DEFAULTS.get(name)):
+            raise UserError(f"--{name} is for {kinds[0]}, and the model is {kinds[1]}; leave it out")
+
+
+@contextmanager
+def _opened(
+    is_seq2seq: bool, name: str, target_file: str | None, fields: dict[str, str | None], added: list[str]
+) -> "Iterator[tuple[Texts | Pairs, str]]":
+    """Open the texts or pairs of the input; also yield the field of the targets."""
+    from vaswani.inference.inputs import open_texts
+    from vaswani.inference.pair_inputs import TARGET, open_pairs
+
+    if is_seq2seq:
+        of_row = fields["source_field"], fields["target_field"]
+        with open_pairs(name, target_file, *of_row, added=added, lists=True) as opened:
+            yield opened
+    else:
+        where: dict[str, Any] = {"option": "text_field", "default": "text", "added": added}
+        with open_texts(name, fields["text_field"], **where) as texts:
+            yield texts, TARGET

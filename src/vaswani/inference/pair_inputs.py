@@ -1,0 +1,231 @@
+"""The pairs of a source and a target that a command reads: two files of lines, or two fields of a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from vaswani.data.sources import reading
+from vaswani.errors import UserError
+from vaswani.files.json_files import finite_json
+from vaswani.files.line_files import open_lines, read_lines
+from vaswani.inference.inputs import (
+    Column,
+    LineReport,
+    TableTexts,
+    decoded,
+    has_table_ending,
+    open_table,
+    valid_text,
+)
+
+if TYPE_CHECKING:
+    from vaswani.data.sources.records import Record
+
+SOURCE, TARGET, HYPOTHESES = "source", "target", "hypotheses"  # default fields
+
+
+class PairLines:
+    """Pairs of lines, of a stream of sources and one of targets.
+
+    Args:
+        sources, targets: UTF-8 text; invalid bytes become U+FFFD.
+        names: of both, for messages.
+        total: number of lines, if it is known.
+
+    Attributes:
+        row: None; lines have no other fields.
+        place: of the pair whose result was taken last, such as "line 3".
+    """
+
+    row: None = None
+
+    def __init__(
+        self, sources: BinaryIO, targets: BinaryIO, names: tuple[str, str], total: int | None = None
+    ):
+        self.report = LineReport()
+        self.total, self.typed = total, sources.isatty()
+        self._names = names
+        self._sides = decoded(sources, self.report), decoded(targets, self.report)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        sources, targets = self._sides
+        number = 0
+        for source in sources:
+            number += 1
+            target = next(targets, None)
+            if target is None:
+                raise _of_other_length(self._names, f"{self._names[1]} ends before its line {number:,}")
+            yield source, target
+        if next(targets, None) is not None:
+            raise _of_other_length(self._names, f"{self._names[0]} ends after its line {number:,}")
+
+    @property
+    def place(self) -> str:
+        return f"line {self.report.lines}"
+
+    def take(self) -> None:
+        """Go on to the next pair in order; called before its result is written."""
+        self.report.lines += 1
+
+    def record(self, **fields: Any) -> str:
+        """Return the fields as one line of JSON."""
+        return finite_json(fields, ensure_ascii=False)
+
+
+def _of_other_length(names: tuple[str, str], found: str) -> UserError:
+    return UserError(f"{names[0]} and {names[1]} have other numbers of lines: {found}; give a pair per line")
+
+
+Pairs = PairLines | TableTexts
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A target of an n-best list.
+
+    Args:
+        text: of the target.
+        fields: others of its object.
+        complete: whether it ends with the end token, as `translate --n_best` says.
+    """
+
+    text: str
+    fields: dict[str, Any]
+    complete: bool = True
+
+
+class TargetColumn(Column):
+    """A field that holds a target or, where `lists` says so, an n-best list of them.
+
+    Args:
+        field: its name; None means `target` or, with `lists`, `hypotheses`, whichever the rows have.
+        lists: a target may be a list of texts, or of objects with a `text`.
+        added: names of the fields that the output adds to a row whose target is a text.
+
+    Attributes:
+        field: the name, known after a check.
+    """
+
+    def __init__(self, field: str | None, lists: bool, added: Sequence[str]):
+        super().__init__(field or TARGET, "target_field", words=lists)
+        self._given, self._added = field is not None, added
+
+    def check(self, path: Path) -> None:
+        """Raise a UserError unless a table has the field, and it may hold text."""
+        from vaswani.data.sources.records import fields_of
+
+        self._choose(set(fields_of(path)), str(path))
+        super().check(path)
+
+    def check_first(self, record: Record) -> None:
+        """Raise a UserError unless the first row of a stream has the field."""
+        self._choose({name for name in (TARGET, HYPOTHESES) if record.has(name)}, record.place)
+        super().check_first(record)
+
+    def _choose(self, known: set[str], where: str) -> None:
+        if self._given or not self.words or HYPOTHESES not in known:
+            return
+        if TARGET in known:
+            raise UserError(
+                f"{where} has fields '{TARGET}' and '{HYPOTHESES}'; choose with --target_field {HYPOTHESES}, "
+                f"or --target_field {TARGET}"
+            )
+        self.field = HYPOTHESES
+
+    def read(self, record: Record) -> Any:
+        """Return the target of a row, or its list of `Candidate`s; raise a UserError for anything else."""
+        cell = reading.cell_of(record.row, self.field)
+        if not (self.words and isinstance(cell, list)):
+            record.check_lacks(self._added, "rename it")
+            return record.text(self.field)
+        return [self._candidate(record, each) for each in cell]
+
+    def valid(self, cell: Any) -> Any:
+        """Return what was read, with U+FFFD in place of bytes that were not UTF-8."""
+        if isinstance(cell, list):
+            return [Candidate(valid_text(each.text), each.fields, each.complete) for each in cell]
+        return valid_text(cell)
+
+    def _candidate(self, record: Record, cell: Any) -> Candidate:
+        if isinstance(cell, str):
+            return Candidate(cell, {})
+        if not isinstance(cell, dict) or not isinstance(cell.get("text"), str):
+            raise UserError(
+                f"{record.place}: the list '{self.field}' holds {reading.shown(cell)}; expected texts, or "
+                "objects with a field 'text'"
+            )
+        return Candidate(cell["text"], cell, cell.get("complete") is not False)
+
+
+@contextmanager
+def open_pairs(
+    name: str,
+    target_name: str | None,
+    source_field: str | None,
+    target_field: str | None,
+    *,
+    added: Sequence[str],
+    lists: bool = False,
+) -> Iterator[tuple[Pairs, str]]:
+    """Open pairs of a table, or of two files of lines.
+
+    A file without the ending of a table, and standard input, are JSON Lines unless there is a second file.
+
+    Args:
+        name: of the table or the file of sources; "-" for standard input.
+        target_name: of the file of targets; None for a table.
+        source_field: of the source in a table; None means `source`.
+        target_field: of the target; None means `target` or, with `lists`, `hypotheses` where rows have that.
+        added: names of the fields that the output adds to the rows of a table, unless the target is a list.
+        lists: a target may be a list of texts, or of objects with a `text`.
+
+    Yields:
+        The pairs, and the name of the field of the targets.
+
+    Raises:
+        UserError: the input cannot be read, lacks a field, has one that would be added, or the files have
+            other numbers of lines.
+    """
+    if target_name is None:
+        target = TargetColumn(target_field, lists, added)
+        columns = [Column(source_field or SOURCE, "source_field"), target]
+        with _told_to_give_targets(name, open_table(name, columns, added=())) as rows:
+            yield rows, target.field
+        return
+    names = name, target_name
+    for option, value in {"source_field": source_field, "target_field": target_field}.items():
+        if value is not None:
+            raise UserError(f"--{option} {value} is for tables, and {name} is read as lines; leave it out")
+    if table := next(filter(has_table_ending, names), None):
+        raise UserError(f"{table} is a table; give one table, or two files of text")
+    with open_lines(name) as sources, open_lines(target_name) as targets:
+        counts = [_count(each) for each in names]
+        if None not in counts and counts[0] != counts[1]:
+            raise _of_other_length(names, f"{counts[0]:,} and {counts[1]:,}")
+        yield PairLines(sources, targets, names, counts[0]), TARGET
+
+
+def _count(name: str) -> int | None:
+    """Count the lines of a file, also of the last without a line feed; None for a pipe."""
+    if not os.path.isfile(name):
+        return None
+    with open_lines(name) as stream:
+        return sum(1 for _ in read_lines(stream))
+
+
+@contextmanager
+def _told_to_give_targets(name: str, table: AbstractContextManager[TableTexts]) -> Iterator[TableTexts]:
+    """Open a table; say what to do where a file of lines was meant."""
+    with ExitStack() as stack:
+        try:
+            rows = stack.enter_context(table)
+        except UserError as error:
+            if has_table_ending(name) or "is not JSON" not in str(error):
+                raise
+            raise UserError(f"{error}; for a file of sources, give that of the targets after it") from error
+        yield rows

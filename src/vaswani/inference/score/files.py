@@ -1,0 +1,171 @@
+"""Score the texts or pairs of an input, in bounded memory, as lines of JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, tee
+from typing import Any
+
+from vaswani.inference.batches import BUFFERED_TEXTS
+from vaswani.inference.inputs import LineReport, Texts
+from vaswani.inference.pair_inputs import SOURCE, TARGET, Candidate, Pairs
+from vaswani.inference.score.scorer import Score, Scorer, perplexity_of
+from vaswani.inference.score.token_scores import Pair
+
+ADDED = ["log_prob", "num_tokens", "perplexity", "tokens", "problem", "source_cut_off"]  # fields, to a row
+
+
+@dataclass
+class CorpusScore:
+    """What a model says of all texts of an input; of an n-best list, of its best target.
+
+    Args:
+        report: counts of the texts.
+        log_prob: the sum of the natural log-probabilities.
+        num_tokens: the number of scored tokens.
+    """
+
+    report: LineReport
+    log_prob: float = 0.0
+    num_tokens: int = 0
+
+    def add(self, score: Score) -> None:
+        """Add the score of a text, if it has one."""
+        if score.log_prob is not None:
+            self.log_prob += score.log_prob
+            self.num_tokens += score.num_tokens
+
+    def __str__(self) -> str:
+        perplexity = perplexity_of(self.log_prob, self.num_tokens)
+        shown = "" if perplexity is None else f", perplexity {perplexity:.4f}"
+        return f"{self.report}: log_prob {self.log_prob:.4f} of {self.num_tokens:,} tokens{shown}"
+
+
+def score_inputs(
+    scorer: Scorer,
+    texts: Texts | Pairs,
+    write: Callable[[str], None],
+    *,
+    target_field: str = TARGET,
+    with_tokens: bool = False,
+    buffer_size: int = BUFFERED_TEXTS,
+    warn: Callable[[str], None],
+    progress: Callable[[int], object] | None = None,
+) -> CorpusScore:
+    """Score each text or pair of an input.
+
+    Args:
+        scorer: the model with its options.
+        texts: of the input (see `open_texts`), or its pairs (see `open_pairs`).
+        write: receives a JSON object for each, in order: its fields with `log_prob`, `num_tokens` and
+            `perplexity`; of an n-best list, the row with the list of its targets, best first, each with
+            these fields and the `score` that ranks it. `problem` says why something is not scored.
+        target_field: of the n-best list.
+        with_tokens: add the `tokens`, each with its log-probability.
+        buffer_size: texts read ahead; fewer at the beginning.
+        warn: is called with a message for each text that is not scored.
+        progress: is called with the number of rows of each finished batch.
+    """
+    corpus, report = CorpusScore(texts.report), texts.report
+    given, kept = tee(texts)
+    counts = _Counts(progress or (lambda count: None))
+    found = scorer.stream(
+        counts.flat(given), with_tokens=with_tokens, buffer_size=buffer_size, progress=counts.finish
+    )
+    for text in kept:
+        scores = list(islice(found, len(_items(text))))
+        texts.take()
+        for problem in dict.fromkeys(score.problem for score in scores):
+            if problem:
+                report.not_scored += 1
+                warn(f"{texts.place} is not scored: {problem}")
+        report.source_cut_off += any(score.cut_off for score in scores)
+        if isinstance(text, tuple) and isinstance(text[1], list):
+            order = sorted(range(len(scores)), key=lambda at: scorer.rank_key(scores[at]), reverse=True)
+            ranked = [(text[1][at], scores[at]) for at in order]
+            report.empty += not ranked
+            for _, score in ranked[:1]:
+                corpus.add(score)
+            listed = [_candidate(scorer, candidate, score) for candidate, score in ranked]
+            cut_off = {"source_cut_off": True} if any(score.cut_off for score in scores) else {}
+            write(texts.record(**_replaced(texts.row or {}, target_field, listed), **cut_off))
+            continue
+        (score,) = scores
+        report.empty += not (text[1] if isinstance(text, tuple) else text).strip()
+        corpus.add(score)
+        write(texts.record(**_names(texts, text), **_fields(score)))
+    return corpus
+
+
+def _items(text: Any) -> list[Any]:
+    """Return what the scorer scores of a text or pair."""
+    if isinstance(text, str):
+        return [text]
+    source, target = text
+    if isinstance(target, list):
+        return [Pair(source, candidate.text, candidate.complete) for candidate in target]
+    return [Pair(source, target)]
+
+
+class _Counts:
+    """Tells how many rows are finished, of which each has any number of targets."""
+
+    def __init__(self, progress: Callable[[int], object]):
+        self._progress = progress
+        self._waiting: deque[int] = deque()
+        self._finished = 0
+
+    def flat(self, texts: Iterable[Any]) -> Iterator[Any]:
+        """Yield what is scored of each row."""
+        for text in texts:
+            items = _items(text)
+            self._waiting.append(len(items))
+            yield from items
+
+    def finish(self, count: int) -> None:
+        """Count targets as finished, and the rows that they fill."""
+        self._finished += count
+        rows = 0
+        while self._waiting and self._waiting[0] <= self._finished:
+            self._finished -= self._waiting.popleft()
+            rows += 1
+        self._progress(rows)
+
+
+def _names(texts: Texts | Pairs, text: Any) -> dict[str, Any]:
+    """Return the fields that an output line has beside the results: none if the row has them."""
+    if texts.row is not None:
+        return {}
+    return {"text": text} if isinstance(text, str) else {SOURCE: text[0], TARGET: text[1]}
+
+
+def _fields(score: Score) -> dict[str, Any]:
+    fields: dict[str, Any] = {"log_prob": score.log_prob, "num_tokens": score.num_tokens}
+    fields["perplexity"] = score.perplexity
+    if score.tokens is not None:
+        fields["tokens"] = [{"token": token, "log_prob": log_prob} for token, log_prob in score.tokens]
+    if score.problem is not None:
+        fields["problem"] = score.problem
+    if score.cut_off:
+        fields["source_cut_off"] = True
+    return fields
+
+
+def _candidate(scorer: Scorer, candidate: Candidate, score: Score) -> dict[str, Any]:
+    """Return a target of an n-best list with its score, in place of any that it had."""
+    ranking = scorer.rank_key(score)
+    kept = {name: value for name, value in candidate.fields.items() if name not in ADDED}
+    fields = _fields(score)
+    fields.pop("source_cut_off", None)
+    return {"text": candidate.text, **kept, "score": ranking if math.isfinite(ranking) else None, **fields}
+
+
+def _replaced(row: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    """Return the top-level field of a row that changes if a field, perhaps a nested one, gets a value."""
+    if field in row or "." not in field:
+        return {field: value}
+    name, _, rest = field.partition(".")
+    return {name: {**row[name], **_replaced(row[name], rest, value)}}
