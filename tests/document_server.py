@@ -52,6 +52,7 @@ SMALL: dict[str, dict[str, object]] = {
     "student": {"encoder_layers": 1, "decoder_layers": 1},
     "prompt": {"device": "cpu"},
     "predict": {"device": "cpu"},
+    "score": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "plot": {"length": 512},
     "average": {"last": 1},

@@ -108,6 +108,7 @@ def import_package() -> None:
     import vaswani.inference.classify.files
     import vaswani.inference.embed.embedding
     import vaswani.inference.prompt.prompting
+    import vaswani.inference.score.files
     import vaswani.inference.translate.translation
     import vaswani.training.runs.evaluation
     import vaswani.training.runs.finetuning

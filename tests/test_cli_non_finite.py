@@ -63,6 +63,9 @@ LOADING = {
     "translate": ("translator", "translate --model {}/translator --input {}/source.txt"),
     "n_best": ("translator", "translate --model {}/translator --input {}/source.txt --n_best 2"),
     "evaluate": ("translator", "evaluate --model {}/translator --data {}/source.txt {}/target.txt"),
+    "score": ("translator", "score --model {}/translator --input {}/source.txt {}/target.txt"),
+    "score_texts": ("causal", "score --model {}/causal --input {}/source.txt"),
+    "score_masked": ("encoder", "score --model {}/encoder --input {}/source.txt"),
     "compare": ("other", "compare {}/translator {}/other --data {}/test.jsonl --output {}/out"),
     "teacher": ("translator", "compare {}/translator {}/other --data {}/test.jsonl --output {}/out"),
     "student": ("translator", "student {}/out --teacher {}/translator --decoder_layers 1"),
@@ -127,7 +130,18 @@ def test_nothing_is_distilled_from_such_a_teacher(
 
 # Finite weights whose products are not.
 
-USING = ("translate", "n_best", "evaluate", "compare", "teacher", "embed", "prompt")
+USING = (
+    "translate",
+    "n_best",
+    "score",
+    "score_texts",
+    "score_masked",
+    "evaluate",
+    "compare",
+    "teacher",
+    "embed",
+    "prompt",
+)
 OVERFLOWING = {name: LOADING[name] for name in USING} | {
     "greedy": ("translator", "translate --model {}/translator --input {}/source.txt --num_beams 1"),
     "write": ("causal", "prompt --model {}/causal --task {}/write.yaml"),

@@ -35,7 +35,16 @@ PAGES = [
         f"docs/{name}.md"
         for name in (
             *("configurations", "training", "sparse_attention", "translation", "pretraining", "finetuning"),
-            *("prompting", "embedding", "distillation", "conversion", "deploying", "hub", "scaling"),
+            *(
+                "scoring",
+                "prompting",
+                "embedding",
+                "distillation",
+                "conversion",
+                "deploying",
+                "hub",
+                "scaling",
+            ),
             *("systems", "results"),
             "releasing",
         )

@@ -61,6 +61,10 @@ OPTIONS = {
     "evaluate --model {path} --data {data}": READ_FOLDER,
     "evaluate --model {model} --data {path}": READ_FILE,
     "evaluate --model {model} --data {data} --output {path}": WRITE_FILE,
+    "score --model {path} --input {data}": READ_FOLDER,
+    "score --model {model} --input {path}": READ_FILE,
+    "score --model {model} --input {lines} {path}": READ_FILE,
+    "score --model {model} --input {data} --output {path}": WRITE_FILE,
     "predict --model {path}": READ_FOLDER,
     "predict --model {classifier} --input {path}": READ_FILE,
     "predict --model {classifier} --text_field source --input {data} --output {path}": WRITE_FILE,
@@ -117,6 +121,7 @@ def place() -> Iterator[Path]:
         (folder / f"dangling{suffix}").symlink_to(folder / "nowhere")
         (folder / f"closed file{suffix}").write_text("a\n")
     (folder / "file").write_text("a\n")
+    (folder / "lines").write_text("a\n")
     (folder / "closed folder").mkdir()
     yield folder
     shutil.rmtree(folder)
@@ -144,7 +149,12 @@ def test_a_path_that_cannot_be_used_is_refused(place, closed, monkeypatch, capfd
     ending = next((suffix for option, suffix in SUFFIXES.items() if f"{option} {{path}}" in command), "")
     path = place / (sort if "/" in sort or sort in ("file", "closed folder") else f"{sort}{ending}")
     places = {"path": path, "run": place / "run", "data": place / "train.jsonl", "made": place / "made"}
-    places |= {"model": place / "model", "other": place / "other", "encoder": place / "encoder"}
+    places |= {
+        "lines": place / "lines",
+        "model": place / "model",
+        "other": place / "other",
+        "encoder": place / "encoder",
+    }
     places |= {name: place / name for name in ("classifier", "decoder")}
     status = run([word.format(**places) for word in command.split()])
     said = capfd.readouterr().err.splitlines()

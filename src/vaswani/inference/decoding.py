@@ -66,6 +66,15 @@ def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ask
     return min(positions, asked or tokenizer.model_max_length)
 
 
+def masking_inputs(model: PreTrainedModel, decoder_input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return arguments without which a model, given encoder outputs and no cache, sees later target tokens.
+
+    FSMT masks them only if it gets `input_ids`, which it reads neither beside encoder outputs nor beside
+    `decoder_input_ids`.
+    """
+    return {"input_ids": decoder_input_ids} if model.config.model_type == "fsmt" else {}
+
+
 class GNMTLengthPenalty(float):
     """An α for which `length**α` is GNMT's length penalty, lp(Y) = ((5 + |Y|) / 6)^α (their equation 14).
 

@@ -5,6 +5,7 @@ A score does not depend on the batch, except for rounding.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,16 @@ def kind_of(config: PreTrainedConfig) -> Kind | None:
     return "seq2seq" if config.is_encoder_decoder else KINDS.get(auto_class_of(config))
 
 
+def _kind_of_model(model: PreTrainedModel) -> Kind:
+    """Return how a model scores texts, by its class: its configuration may not name that."""
+    config = copy.copy(model.config)
+    config.architectures = [type(model).__name__]
+    kind = kind_of(config) or kind_of(model.config)
+    if kind is None:
+        raise UserError(f"a {type(model).__name__} gives tokens no probabilities; expected {EXPECTED}")
+    return kind
+
+
 def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     """Return how the model of a folder or on the Hub scores texts (see `kind_of`), before it is loaded.
 
@@ -151,9 +162,7 @@ class Scorer(FromPretrained):
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         if max_length is not None:
             check_positive(max_length=max_length)
-        kind = kind_of(model.config)
-        if kind is None:
-            raise UserError(f"a {type(model).__name__} gives tokens no probabilities; expected {EXPECTED}")
+        kind = _kind_of_model(model)
         if pair_options and kind != "seq2seq":
             raise UserError(f"{next(iter(pair_options))} is for encoder-decoders; leave it out")
         try:

@@ -20,7 +20,7 @@ from transformers import EncoderDecoderCache, GenerationMixin, PreTrainedConfig,
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vaswani.errors import UserError
-from vaswani.inference.decoding import Side, position_limit
+from vaswani.inference.decoding import Side, masking_inputs, position_limit
 
 
 @dataclass
@@ -122,6 +122,11 @@ class Ensemble(PreTrainedModel, GenerationMixin):
                 decoder_attention_mask=decoder_attention_mask,
                 past_key_values=cache,
                 use_cache=use_cache,
+                **(
+                    {}
+                    if use_cache or decoder_input_ids is None
+                    else masking_inputs(member, decoder_input_ids)
+                ),
             )
             for member, state, cache in zip(self.members, states, caches, strict=True)
         ]

@@ -7,6 +7,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from vaswani.inference.decoding import masking_inputs
+
 _LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
 
 
@@ -42,6 +44,7 @@ def token_log_probs(
             attention_mask=attention_mask[sources],
             decoder_input_ids=sequences[rows, :-1],
             use_cache=False,
+            **masking_inputs(model, sequences[rows, :-1]),
         ).logits.float()  # [rows, T, V]
         targets = sequences[rows, 1:]
         of_tokens = logits.gather(2, targets[..., None])[..., 0] - logits.logsumexp(dim=2)  # [rows, T]
