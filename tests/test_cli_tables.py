@@ -14,6 +14,7 @@ from every_command import save_models
 from vaswani.cli import run
 from vaswani.files.line_files import LONGEST_LINE
 from vaswani.inference.embed.embedding import Embedder
+from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 
 ROWS = [
@@ -145,7 +146,7 @@ def test_fields_of_the_output(models: Path, tmp_path: Path, capfd) -> None:
 def test_what_cannot_be_read_is_named_before_any_work(
     models: Path, tmp_path: Path, capfd, monkeypatch, name: str, content: str, flags: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(Translator, "_search", lambda *_: pytest.fail("decoding begins"))
+    monkeypatch.setattr(TorchEngine, "search", lambda *_: pytest.fail("decoding begins"))
     path = tmp_path / name
     path.write_text(content)
     status, output, errors = translate(capfd, models, "--input", path, *flags)
