@@ -104,6 +104,29 @@ def test_dtype_device_and_batch_size_reach_the_model(model: Path, tmp_path: Path
     assert exact[0][0]["text"] == one_by_one[0][0]["text"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 7},
+        {"min_length": 9, "max_length_ratio": 4.0, "min_length_ratio": 1.5},
+        {"repetition_penalty": 3.0},
+    ],
+    ids=str,
+)
+def test_options_of_decoding_reach_the_search(
+    model: Path, tmp_path: Path, capfd, options: dict[str, Any], translator: Translator
+) -> None:
+    (tmp_path / "in.txt").write_text("seven seven seven seven\n" + TEXT)
+    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    status, output, _ = in_process(
+        capfd, "translate", "--model", model, "--input", tmp_path / "in.txt", *flags
+    )
+    lines = (tmp_path / "in.txt").read_text().splitlines()
+    assert status == 0
+    assert output.splitlines() == Translator(toy_model(), toy_tokenizer(), **options)(lines)
+    assert output.splitlines() != translator(lines)
+
+
 @pytest.mark.process
 def test_each_line_is_answered_at_once_if_so_asked(model: Path, translator: Translator) -> None:
     with line_by_line(model) as process:
@@ -186,6 +209,9 @@ def test_no_model_that_translates(
         (["--n_best", "5"], "n_best=5 is more than num_beams=4; raise num_beams"),
         (["--n_best", "0"], "n_best=0 must be at least 1"),
         (["--num_beams", "0"], "num_beams=0 must be at least 1"),
+        (["--top_k", "3"], "top_k=3 is for sampling, and no temperature is given; add temperature=1"),
+        (["--temperature", "1", "--num_beams", "2"], "num_beams=2 searches, and temperature=1.0 samples"),
+        (["--min_length", "9", "--max_length", "3"], "min_length=9 is more than max_length=3"),
         (["--num_beams", "many"], "Invalid value for '--num_beams'"),
         (["--buffer_size", "0"], "buffer_size=0 must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used here"),

@@ -34,17 +34,9 @@ PAGES = [
     *(
         f"docs/{name}.md"
         for name in (
-            *("configurations", "training", "sparse_attention", "translation", "pretraining", "finetuning"),
-            *(
-                "scoring",
-                "prompting",
-                "embedding",
-                "distillation",
-                "conversion",
-                "deploying",
-                "hub",
-                "scaling",
-            ),
+            *("configurations", "training", "sparse_attention", "translation", "decoding", "pretraining"),
+            *("finetuning", "scoring", "prompting", "embedding", "distillation", "conversion", "deploying"),
+            *("hub", "scaling"),
             *("systems", "results"),
             "releasing",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.tokenization import save_tokenizers, train_tokenizer
@@ -65,6 +65,23 @@ def _trained_weights(separate: bool, fields: tuple[tuple[str, Any], ...]) -> dic
     sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target) if separate else None}
     torch.manual_seed(0)
     model = VaswaniForConditionalGeneration(VaswaniConfig(**{**SHAPE, **sizes, **dict(fields)}))
+    _train(model, source, target)
+    return model.state_dict()
+
+
+@cache
+def toy_marian() -> MarianMTModel:
+    """A model of the library that has half learned the language; one for all tests, not to be changed."""
+    torch.manual_seed(0)
+    tokens: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
+    shape = {name: value for name, value in SHAPE.items() if name != "dropout"}
+    sizes = {"vocab_size": len(toy_tokenizer()), "max_position_embeddings": 256, "init_std": 0.1}
+    model = MarianMTModel(MarianConfig(**shape, **sizes, **tokens, forced_eos_token_id=None))
+    _train(model, toy_tokenizer(), toy_tokenizer())
+    return model.eval()
+
+
+def _train(model: Any, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(TRAINING_STEPS):
         sources, targets = zip(*toy_rows(32, seed=step), strict=True)
@@ -74,7 +91,6 @@ def _trained_weights(separate: bool, fields: tuple[tuple[str, Any], ...]) -> dic
         model(**batch, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model.state_dict()
 
 
 def save_toy_checkpoint(directory: Path, separate: bool = False, **fields: Any) -> Path:

@@ -24,7 +24,8 @@ from vaswani.distillation.teacher_texts import (
     with_teacher_texts,
 )
 from vaswani.errors import UserError
-from vaswani.inference.prompt.continuation import Draft, LanguageModel, Sampling
+from vaswani.inference.prompt.continuation import Draft, LanguageModel
+from vaswani.inference.sampling import Sampling
 
 SHORT = ["", "The dog"]
 TEXTS = [*toy_documents(8, sentences=3), *SHORT, *toy_documents(4, seed=1, sentences=3)]

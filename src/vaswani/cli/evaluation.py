@@ -53,7 +53,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "causal": ("text_field", "documents"),
     "questions": ("context_field", "question_field", "answers_field", "answer_start_field"),
 }
-OF_SEARCH = ("num_beams", "length_penalty", "too_long", "max_length", "no_repeat_ngram_size")
+OF_SEARCH = (
+    *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
+    *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p"),
+    "seed",
+)
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {
     **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, "task"), ("seq2seq",)),
@@ -331,8 +335,8 @@ def _evaluate_pairs(asked: Asked) -> Found:
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
     names = ("num_beams", "length_penalty", "max_source_length", "max_length")
-    search = {name: options[name] for name in names}
-    search["max_source_length"] = translator.max_source_length
+    search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
+    search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
     return found, map(as_text, found.translations), {"split": split, **search}
 
 

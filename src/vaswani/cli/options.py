@@ -78,7 +78,13 @@ TargetField = Annotated[
     str, typer.Option("--target_field", help="Target column; a dot selects a nested column.")
 ]
 NumBeams = Annotated[
-    int, number("--num_beams", help="Beam size of the search.", at_least=1, at_most=MOST_BEAMS)
+    int | None,
+    number(
+        "--num_beams",
+        help="Beam size of the search; 1 is greedy. Default: 4.",
+        at_least=1,
+        at_most=MOST_BEAMS,
+    ),
 ]
 LengthPenalty = Annotated[
     float,
@@ -114,6 +120,17 @@ MaxLength = Annotated[
         at_least=1,
     ),
 ]
+MinLength = Annotated[
+    int | None, number("--min_length", help="Minimum number of tokens of a translation.", at_least=1)
+]
+MaxLengthRatio = Annotated[
+    float | None,
+    number("--max_length_ratio", help="Maximum tokens of a translation per token of its source.", above=0),
+]
+MinLengthRatio = Annotated[
+    float | None,
+    number("--min_length_ratio", help="Minimum tokens of a translation per token of its source.", above=0),
+]
 NoRepeatNgramSize = Annotated[
     int | None,
     number(
@@ -121,6 +138,39 @@ NoRepeatNgramSize = Annotated[
         help="No sequence of so many tokens occurs twice in an output. Default: as the model says.",
         at_least=1,
     ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    number(
+        "--repetition_penalty",
+        help="Divides the scores of tokens that an output has already; above 1 avoids repetition. Default: "
+        "as the model says.",
+        above=0,
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    number(
+        "--temperature",
+        help="Sample instead of searching, from the softmax of the scores divided by this.",
+        above=0,
+    ),
+]
+TopK = Annotated[
+    int | None, number("--top_k", help="Sample from so many of the likeliest tokens.", at_least=1)
+]
+TopP = Annotated[
+    float | None,
+    number(
+        "--top_p",
+        help="Sample from the likeliest tokens that together have this probability.",
+        above=0,
+        at_most=1,
+    ),
+]
+SamplingSeed = Annotated[
+    int | None,
+    number("--seed", help="Seed of sampling. Default: 0.", at_least=0, at_most=LARGEST_SEED),
 ]
 MaxTokensPerBatch = Annotated[
     int,
@@ -182,12 +232,20 @@ OutputFolder = typer.Argument(metavar="OUT", help="Folder to create; it must be 
 
 
 def _translator_options(
-    num_beams: NumBeams = 4,
+    num_beams: NumBeams = None,
     length_penalty: LengthPenalty = 0.6,
     max_source_length: MaxSourceLength = None,
     too_long: TooLong = None,
     max_length: MaxLength = 1024,
+    min_length: MinLength = None,
+    max_length_ratio: MaxLengthRatio = None,
+    min_length_ratio: MinLengthRatio = None,
     no_repeat_ngram_size: NoRepeatNgramSize = None,
+    repetition_penalty: RepetitionPenalty = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: SamplingSeed = None,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,

@@ -20,7 +20,8 @@ from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
 from vaswani.distillation.teacher_targets import TaughtRows
-from vaswani.inference.prompt.continuation import Draft, LanguageModel, Sampling
+from vaswani.inference.prompt.continuation import Draft, LanguageModel
+from vaswani.inference.sampling import Sampling
 
 
 @dataclass(frozen=True)

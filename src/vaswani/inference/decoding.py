@@ -12,12 +12,15 @@ most 50 tokens more than the source has. Both rules are made for transformers' `
         max_length=1 + int(limits.max()),  # the decoder's start token counts
         stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
     )
+
+`MinimumLengths` is the opposite of `LengthLimits`, a `logits_processor`: a least length for each source.
 """
 
+import math
 from typing import Any, Literal, cast
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from vaswani.bounds import LARGEST_ALPHA
 from vaswani.data.tokenization import length_limit
@@ -121,3 +124,32 @@ class LengthLimits(StoppingCriteria):
         """Which rows have reached their limit: [S·K, T] -> bool [S·K], K adjacent rows for each source."""
         is_full = input_ids.shape[1] - self.prompt_length >= self.limits
         return cast(torch.BoolTensor, is_full.repeat_interleave(input_ids.shape[0] // len(is_full)))
+
+
+class MinimumLengths(LogitsProcessor):
+    """Let no hypothesis of a source end before the source's own least length.
+
+        least = attention_mask.sum(dim=1) // 2
+        minimum = MinimumLengths(least, model.generation_config.eos_token_id)
+        model.generate(input_ids, num_beams=4, logits_processor=LogitsProcessorList([minimum]))
+
+    Args:
+        least: int64 [S], the least tokens to generate for each source of the batch, `</s>` included.
+        end_token_ids: the token, or tokens, that end an output.
+        prompt_length: number of decoder tokens that are given, the start token included.
+    """
+
+    def __init__(self, least: torch.Tensor, end_token_ids: int | list[int], prompt_length: int = 1):
+        self.least = least
+        self.end_token_ids = [end_token_ids] if isinstance(end_token_ids, int) else end_token_ids
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Exclude the end tokens of rows that are too short: [S·K, V], K adjacent rows for each source."""
+        too_short = input_ids.shape[1] - self.prompt_length + 1 < self.least
+        rows = too_short.repeat_interleave(input_ids.shape[0] // len(too_short))
+        excluded: Any = scores.clone()
+        excluded[:, self.end_token_ids] = excluded[:, self.end_token_ids].masked_fill(
+            rows[:, None], -math.inf
+        )
+        return excluded

@@ -20,23 +20,21 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
-    TopPLogitsWarper,
 )
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import position_limit
+from vaswani.inference.sampling import Sampling, SeededSampling
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 
 TokenIds = tuple[int, ...]
@@ -79,20 +77,6 @@ class Draft(NamedTuple):
     prompt: TokenIds
     max_new_tokens: int
     seed: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn.
-
-    Args:
-        temperature: divides the logits, above 0.
-        top_p: draw from the likeliest tokens that together have this probability (Holtzman et al., 2020,
-            arXiv:1904.09751).
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
 
 
 class LanguageModel:
@@ -275,7 +259,7 @@ class LanguageModel:
         finite = FiniteScores()
         processors = LogitsProcessorList([finite])
         if sampling is not None:
-            processors.append(_Draws([draft.seed for draft in batch], most, sampling, length))
+            processors.append(SeededSampling([draft.seed for draft in batch], most, sampling, length))
         sequences = self.model.generate(  # [R, T + at most max_new_tokens]
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -306,33 +290,6 @@ class LanguageModel:
         end_ids = torch.tensor([] if end_ids is None else end_ids, dtype=torch.int64, device=sequences.device)
         ended = torch.isin(sequences, end_ids).cumsum(dim=1) > 0
         return [tuple(row[~end].tolist()) for row, end in zip(sequences, ended, strict=True)]
-
-
-class _Draws(LogitsProcessor):
-    """Draws the next token of each row by numbers of its own, and excludes all others.
-
-    `generate(do_sample=True)` has one generator for all rows, so that a row would depend on its batch.
-    """
-
-    def __init__(self, seeds: Sequence[tuple[int, ...]], most: int, sampling: Sampling, prompt_length: int):
-        numbers = [np.random.default_rng(seed).random(most) for seed in seeds]  # each in [0, 1)
-        self.numbers = torch.from_numpy(np.stack(numbers))  # float64 [R, N]
-        self.sampling = sampling
-        self.prompt_length = prompt_length
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Return scores [R, V] of 0 for the tokens that are drawn, and minus infinity for others."""
-        precision = torch.float32 if scores.device.type == "mps" else torch.float64
-        relative: Any = (scores - scores.amax(dim=-1, keepdim=True)).to(precision)  # at most 0
-        relative = relative / self.sampling.temperature
-        if self.sampling.top_p < 1:
-            relative = TopPLogitsWarper(self.sampling.top_p)(input_ids, relative)
-        cumulative = relative.softmax(dim=-1).cumsum(dim=-1)
-        numbers = self.numbers[:, input_ids.shape[1] - self.prompt_length, None].to(cumulative)
-        drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
-        drawn = drawn.clamp(max=scores.shape[1] - 1)  # of rows that are not finite, which fail later
-        excluded: Any = torch.full_like(scores, -math.inf)
-        return excluded.scatter(1, drawn, 0.0)
 
 
 class _StopTexts(StoppingCriteria):

@@ -12,36 +12,100 @@ from typing import Any, ClassVar
 
 from transformers import GenerationConfig
 
-from vaswani.errors import UserError, check_positive
+from vaswani.bounds import LARGEST_SEED, Bounds
+from vaswani.errors import UserError
 from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.sampling import Sampling
+
+DEFAULT_BEAMS = 4  # section 6.1
+BOUNDS = {
+    "num_beams": Bounds(at_least=1),
+    "no_repeat_ngram_size": Bounds(at_least=1),
+    "repetition_penalty": Bounds(above=0),
+    "temperature": Bounds(above=0),
+    "top_k": Bounds(at_least=1),
+    "top_p": Bounds(above=0, at_most=1),
+    "seed": Bounds(at_least=0, at_most=LARGEST_SEED),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How an engine searches.
+    """How an engine searches, or samples.
 
     Args:
-        num_beams: hypotheses kept at each step; 1 is greedy search.
+        num_beams: hypotheses kept at each step; 1 is greedy search. None means 4, or 1 with `temperature`.
         length_penalty: α; 0 ranks by log-probability, which prefers short translations.
         no_repeat_ngram_size: no sequence of so many tokens occurs twice in a translation. None means as the
             model's generation_config.json says.
+        repetition_penalty: scores of tokens that a translation has already are divided by this where they are
+            positive, and else multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1); above 1 avoids
+            repetition. The search ranks by what results. None means as the model's generation_config.json
+            says.
+        temperature: samples each token from the softmax of the scores divided by this. None means to search.
+        top_k: of sampling, see `Sampling`; None means all tokens.
+        top_p: of sampling, see `Sampling`; None means 1, all tokens.
+        seed: of sampling; None means 0.
 
     Raises:
-        UserError: an option is out of range.
+        UserError: an option is out of range, or one of sampling is given without `temperature`, or beams with
+            it.
     """
 
-    num_beams: int = 4
+    num_beams: Any = None  # an int, once initialized
     length_penalty: float = 0.6
     no_repeat_ngram_size: int | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive(num_beams=self.num_beams)
-        if self.no_repeat_ngram_size is not None:
-            check_positive(no_repeat_ngram_size=self.no_repeat_ngram_size)
+        for name, bounds in BOUNDS.items():
+            if (value := getattr(self, name)) is not None:
+                bounds.check(name, value)
+        self._check_sampling()
+        if self.num_beams is None:
+            object.__setattr__(self, "num_beams", DEFAULT_BEAMS if self.temperature is None else 1)
         try:
             object.__setattr__(self, "length_penalty", GNMTLengthPenalty(self.length_penalty))
         except ValueError as error:
             raise UserError(str(error)) from error
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How tokens are drawn; None for a search."""
+        if self.temperature is None:
+            return None
+        return Sampling(self.temperature, 1.0 if self.top_p is None else self.top_p, self.top_k)
+
+    def _check_sampling(self) -> None:
+        """Raise a UserError if options of sampling and of a search are mixed."""
+        if self.temperature is not None and self.num_beams not in (None, 1):
+            raise UserError(
+                f"num_beams={self.num_beams} searches, and temperature={self.temperature} samples; "
+                "leave one out"
+            )
+        for name in ("top_k", "top_p", "seed"):
+            if self.temperature is None and (value := getattr(self, name)) is not None:
+                raise UserError(
+                    f"{name}={value} is for sampling, and no temperature is given; add temperature=1"
+                )
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What is asked of the translation of one source, beside its limit.
+
+    Args:
+        min_length: the least tokens, the end token included; at most the limit.
+        number: of the sentence in its stream. Sampling draws by `seed` and this number, so that a sentence
+            has the same samples in every batch.
+    """
+
+    min_length: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,10 +150,11 @@ class Engine(ABC):
         options: SearchOptions,
         *,
         start_options: dict[str, int],
+        demands: list[Demands] | None = None,
         n_best: int = 1,
         with_scores: bool = False,
     ) -> list[list[Output]]:
-        """Return the `n_best` best hypotheses of each source of a batch, best first.
+        """Return the `n_best` best hypotheses of each source of a batch, best first, or as many samples.
 
         Args:
             sources: token ids, as the model was trained with.
@@ -97,6 +162,7 @@ class Engine(ABC):
             options: of the search.
             start_options: tokens that begin a target in a language, `decoder_start_token_id` or
                 `forced_bos_token_id`, that replace those of the generation_config.
+            demands: one for each source; None means none.
             n_best: hypotheses of each source.
             with_scores: whether to give each `Output` its `log_prob`.
 

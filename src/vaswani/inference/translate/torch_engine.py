@@ -5,14 +5,17 @@ S sentences of a batch · K hypotheses of each · L source length · T target le
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from vaswani.inference.decoding import LengthLimits, position_limit
-from vaswani.inference.translate.engine import Engine, Output, SearchOptions
+from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
+from vaswani.inference.sampling import SeededSampling
+from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
 
@@ -44,27 +47,35 @@ class TorchEngine(Engine):
         options: SearchOptions,
         *,
         start_options: dict[str, int],
+        demands: list[Demands] | None = None,
         n_best: int = 1,
         with_scores: bool = False,
     ) -> list[list[Output]]:
         """See `Engine.search`."""
+        demands = demands or [Demands()] * len(sources)
+        copies = 1 if options.sampling is None else n_best  # a sample is the result of a row of its own
+        sources, limits, demands = ([*_repeated(rows, copies)] for rows in (sources, limits, demands))
+        returned = n_best // copies  # of each row
         inputs, most = self._inputs(sources), torch.tensor(limits, device=self.model.device)
         finite = FiniteScores(options.num_beams)
+        processors = [*self._processors(demands), finite]
+        if options.sampling is not None:
+            processors.append(SeededSampling(_seeds(options, demands, copies), max(limits), options.sampling))
         sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
             **inputs,
-            num_return_sequences=n_best,
+            num_return_sequences=returned,
             do_sample=False,
             use_cache=True,  # training may have disabled it in the configuration
             max_new_tokens=None,
             max_length=1 + max(limits),
             forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
             stopping_criteria=StoppingCriteriaList([LengthLimits(most)]),
-            logits_processor=LogitsProcessorList([finite]),
+            logits_processor=LogitsProcessorList(processors),
             **start_options,
             **_options_of_generate(options),
         )
         finite.check(self.model)
-        lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(n_best))
+        lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(returned))
         log_probs: list[Any] = [None] * len(sequences)
         if with_scores:
             scores = sequence_log_probs(self.model, **inputs, sequences=sequences, lengths=lengths)
@@ -73,6 +84,14 @@ class TorchEngine(Engine):
         rows = zip(sequences[:, 1:].tolist(), lengths.tolist(), complete.tolist(), log_probs, strict=True)
         outputs = [Output(tokens[:length], end, log_prob) for tokens, length, end, log_prob in rows]
         return [outputs[start : start + n_best] for start in range(0, len(outputs), n_best)]
+
+    def _processors(self, demands: list[Demands]) -> list[LogitsProcessor]:
+        """Return what makes the hypotheses of each source meet its demands."""
+        processors: list[LogitsProcessor] = []
+        if any(demand.min_length for demand in demands):
+            least = torch.tensor([demand.min_length for demand in demands], device=self.model.device)
+            processors.append(MinimumLengths(least, self.generation_config.eos_token_id))
+        return processors
 
     def _inputs(self, sources: list[list[int]]) -> dict[str, torch.Tensor]:
         """Return `input_ids` and `attention_mask`, int64 [S, L]."""
@@ -94,11 +113,22 @@ class TorchEngine(Engine):
         return torch.where(complete, is_end.int().argmax(dim=1) + 1, limits), complete
 
 
+def _repeated(rows: Sequence[Any], times: int) -> Iterator[Any]:
+    """Yield each row so many times."""
+    return chain.from_iterable(repeat(row, times) for row in rows)
+
+
+def _seeds(options: SearchOptions, demands: list[Demands], samples: int) -> list[tuple[int, ...]]:
+    """Return the seed of each sample of each source."""
+    return [(options.seed or 0, demand.number, place % samples) for place, demand in enumerate(demands)]
+
+
 def _options_of_generate(options: SearchOptions) -> dict[str, Any]:
     """Translate the options to those of `generate`."""
     given: dict[str, Any] = {"num_beams": options.num_beams}
     if options.num_beams > 1:
         given |= {"length_penalty": options.length_penalty, "early_stopping": False}
-    if options.no_repeat_ngram_size is not None:
-        given["no_repeat_ngram_size"] = options.no_repeat_ngram_size
+    for name in ("no_repeat_ngram_size", "repetition_penalty"):
+        if (value := getattr(options, name)) is not None:
+            given[name] = value
     return given

@@ -5,6 +5,8 @@ Beam search ranks hypotheses by log P(Y|X) / lp(Y) with GNMT's length penalty lp
 search of a sentence ends when it has as many finished hypotheses as beams, and no other hypothesis scores
 above the worst of them at its current length (transformers' `early_stopping=False`).
 
+With `temperature`, translations are drawn from the model instead, and n-best lists are of independent draws.
+
 A translation does not depend on the batch. (Padding changes the last bits of sums, so scores agree to
 rounding, and hypotheses with scores that differ by rounding may swap.)
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -23,9 +25,9 @@ from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
-from vaswani.inference.decoding import EXTRA_LENGTH
 from vaswani.inference.pretrained import FromPretrained
-from vaswani.inference.translate.engine import Engine, Output, SearchOptions
+from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
+from vaswani.inference.translate.lengths import TargetLengths
 from vaswani.inference.translate.torch_engine import TorchEngine
 
 TooLong = Literal["cut", "skip"]
@@ -86,7 +88,6 @@ class Translator(FromPretrained):
             length in training if that is more. None means the number of the model's positions.
         too_long: `"cut"` truncates a longer source, `"skip"` returns an empty translation with the problem.
             None means `"cut"` if `max_source_length` is a number, else `"skip"`.
-        max_length: maximum tokens of a translation, which may have at most 50 more than its source.
         max_tokens_per_batch: maximum tokens of a batch, with padding and the tokens that may be generated. A
             longer sentence is a batch by itself.
         source_language: of a multilingual model, as its tokenizer names it (see `for_languages`). None means
@@ -94,9 +95,12 @@ class Translator(FromPretrained):
         target_language: likewise.
         source_prefix: comes before each sentence, as T5's "translate English to German: ". None means the
             one that is saved with the tokenizer.
+        options: of the lengths of translations (see `TargetLengths`) and of the search or sampling (see
+            `SearchOptions`).
 
     Raises:
-        UserError: an option is out of range, or the tokenizer does not know a language.
+        UserError: an option is out of range or contradicts another, or the tokenizer does not know a
+            language.
     """
 
     _auto_class, _has_target = AutoModelForSeq2SeqLM, True
@@ -109,15 +113,14 @@ class Translator(FromPretrained):
         *,
         max_source_length: int | Literal["auto"] | None = "auto",
         too_long: TooLong | None = None,
-        max_length: int = 1024,
         max_tokens_per_batch: int = 8192,
         source_language: str | None = None,
         target_language: str | None = None,
         source_prefix: str | None = None,
-        **search: Any,
+        **options: Any,
     ):
-        check_positive(max_length=max_length, max_tokens_per_batch=max_tokens_per_batch)
-        self.options = SearchOptions(**search)
+        check_positive(max_tokens_per_batch=max_tokens_per_batch)
+        self.lengths, self.options = _lengths_and_search(options)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.source_tokenizer, self.target_tokenizer = for_languages(
             source_tokenizer,
@@ -140,8 +143,14 @@ class Translator(FromPretrained):
             max_source_length = default_source_length(self.engine.generation_config, source_tokenizer)
         self._sources.frame().check_room(max_source_length=max_source_length)
         self.max_source_length = max_source_length
-        self.max_length = min(max_length, self.engine.target_positions or max_length)
+        self.max_length = min(
+            self.lengths.max_length, self.engine.target_positions or self.lengths.max_length
+        )
         self.max_tokens_per_batch = max_tokens_per_batch
+
+    @classmethod
+    def _check_options(cls, options: dict[str, Any]) -> None:
+        _lengths_and_search(options, others=True)
 
     @property
     def model(self) -> Any:
@@ -172,7 +181,8 @@ class Translator(FromPretrained):
 
         Args:
             sentences: any number; they are read, sorted by length and translated one buffer at a time.
-            n_best: hypotheses of each; at most `num_beams`.
+            n_best: hypotheses of each; at most `num_beams`. With `temperature`, samples of each, sorted by
+                their scores.
             with_scores: score the hypotheses, which takes another pass over them.
             buffer_size: sentences read ahead; fewer at the beginning, and if they are very long.
             progress: is called with the number of sentences of each finished batch.
@@ -185,17 +195,21 @@ class Translator(FromPretrained):
         if isinstance(sentences, str):
             raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
         check_positive(n_best=n_best, buffer_size=buffer_size)
-        if n_best > (beams := self.options.num_beams):
+        if self.options.sampling is None and n_best > (beams := self.options.num_beams):
             raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
-        done = progress or (lambda count: None)
-        return chain.from_iterable(
-            self._translate_buffer(buffer, n_best, with_scores, done)
-            for buffer in buffers(sentences, buffer_size)
-        )
+        asked = _Asked(n_best, with_scores, progress or (lambda count: None))
+        return chain.from_iterable(self._translate_buffers(buffers(sentences, buffer_size), asked))
 
-    def _translate_buffer(
-        self, sentences: list[str], n_best: int, with_scores: bool, done: Callable[[int], object]
-    ) -> list[Translation]:
+    def _translate_buffers(
+        self, sentences: Iterable[list[str]], asked: _Asked
+    ) -> Iterator[list[Translation]]:
+        start = 0
+        for buffer in sentences:
+            yield self._translate_buffer(buffer, start, asked)
+            start += len(buffer)
+
+    def _translate_buffer(self, sentences: list[str], start: int, asked: _Asked) -> list[Translation]:
+        """Translate the sentences of a buffer, the first of which is number `start` of all."""
         translations = [Translation(sentence) for sentence in sentences]
         token_ids = self._encode(sentences)
         cut_off = self._cut_off(token_ids)
@@ -203,13 +217,14 @@ class Translator(FromPretrained):
             if problem := self._problem(len(ids)):
                 del token_ids[row]
                 translations[row] = Translation(sentences[row], problem=problem)
-        done(len(sentences) - len(token_ids))
+        asked.done(len(sentences) - len(token_ids))
         tokens = {row: len(ids) + self._limit(len(ids)) for row, ids in token_ids.items()}
         for batch in batches(tokens, self.max_tokens_per_batch):
-            found = self._translate_batch([token_ids[row] for row in batch], n_best, with_scores)
-            for row, hypotheses in zip(batch, found, strict=True):
+            sources = [token_ids[row] for row in batch]
+            demands = [self._demands(len(token_ids[row]), start + row) for row in batch]
+            for row, hypotheses in zip(batch, self._translate_batch(sources, demands, asked), strict=True):
                 translations[row] = Translation(sentences[row], hypotheses, source_cut_off=row in cut_off)
-            done(len(batch))
+            asked.done(len(batch))
         return translations
 
     def _encode(self, sentences: list[str]) -> dict[int, list[int]]:
@@ -242,27 +257,60 @@ class Translator(FromPretrained):
         return None
 
     def _limit(self, source_length: int) -> int:
-        """Return the maximum length of a translation for a source of this length (section 6.1)."""
-        return min(source_length + EXTRA_LENGTH, self.max_length)
+        """Return the maximum length of a translation for a source of this length (see `TargetLengths`)."""
+        return min(self.lengths.most(source_length), self.max_length)
+
+    def _demands(self, source_length: int, number: int) -> Demands:
+        """Return what the translation of a source of this length must be; `number` is its place."""
+        least = min(self.lengths.least(source_length), self._limit(source_length))
+        return Demands(min_length=least, number=number)
 
     def _translate_batch(
-        self, token_ids: list[list[int]], n_best: int, with_scores: bool
+        self, sources: list[list[int]], demands: list[Demands], asked: _Asked
     ) -> list[tuple[Hypothesis, ...]]:
-        limits = [self._limit(len(source)) for source in token_ids]
-        with within_memory("sentences", len(token_ids), len(token_ids[0])):
+        with within_memory("sentences", len(sources), len(sources[0])):
             found = self.engine.search(
-                token_ids,
-                limits,
+                sources,
+                [self._limit(len(source)) for source in sources],
                 self.options,
                 start_options=self.start_options,
-                n_best=n_best,
-                with_scores=with_scores,
+                demands=demands,
+                n_best=asked.n_best,
+                with_scores=asked.with_scores,
             )
         texts = iter(self._targets.decode([output.token_ids for output in chain.from_iterable(found)]))
-        return [_ranked([self._hypothesis(next(texts), output) for output in outputs]) for outputs in found]
+        hypotheses = [[self._hypothesis(next(texts), output) for output in outputs] for outputs in found]
+        return [_ranked(each) if self._ranks_by_score else tuple(each) for each in hypotheses]
+
+    @property
+    def _ranks_by_score(self) -> bool:
+        """Whether hypotheses are in the order of their scores, in which no repetition is penalized."""
+        of_model = getattr(self.engine.generation_config, "repetition_penalty", None)
+        penalty = self.options.repetition_penalty
+        return self.options.sampling is not None or (of_model if penalty is None else penalty) in (None, 1)
 
     def _hypothesis(self, text: str, output: Output) -> Hypothesis:
         return Hypothesis(text, output.complete, output.score(self.options.length_penalty), output.log_prob)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a call of `Translator.translate` asks for."""
+
+    n_best: int
+    with_scores: bool
+    done: Callable[[int], object]
+
+
+def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[TargetLengths, SearchOptions]:
+    """Return the options of lengths and of the search; `others` may be among them."""
+    names = {field.name for field in fields(TargetLengths)}
+    lengths = {name: value for name, value in options.items() if name in names}
+    known = names | {field.name for field in fields(SearchOptions)}
+    search = {name: value for name, value in options.items() if name not in names}
+    if others:
+        search = {name: value for name, value in search.items() if name in known}
+    return TargetLengths(**lengths), SearchOptions(**search)
 
 
 def _ranked(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:

@@ -1,0 +1,64 @@
+"""How long a translation may be, and how long it must be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vaswani.bounds import Bounds
+from vaswani.errors import UserError, check_positive
+from vaswani.inference.decoding import EXTRA_LENGTH
+
+_ROUNDING = 1e-9  # 1.1 · 10 is 11 tokens, not 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetLengths:
+    """The limits of a translation's length; tokens of both sides count with their end token.
+
+    A translation has at most 50 tokens more than its source (Vaswani et al., 2017, section 6.1), `max_length`
+    and `max_length_ratio` times the source, the least of them. Where that is less than a minimum, the maximum
+    applies.
+
+    Args:
+        max_length: most tokens.
+        min_length: least tokens.
+        max_length_ratio: most tokens for each token of the source.
+        min_length_ratio: least tokens for each token of the source.
+
+    Raises:
+        UserError: a limit is out of range, or a minimum exceeds its maximum.
+    """
+
+    max_length: int = 1024
+    min_length: int | None = None
+    max_length_ratio: float | None = None
+    min_length_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(max_length=self.max_length)
+        if self.min_length is not None:
+            check_positive(min_length=self.min_length)
+        for name in ("max_length_ratio", "min_length_ratio"):
+            if (ratio := getattr(self, name)) is not None:
+                Bounds(above=0).check(name, ratio)
+        for least, most in (("min_length", "max_length"), ("min_length_ratio", "max_length_ratio")):
+            given = getattr(self, least), getattr(self, most)
+            if None not in given and given[0] > given[1]:
+                raise UserError(
+                    f"{least}={given[0]} is more than {most}={given[1]}; lower {least} or raise {most}"
+                )
+
+    def most(self, source_length: int) -> int:
+        """Return the most tokens of a translation for a source of this length, at least 1."""
+        limits = [source_length + EXTRA_LENGTH, self.max_length]
+        if self.max_length_ratio is not None:
+            limits.append(math.floor(self.max_length_ratio * source_length + _ROUNDING))
+        return max(min(limits), 1)
+
+    def least(self, source_length: int) -> int:
+        """Return the least tokens of a translation for a source of this length; 0 if there is no minimum."""
+        least = self.min_length or 0
+        if self.min_length_ratio is not None:
+            least = max(least, math.ceil(self.min_length_ratio * source_length - _ROUNDING))
+        return min(least, self.most(source_length))

@@ -1,0 +1,228 @@
+"""The options of decoding: each moves the result, and is the library's where that has it.
+
+The models are two half-trained toys, one of them a MarianMT of the library.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
+from vaswani.errors import UserError
+from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.translate.engine import Output, SearchOptions
+from vaswani.inference.translate.translation import Translator
+
+EOS = 2
+SENTENCES = toy_sources(6, seed=-11)
+
+
+MODELS = {"toy": toy_model, "marian": toy_marian}
+BOTH = pytest.mark.parametrize("kind", MODELS)
+SEARCHES = pytest.mark.parametrize("num_beams", [1, 4])
+
+
+def translator_of(kind: str, **options: Any) -> Translator:
+    return Translator(MODELS[kind](), toy_tokenizer(), **{"max_length": 24, **options})
+
+
+def outputs_of(translator: Translator, sentences: list[str] = SENTENCES, **options: Any) -> list[Output]:
+    """The best output of the engine for each sentence, alone in its batch."""
+    found = []
+    for sentence in sentences:
+        (source,) = translator._sources.token_ids([sentence])
+        demands = [translator._demands(len(source), 0)]
+        limits = [translator._limit(len(source))]
+        found += translator.engine.search(
+            [source], limits, translator.options, start_options={}, demands=demands, **options
+        )
+    return [best for best, *_ in found]
+
+
+def by_the_library(translator: Translator, sentence: str, **options: Any) -> list[int]:
+    """What `generate` finds, without the start token and padding."""
+    encoded = toy_tokenizer()(sentence, return_tensors="pt")
+    search = {"num_beams": translator.options.num_beams, "do_sample": False, **options}
+    if search["num_beams"] > 1:
+        search["length_penalty"] = GNMTLengthPenalty(0.6)
+    limit = min(encoded["input_ids"].shape[1] + 50, translator.max_length)
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    tokens = translator.model.generate(**inputs, **search, max_length=1 + limit)[0, 1:].tolist()
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
+# Sampling.
+
+
+@BOTH
+def test_a_sample_depends_on_the_seed_and_its_place_and_not_on_the_batch(kind: str) -> None:
+    sentences = [*SENTENCES, SENTENCES[0]]
+    drawn = translator_of(kind, temperature=1.0, seed=5)(sentences)
+    assert drawn == translator_of(kind, temperature=1.0, seed=5, max_tokens_per_batch=1)(sentences)
+    alone = translator_of(kind, temperature=1.0, seed=5).translate(sentences, buffer_size=1)
+    assert drawn == [translation.text for translation in alone]
+    assert drawn != translator_of(kind, temperature=1.0, seed=6)(sentences)
+    assert drawn != translator_of(kind, num_beams=1)(sentences)
+    assert drawn[0] != drawn[-1]  # the same sentence at another place
+    assert translator_of(kind, temperature=1.0)(sentences) == translator_of(kind, temperature=1.0, seed=0)(
+        sentences
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{"temperature": 1e-3}, {"top_k": 1}, {"top_p": 1e-6}], ids=str)
+def test_the_narrowest_sampling_is_greedy_search(kind: str, options: dict[str, float]) -> None:
+    greedy = translator_of(kind, num_beams=1)(SENTENCES)
+    assert translator_of(kind, **{"temperature": 1.0, **options})(SENTENCES) == greedy
+
+
+@BOTH
+def test_tokens_are_drawn_with_their_probabilities(kind: str) -> None:
+    translator = translator_of(kind, temperature=0.7, top_k=5, top_p=0.9, max_length=1)
+    (source,) = translator._sources.token_ids(["one two"])
+    (samples,) = translator.engine.search([source], [1], translator.options, start_options={}, n_best=3000)
+    counts = Counter(sample.token_ids[0] for sample in samples)
+    start = translator.model.generation_config.decoder_start_token_id
+    with torch.no_grad():
+        logits = translator.model(
+            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[start]])
+        ).logits[0, 0]
+    top = (logits / 0.7).topk(5)
+    probabilities = top.values.softmax(0)
+    kept = probabilities.cumsum(0) - probabilities < 0.9
+    expected = torch.where(kept, probabilities, 0.0) / probabilities[kept].sum()
+    assert set(counts) <= set(top.indices[kept].tolist())
+    for token, probability in zip(top.indices.tolist(), expected.tolist(), strict=True):
+        deviation = (probability * (1 - probability) / 3000) ** 0.5
+        assert abs(counts[token] / 3000 - probability) <= 4 * deviation
+
+
+@BOTH
+def test_n_best_are_independent_samples_scored_by_the_model(kind: str) -> None:
+    translator = translator_of(kind, temperature=1.3, seed=3)
+    for translation in translator.translate(SENTENCES[:4], n_best=6):
+        scores = [hypothesis.score for hypothesis in translation.hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({hypothesis.text for hypothesis in translation.hypotheses}) > 1
+        assert len(translation.hypotheses) == 6
+    outputs = outputs_of(translator, with_scores=True)
+    for sentence, output in zip(SENTENCES, outputs, strict=True):
+        inputs = toy_tokenizer()(sentence, return_tensors="pt")
+        labels = torch.tensor([output.token_ids])
+        loss = translator.model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=labels
+        ).loss
+        assert output.log_prob == pytest.approx(-loss.item() * labels.shape[1], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 3}, "top_k=3 is for sampling, and no temperature is given; add temperature=1"),
+        ({"top_p": 0.5}, "top_p=0.5 is for sampling"),
+        ({"seed": 0}, "seed=0 is for sampling"),
+        ({"temperature": 0.5, "num_beams": 4}, "num_beams=4 searches, and temperature=0.5 samples"),
+        ({"temperature": 0}, "temperature=0 must be above 0"),
+        ({"temperature": float("nan")}, "temperature=nan must be above 0"),
+        ({"temperature": 1, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
+        ({"temperature": 1, "top_k": 0}, "top_k=0 must be at least 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0 must be above 0"),
+        ({"min_length": 0}, "min_length=0 must be at least 1"),
+        ({"min_length": 9, "max_length": 8}, "min_length=9 is more than max_length=8; lower min_length or"),
+        (
+            {"min_length_ratio": 2, "max_length_ratio": 1.5},
+            "min_length_ratio=2 is more than max_length_ratio=1.5",
+        ),
+        ({"max_length_ratio": 0}, "max_length_ratio=0 must be above 0"),
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused_before_a_model_is_loaded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Translator.from_pretrained("no/model", **options)
+    with pytest.raises(UserError, match=message):
+        Translator(toy_model(), toy_tokenizer(), **options)
+
+
+def test_beams_are_four_unless_samples_are_drawn() -> None:
+    assert SearchOptions().num_beams == 4
+    assert SearchOptions(temperature=1).num_beams == SearchOptions(temperature=1, num_beams=1).num_beams == 1
+
+
+# Lengths.
+
+
+@BOTH
+@SEARCHES
+def test_a_least_length_is_the_librarys(kind: str, num_beams: int) -> None:
+    plain = outputs_of(translator_of(kind, num_beams=num_beams))
+    translator = translator_of(kind, num_beams=num_beams, min_length=12)
+    longer = outputs_of(translator)
+    assert plain != longer
+    assert min(len(output.token_ids) for output in plain) < 12
+    assert all(len(output.token_ids) >= 12 for output in longer)
+    for sentence, output in zip(SENTENCES, longer, strict=True):
+        assert output.token_ids == by_the_library(translator, sentence, min_length=12)
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"temperature": 1.0}], ids=str)
+def test_ratios_bound_each_translation_by_its_own_source(kind: str, options: dict[str, Any]) -> None:
+    sentences = ["one", "one two three four", *SENTENCES]
+    translator = translator_of(kind, min_length_ratio=1.5, max_length_ratio=2.0, max_length=60, **options)
+    sources = translator._sources.token_ids(sentences)
+    lengths = [len(output.token_ids) for output in outputs_of(translator, sentences)]
+    for source, length in zip(sources, lengths, strict=True):
+        assert -(-3 * len(source) // 2) <= length <= 2 * len(source)
+    assert lengths != [
+        len(output.token_ids) for output in outputs_of(translator_of(kind, **options), sentences)
+    ]
+    together = translator(sentences)
+    if not translator.options.sampling:
+        assert [translator([sentence])[0] for sentence in sentences] == together
+
+
+def test_where_limits_conflict_for_a_source_the_maximum_applies() -> None:
+    translator = translator_of("marian", min_length=9, max_length_ratio=2.0)
+    sources = [len(ids) for ids in translator._sources.token_ids(["one", "one two three"])]
+    assert 2 * sources[0] < 9
+    assert [translator.lengths.least(length) for length in sources] == [
+        min(9, 2 * length) for length in sources
+    ]
+    assert len(outputs_of(translator, ["one"])[0].token_ids) == 2 * sources[0]
+    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=1.1).lengths.most(10) == 11
+    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=0.01).lengths.most(10) == 1
+
+
+# Repetition.
+
+
+@BOTH
+@SEARCHES
+@pytest.mark.parametrize("options", [{"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}], ids=str)
+def test_what_avoids_repetition_is_the_librarys(kind: str, num_beams: int, options: dict[str, Any]) -> None:
+    sentences = ["seven " * 8, "one two one two", *SENTENCES]
+    translator = translator_of(kind, num_beams=num_beams, **options)
+    found = [output.token_ids for output in outputs_of(translator, sentences)]
+    assert found == [by_the_library(translator, sentence, **options) for sentence in sentences]
+    assert found != [
+        output.token_ids for output in outputs_of(translator_of(kind, num_beams=num_beams), sentences)
+    ]
+    best = translator(sentences)
+    n_best = [
+        translation.text for translation in translator.translate(sentences, n_best=num_beams)
+    ]  # a list begins with the translation, whose rank no score of the model knows
+    assert best == n_best
+
+
+def test_a_repetition_penalty_of_the_model_holds_and_can_be_replaced() -> None:
+    model = toy_model()
+    sentences = ["seven " * 8]
+    plain = Translator(model, toy_tokenizer())(sentences)
+    model.generation_config.repetition_penalty = 3.0
+    of_model = Translator(model, toy_tokenizer())
+    assert of_model(sentences) != plain
+    assert [t.text for t in of_model.translate(sentences, n_best=4)] == of_model(sentences)
+    assert Translator(model, toy_tokenizer(), repetition_penalty=1.0)(sentences) == plain
