@@ -211,7 +211,7 @@ def test_an_encoder_is_exported_without_its_head(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--to", "tensorrt"], "unknown engine 'tensorrt'; expected ctranslate2"),
+        (["--to", "tensorrt"], "unknown format 'tensorrt'; expected one of ctranslate2"),
         (["--quantization", "int4"], "unknown quantization 'int4'; choose one of float32"),
         (["--max_positions", "0"], "max_positions=0"),
     ],

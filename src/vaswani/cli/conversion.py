@@ -60,45 +60,47 @@ def export(
     source: SourceModel,
     output: Annotated[Path, OutputFolder],
     to: Annotated[
-        str, typer.Option("--to", metavar="ENGINE", help="Engine that runs the exported model: ctranslate2.")
+        str,
+        typer.Option(
+            "--to", metavar="FORMAT", help="Format of the exported model: ctranslate2, marian or onnx."
+        ),
     ] = "ctranslate2",
     quantization: Annotated[
         str | None,
         typer.Option(
             "--quantization",
             metavar="TYPE",
-            help="Type of the weights: int8, int8_float32, int8_float16, int8_bfloat16, int16, float16 or "
-            "bfloat16. Default: float32.",
+            help="Type of the weights: int8 (ctranslate2, onnx), int8_float32, int8_float16, int8_bfloat16, "
+            "int16, float16 or bfloat16 (ctranslate2). Default: float32.",
         ),
     ] = None,
     max_positions: Annotated[
         int | None,
         number(
             "--max_positions",
-            help="Maximum number of tokens of a text, for models with sinusoidal positions or none. "
-            "Default: 2048.",
+            help="Maximum number of tokens of a text, for models with sinusoidal positions or none, with "
+            "ctranslate2. Default: 2048.",
             at_least=1,
             at_most=MOST_POSITIONS,
         ),
     ] = None,
 ) -> None:
-    """Export a vaswani model to an inference engine that runs without PyTorch.
+    """Export a vaswani model for inference without vaswani.
 
     CTranslate2 runs encoder-decoders, causal language models, and encoders
-    without their heads. The tokenizers are saved beside the model.
+    without their heads. ONNX is for ONNX Runtime and other engines, and
+    takes encoder-decoders. marian writes what `vaswani convert --to marian`
+    writes. The tokenizers are saved beside the model.
     """
     from vaswani.interop.folders import export_folder
 
-    if to != "ctranslate2":
-        raise UserError(
-            f"unknown engine {to!r}; expected ctranslate2 (`vaswani convert --to marian` makes a MarianMT)"
-        )
     begin_work()
-    model = export_folder(source, output, quantization, max_positions)
-    size = (output / "model.bin").stat().st_size / 2**20
+    made = export_folder(source, output, to, quantization=quantization, max_positions=max_positions)
+    engine = {"ctranslate2": "for CTranslate2", "marian": "as a MarianMT", "onnx": "for ONNX Runtime"}[to]
+    weights = "" if to == "marian" else f"{quantization or 'float32'}, "
     say(
-        f"saved {output}: {type(model).__name__} for CTranslate2, {quantization or 'float32'}, "
-        f"{model.num_parameters():,} parameters, {size:.1f} MiB"
+        f"saved {output}: {made.name} {engine}, {weights}{made.num_parameters:,} parameters, "
+        f"{made.size / 2**20:.1f} MiB"
     )
 
 

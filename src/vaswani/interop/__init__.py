@@ -1,4 +1,4 @@
-"""Conversion, combination and averaging of models, and sparse attention for those of other libraries."""
+"""Conversion, export, combination and averaging of models; sparse attention for those of other libraries."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,8 +7,9 @@ if TYPE_CHECKING:
     from vaswani.interop.averaging import average
     from vaswani.interop.combination import combine
     from vaswani.interop.conversion import convert, export
+    from vaswani.interop.folders import export_folder
 
-__all__ = ["average", "combine", "convert", "export"]
+__all__ = ["average", "combine", "convert", "export", "export_folder"]
 
 # Imported on first use, as they import much of transformers.
 _LATE = {
@@ -16,6 +17,7 @@ _LATE = {
     "combine": "combination",
     "convert": "conversion",
     "export": "conversion",
+    "export_folder": "folders",
 }
 
 

@@ -64,7 +64,9 @@ def convert(model: Any) -> PreTrainedModel:
 
 
 def export(model: PreTrainedModel, to: str) -> nn.Module:
-    """Convert a vaswani model to a model of transformers.
+    """Convert a vaswani model to a model of transformers, in memory.
+
+    `export_folder` writes files for inference engines.
 
     MarianMT takes every encoder-decoder with post-norm layers, full attention and sinusoids of the paper. If
     sines and cosines alternate, as by default, the states of the result have them in Marian's order.

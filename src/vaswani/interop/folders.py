@@ -21,11 +21,20 @@ from vaswani.hub.weights import check_places, check_weights, holds_adapter, load
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
 from vaswani.interop.to_ctranslate2 import check_engine, export_to_ctranslate2
+from vaswani.interop.to_onnx import check_onnx, export_to_onnx
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 CHECKED_ROWS, CHECKED_LENGTH = 2, 12
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 OF_HALF_PRECISION = 0.2  # bfloat16 has eight significant bits
+
+# The formats of `export_folder`: the files of the model in each, and what exports models of other libraries.
+MODEL_FILES = {"ctranslate2": "model.bin", "marian": "*.safetensors", "onnx": "*.onnx*"}
+OTHER_EXPORTERS = {
+    "ctranslate2": "CTranslate2's own ct2-transformers-converter",
+    "marian": "it as it is",
+    "onnx": "Optimum",
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,21 @@ class Converted:
     num_parameters: int
     difference: float
     has_tokenizer: bool
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export.
+
+    Args:
+        name: of the class: ours, without its head where that is left out, or Marian's.
+        num_parameters: shared parameters count once.
+        size: of the model's files, in bytes.
+    """
+
+    name: str
+    num_parameters: int
+    size: int
 
 
 def convert_folder(
@@ -87,47 +111,82 @@ def convert_folder(
 
 
 def export_folder(
-    source: str, output: Path, quantization: str | None = None, max_positions: int | None = None
-) -> PreTrainedModel:
-    """Export a checkpoint to CTranslate2, with its tokenizers and its generation settings beside it.
+    source: str,
+    output: Path,
+    to: str = "ctranslate2",
+    *,
+    quantization: str | None = None,
+    max_positions: int | None = None,
+) -> Exported:
+    """Export a checkpoint for inference without this package, with its tokenizers and generation settings.
+
+    `vaswani.interop.export` converts a model in memory, and writes nothing.
 
     Args:
-        source: a folder, or a name on the Hub, of a model of vaswani. An encoder with a head is exported
-            without it.
+        source: a folder, or a name on the Hub, of a model of vaswani.
         output: a folder that is empty or does not exist yet.
-        quantization: see `export_to_ctranslate2`.
-        max_positions: likewise.
-
-    Returns:
-        The exported model, an encoder without its head.
+        to: `"ctranslate2"` (see `export_to_ctranslate2`; an encoder with a head is exported without it),
+            `"onnx"` (see `export_to_onnx`), or `"marian"`, which is what `convert_folder` writes.
+        quantization: the type of the weights, for CTranslate2 and ONNX; None means float32.
+        max_positions: for CTranslate2, see there.
 
     Raises:
-        UserError: the checkpoint does not exist or is not of vaswani; it has no tokenizer; or as
-            `export_to_ctranslate2`.
-        RunError: the disk is full or not writable; nothing is left.
+        UserError: the checkpoint does not exist or is not of vaswani; it has no tokenizer; an option is
+            unknown or does not belong to the format; or the format cannot hold the model.
+        RunError: the disk is full or not writable, or a converted model computes other outputs; nothing is
+            left.
     """
     check_output_folder(output, "the model")
-    check_engine(quantization)
+    _check_export_options(to, quantization, max_positions)
     folder = local_folder(source)
     config = read_config(folder)
     if not isinstance(config, VaswaniFamilyConfig):
         raise UserError(
             f"{source} is a {config.model_type!r} model, and vaswani models are exported; make one of it "
-            "(vaswani convert), or use CTranslate2's own ct2-transformers-converter"
+            f"(vaswani convert), or use {OTHER_EXPORTERS[to]}"
         )
+    if to == "marian":
+        converted = convert_folder(str(folder), output, to)
+        return Exported(converted.after, converted.num_parameters, _size(output, to))
     model: Any = load_exactly(folder, config)
-    if config.model_type == "vaswani_encoder":
+    if to == "ctranslate2" and config.model_type == "vaswani_encoder":
         model = model.base_model
     tokenizers = load_tokenizers(folder)
     check_vocabulary(folder, model, *tokenizers)
     with whole_folder(output, "the model") as unfinished:
-        export_to_ctranslate2(
-            model, tokenizers, unfinished, quantization=quantization, max_positions=max_positions
-        )
+        if to == "onnx":
+            export_to_onnx(model, unfinished, quantization=quantization)
+        else:
+            options: dict[str, Any] = {"quantization": quantization, "max_positions": max_positions}
+            export_to_ctranslate2(model, tokenizers, unfinished, **options)
         save_tokenizers(*tokenizers, unfinished)
         if model.can_generate():
             model.generation_config.save_pretrained(unfinished)
-    return model
+    return Exported(type(model).__name__, model.num_parameters(), _size(output, to))
+
+
+def _check_export_options(to: str, quantization: str | None, max_positions: int | None) -> None:
+    """Raise a UserError for an unknown format, an option that it has not, or an engine that is missing."""
+    if to not in MODEL_FILES:
+        raise UserError(f"unknown format {to!r}; expected one of {', '.join(MODEL_FILES)}")
+    if max_positions is not None and to != "ctranslate2":
+        raise UserError(
+            f"max_positions={max_positions} is an option of ctranslate2, not of {to}; leave it out"
+        )
+    if quantization is not None and to == "marian":
+        raise UserError(
+            f"quantization={quantization!r} is an option of ctranslate2 and onnx, not of marian, which keeps "
+            "the weights as they are; leave it out"
+        )
+    if to == "ctranslate2":
+        check_engine(quantization)
+    if to == "onnx":
+        check_onnx(quantization)
+
+
+def _size(folder: Path, to: str) -> int:
+    """Return the bytes of the model's files in an exported folder."""
+    return sum(path.stat().st_size for path in folder.glob(MODEL_FILES[to]))
 
 
 def combine_folders(encoder: str | None, decoder: str | None, output: Path, **values: Any) -> PreTrainedModel:

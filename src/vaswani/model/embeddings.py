@@ -31,7 +31,8 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
         """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
-        if length is not None and length <= TABLE_LENGTH and not is_torchdynamo_compiling():
+        # Not compared while a model is traced: the comparison would limit the lengths that it takes.
+        if length is not None and not is_torchdynamo_compiling() and length <= TABLE_LENGTH:
             return nn.functional.embedding(positions, self.table(positions.device, dtype))
         if length is not None and positions.shape[0] > 1:
             return nn.functional.embedding(
@@ -79,14 +80,19 @@ class LearnedPositions(nn.Embedding):
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
         """int64 [B, T] -> [B, T, d_model]. Raise `ValueError` for a position beyond the trained ones."""
-        may_be_too_long = can_be_checked(positions) if length is None else length > self.num_embeddings
-        if may_be_too_long and not is_torchdynamo_compiling() and positions.max() >= self.num_embeddings:
+        if self._may_be_too_long(positions, length) and positions.max() >= self.num_embeddings:
             raise ValueError(
                 f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings="
                 f"{self.num_embeddings}; shorten it, give the model more (resize_position_embeddings), or "
                 "train with sinusoidal positions, which have no limit."
             )
         return super().forward(positions).to(dtype)
+
+    def _may_be_too_long(self, positions: torch.Tensor, length: int | None) -> bool:
+        """Whether positions must be checked; not while a model is traced, which would limit the lengths."""
+        if is_torchdynamo_compiling():
+            return False
+        return can_be_checked(positions) if length is None else length > self.num_embeddings
 
     def repeat_to(self, num_positions: int) -> None:
         """Repeat the positions until there are `num_positions`."""

@@ -1,0 +1,260 @@
+"""Export models to ONNX (https://onnx.ai), the format of ONNX Runtime and of other engines.
+
+The files and the names of their inputs and outputs are those of Optimum. Batches, lengths and the number of
+tokens in the cache are dynamic. The exported model computes the same outputs to rounding: tests compare
+logits and tokens.
+
+B batch · S source length · T target length · P tokens in the cache · H heads · D head width · V vocabulary
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+from vaswani.errors import UserError
+
+QUANTIZATIONS = ("float32", "int8")
+INSTALL = 'install it with: pip install "vaswani[onnx]"'
+
+ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
+DECODER_WITH_PAST = "decoder_with_past_model.onnx"
+
+# The dynamic axes, and their sizes in the examples that are traced, which fix nothing.
+BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
+PAST = "past_decoder_sequence_length"
+EXAMPLE_SIZES = {BATCH: 2, SOURCE: 7, TARGET: 5, PAST: 4}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def export_to_onnx(model: PreTrainedModel, folder: Path, *, quantization: str | None = None) -> None:
+    """Write a model into an empty folder as ONNX files, with its config.json and without its tokenizers.
+
+    An encoder-decoder becomes `encoder_model.onnx`, `decoder_model.onnx`, which makes a cache, and
+    `decoder_with_past_model.onnx`, which takes one. Each file has weights of its own.
+
+    Args:
+        model: a `VaswaniForConditionalGeneration`; it is not changed.
+        folder: exists.
+        quantization: one of `QUANTIZATIONS`; None keeps float32. `"int8"` is that of the weights in products;
+            their inputs are quantized while the model runs.
+
+    Raises:
+        UserError: the packages for ONNX are not installed, there is no such quantization, or the class or
+            the value of a field cannot be exported.
+    """
+    check_onnx(quantization)
+    _check_exportable(model)
+    reference = copy.deepcopy(model).float().eval()
+    reference.set_attn_implementation("eager")
+    for graph in GRAPHS[type(model).__name__](reference.config):
+        _write(reference, graph, folder / graph.file)
+        if quantization == "int8":
+            _quantize(folder / graph.file)
+    model.config.to_json_file(folder / "config.json")
+
+
+def check_onnx(quantization: str | None) -> None:
+    """Raise `UserError` if a package for ONNX is not installed, or there is no such quantization."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX is not installed ({error}); {INSTALL}") from error
+    if quantization not in (None, *QUANTIZATIONS):
+        raise UserError(
+            f"unknown quantization {quantization!r} for ONNX; choose one of {', '.join(QUANTIZATIONS)}"
+        )
+
+
+def _check_exportable(model: PreTrainedModel) -> None:
+    """Raise `UserError` if a model cannot be exported."""
+    config: Any = model.config
+    if type(model).__name__ not in GRAPHS:
+        raise UserError(f"{type(model).__name__} cannot be exported to ONNX; these can: {', '.join(GRAPHS)}")
+    for stack in config.stacks:
+        if "sparse" in config.layer_attention(stack):
+            found = getattr(config, f"{stack}_attention")
+            raise UserError(
+                f"{stack}_attention={found!r} is not supported: ONNX models have full attention only"
+            )
+
+
+# -------------------------------------------------------------------------------------------- kinds of models
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What one file computes.
+
+    Args:
+        file: its name.
+        compute: the outputs, of a model and of the inputs by name.
+        inputs: the shape of each: of token ids or a mask [B, length], or of states. Names are dynamic axes.
+        outputs: their names.
+    """
+
+    file: str
+    compute: Callable[[Any, Tensors], list[torch.Tensor]]
+    inputs: dict[str, tuple[int | str, ...]]
+    outputs: list[str]
+
+
+def _encoder_decoder(config: Any) -> list[Graph]:
+    """Return the graphs of an encoder-decoder: its source, its first step and those that follow."""
+    head = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
+    of_stack = {
+        "decoder": (BATCH, head[0], PAST, head[1]),
+        "encoder": (BATCH, head[0], SOURCE, head[1]),
+    }
+    past = {
+        f"{layer}.{stack}.{part}": shape
+        for layer in range(config.decoder_layers)
+        for stack, shape in of_stack.items()
+        for part in ("key", "value")
+    }
+    source = {"encoder_attention_mask": (BATCH, SOURCE)}
+    target = {"input_ids": (BATCH, TARGET)}
+    return [
+        Graph(
+            ENCODER,
+            _encode,
+            {"input_ids": (BATCH, SOURCE), "attention_mask": (BATCH, SOURCE)},
+            ["last_hidden_state"],
+        ),
+        Graph(
+            DECODER,
+            _decode,
+            {**source, **target, "encoder_hidden_states": (BATCH, SOURCE, config.d_model)},
+            ["logits", *(f"present.{name}" for name in past)],
+        ),
+        Graph(
+            DECODER_WITH_PAST,
+            _decode_with_past,
+            {**source, **target, **{f"past_key_values.{name}": shape for name, shape in past.items()}},
+            ["logits", *(f"present.{name}" for name in past if ".decoder." in name)],
+        ),
+    ]
+
+
+def _encode(model: Any, inputs: Tensors) -> list[torch.Tensor]:
+    """Return the encoder's states [B, S, d_model]."""
+    return [model.get_encoder()(**inputs).last_hidden_state]
+
+
+def _decode(model: Any, inputs: Tensors) -> list[torch.Tensor]:
+    """Return the logits [B, T, V], and the keys and values of all layers, [B, H, T or S, D]."""
+    outputs = model(
+        encoder_outputs=(inputs["encoder_hidden_states"],),
+        attention_mask=inputs["encoder_attention_mask"],
+        decoder_input_ids=inputs["input_ids"],
+        use_cache=True,
+    )
+    cache = outputs.past_key_values
+    layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+    states = [(own.keys, own.values, source.keys, source.values) for own, source in layers]
+    return [outputs.logits, *(state for layer in states for state in layer)]
+
+
+def _decode_with_past(model: Any, inputs: Tensors) -> list[torch.Tensor]:
+    """Return the logits [B, T, V] behind a cache, and the target's keys and values [B, H, P + T, D]."""
+    past = [state for name, state in inputs.items() if name.startswith("past_key_values.")]
+    own, source = ([(past[i], past[i + 1]) for i in range(start, len(past), 4)] for start in (0, 2))
+    cache = EncoderDecoderCache(DynamicCache(own), DynamicCache(source))
+    rows, length = inputs["encoder_attention_mask"].shape
+    outputs = model(
+        encoder_outputs=(past[2].new_zeros(rows, length, model.config.d_model),),  # only its shape is read
+        attention_mask=inputs["encoder_attention_mask"],
+        decoder_input_ids=inputs["input_ids"],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    layers = outputs.past_key_values.self_attention_cache.layers
+    return [outputs.logits, *(state for layer in layers for state in (layer.keys, layer.values))]
+
+
+# What can be exported: the makers of the graphs, by our class.
+GRAPHS: dict[str, Callable[[Any], list[Graph]]] = {"VaswaniForConditionalGeneration": _encoder_decoder}
+
+
+# --------------------------------------------------------------------------------------------------- writing
+
+
+class _Traced(nn.Module):
+    """A graph of a model as a module whose inputs and outputs are tensors in order."""
+
+    def __init__(self, model: nn.Module, graph: Graph):
+        super().__init__()
+        self.model = model
+        self.graph = graph
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of the graph."""
+        return tuple(self.graph.compute(self.model, dict(zip(self.graph.inputs, inputs, strict=True))))
+
+
+def _write(model: nn.Module, graph: Graph, path: Path) -> None:
+    """Trace a graph and write its file, with the weights in another file beside it from 2 GB on."""
+    shapes = tuple(
+        {place: torch.export.Dim(axis) for place, axis in enumerate(shape) if isinstance(axis, str)}
+        for shape in graph.inputs.values()
+    )
+    examples = tuple(_example(shape) for shape in graph.inputs.values())
+    with _without_notices(), torch.no_grad():
+        # Not left to `torch.onnx.export`, which tries other ways where one would fix a length.
+        program = torch.export.export(_Traced(model, graph), examples, dynamic_shapes=(shapes,))
+        exported: Any = torch.onnx.export(
+            program,
+            input_names=list(graph.inputs),
+            output_names=graph.outputs,
+            dynamic_shapes=(shapes,),  # their names
+            verbose=False,
+        )
+        exported.save(path)
+
+
+def _example(shape: tuple[int | str, ...]) -> torch.Tensor:
+    """Return an input of this shape: int64 for token ids and masks, else float32."""
+    sizes = [EXAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in shape]
+    return torch.ones(sizes, dtype=torch.long if len(sizes) == 2 else torch.float32)
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Hide notices of the exporter and the quantizer: of packages for images, names of axes, preparations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", None)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _quantize(path: Path) -> None:
+    """Replace a file by one with int8 weights, a scale for each column.
+
+    They have 7 bits, because sums of products of 8 bits overflow on processors without VNNI.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    whole = path.rename(path.with_suffix(".float32"))
+    with _without_notices():
+        quantize_dynamic(whole, path, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
+    whole.unlink()

@@ -1,0 +1,280 @@
+"""Models in ONNX compute what they compute here, at any batch and length."""
+
+import dataclasses
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from library_models import randomize
+from transformers import BertConfig, BertModel
+
+from toy_translation import save_toy_checkpoint, toy_model
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
+from vaswani.cli import run
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.errors import UserError
+from vaswani.interop import export_folder
+from vaswani.interop.folders import convert_folder
+from vaswani.interop.to_onnx import (
+    DECODER,
+    DECODER_WITH_PAST,
+    ENCODER,
+    EXAMPLE_SIZES,
+    SOURCE,
+    TARGET,
+    export_to_onnx,
+)
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 50,
+}
+
+
+def choices(field: str) -> tuple[str, ...]:
+    types = {each.name: each.type for each in dataclasses.fields(VaswaniConfig)}
+    return get_args(types[field])
+
+
+def matrix() -> list[dict[str, Any]]:
+    """All pairs of norm order, kind of positions and number of vocabularies; then the other fields."""
+    orders, positions = choices("norm_order"), choices("position_embedding")
+    cases: list[dict[str, Any]] = [
+        {
+            "norm_order": order,
+            "position_embedding": kind,
+            **({"decoder_vocab_size": 47} if (i + j) % 2 else {}),
+        }
+        for (i, order), (j, kind) in itertools.product(enumerate(orders), enumerate(positions))
+    ]
+    rest = {
+        "scale_embedding": False,
+        "attention_bias": False,
+        "norm_bias": False,
+        "tie_word_embeddings": False,
+    }
+    return [
+        *cases,
+        {"sinusoidal_layout": "concatenated", "lm_head_bias": True, **rest},
+        {
+            "sinusoidal_layout": "tensor2tensor",
+            "sinusoidal_offset": 2,
+            "position_from_mask": False,
+            "embedding_norm": True,
+            "activation_function": "gelu_new",
+            "final_norm": True,
+        },
+    ]
+
+
+def sessions(folder: Path) -> list[Any]:
+    return [
+        onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
+        for name in (ENCODER, DECODER, DECODER_WITH_PAST)
+    ]
+
+
+def names_of(values: list[Any]) -> list[str]:
+    return [value.name for value in values]
+
+
+def logits_in_steps(
+    folder: Path, ids: torch.Tensor, mask: torch.Tensor, target: torch.Tensor, first: int
+) -> np.ndarray:
+    """Logits of all target tokens: of the first so many without a cache, then with one."""
+    encoder, decoder, with_past = sessions(folder)
+    (states,) = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
+    inputs = {"encoder_attention_mask": mask.numpy(), "encoder_hidden_states": states}
+    logits, *present = decoder.run(None, {**inputs, "input_ids": target[:, :first].numpy()})
+    present = dict(zip(names_of(decoder.get_outputs())[1:], present, strict=True))
+    found = [logits]
+    for tokens in [target[:, first : first + 3], *target[:, first + 3 :].split(1, dim=1)]:
+        past = {f"past_key_values.{name.removeprefix('present.')}": value for name, value in present.items()}
+        inputs = {"encoder_attention_mask": mask.numpy(), "input_ids": tokens.numpy(), **past}
+        logits, *new = with_past.run(None, inputs)
+        present |= dict(zip(names_of(with_past.get_outputs())[1:], new, strict=True))
+        found.append(logits)
+    return np.concatenate(found, axis=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", matrix(), ids=str)
+def test_logits_are_equal_at_any_batch_and_length(fields, tmp_path):
+    config = VaswaniConfig(**SHAPE, **fields)
+    model = randomize(VaswaniForConditionalGeneration(config)).eval()
+    export_to_onnx(model, tmp_path)
+    longest = 50 if config.position_embedding == "learned" else 1100  # beyond the table of sinusoids
+    generator = np.random.default_rng(0)
+    shapes = [(1, 1, 5), (4, longest, 12), *(generator.integers(5, 45, 3) for _ in range(3))]
+    assert all(
+        length > EXAMPLE_SIZES[axis] for length, axis in zip(shapes[1][1:], (SOURCE, TARGET), strict=True)
+    )
+    for rows, source, target in shapes:
+        ids = torch.randint(3, config.vocab_size, (rows, source))
+        mask = torch.rand(rows, source).gt(0.3).long()  # left, right and in holes
+        mask[:, source // 2] = 1
+        tokens = torch.randint(3, config.decoder_vocab_size, (rows, target))
+        with torch.no_grad():
+            expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens).logits
+        found = logits_in_steps(tmp_path, ids, mask, tokens, first=min(2, target))
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_files_have_the_names_of_optimum(tmp_path):
+    model = toy_model(separate=True).bfloat16()
+    model.set_attn_implementation("sdpa")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    export_to_onnx(model, tmp_path)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "sdpa"
+    encoder, decoder, with_past = sessions(tmp_path)
+    assert [(i.name, i.shape) for i in encoder.get_inputs()] == [
+        ("input_ids", ["batch_size", "encoder_sequence_length"]),
+        ("attention_mask", ["batch_size", "encoder_sequence_length"]),
+    ]
+    assert names_of(encoder.get_outputs()) == ["last_hidden_state"]
+    assert names_of(decoder.get_inputs()) == ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
+    assert [(o.name, o.shape, o.type) for o in decoder.get_outputs()][:2] == [
+        ("logits", ["batch_size", "decoder_sequence_length", 280], "tensor(float)"),
+        ("present.0.decoder.key", ["batch_size", 2, "decoder_sequence_length", 16], "tensor(float)"),
+    ]
+    states = [f"0.{stack}.{part}" for stack in ("decoder", "encoder") for part in ("key", "value")]
+    assert names_of(decoder.get_outputs()) == ["logits", *(f"present.{name}" for name in states)]
+    assert names_of(with_past.get_inputs()) == [
+        *("encoder_attention_mask", "input_ids"),
+        *(f"past_key_values.{name}" for name in states),
+    ]
+    assert names_of(with_past.get_outputs()) == ["logits", "present.0.decoder.key", "present.0.decoder.value"]
+
+
+@pytest.mark.slow
+def test_int8_makes_smaller_files_and_nearly_the_same_scores(tmp_path):
+    model, folders = toy_model(), {name: tmp_path / name for name in ("float32", "int8")}
+    ids, target = torch.randint(3, 270, (4, 9)), torch.randint(3, 270, (4, 8))
+    mask = torch.ones_like(ids)
+    for quantization, folder in folders.items():
+        folder.mkdir()
+        export_to_onnx(model, folder, quantization=quantization)
+    found = {name: logits_in_steps(folder, ids, mask, target, first=3) for name, folder in folders.items()}
+    difference = np.abs(found["int8"] - found["float32"]).max()
+    assert 1e-3 < difference < 0.05 * np.abs(found["float32"]).max()
+    for name in (ENCODER, DECODER, DECODER_WITH_PAST):
+        assert (folders["int8"] / name).stat().st_size < 0.9 * (folders["float32"] / name).stat().st_size
+    assert {path.name for path in folders["int8"].iterdir()} == {
+        path.name for path in folders["float32"].iterdir()
+    }
+
+
+@pytest.mark.slow
+def test_a_folder_is_exported_with_tokenizers_and_settings(tmp_path, capsys, caplog):
+    save_toy_checkpoint(tmp_path / "toy", separate=True)
+    arguments = [
+        "export",
+        "--to",
+        "onnx",
+        str(tmp_path / "toy"),
+        str(tmp_path / "out"),
+        "--quantization",
+        "int8",
+    ]
+    assert run(arguments) == 0
+    captured = capsys.readouterr()
+    assert "VaswaniForConditionalGeneration for ONNX Runtime, int8, " in captured.out
+    assert not captured.err
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
+    assert len(load_tokenizers(tmp_path / "out")[0]) != len(load_tokenizers(tmp_path / "out")[1])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["decoder_vocab_size"]) == ("vaswani", 280)
+    assert (tmp_path / "out" / "generation_config.json").is_file()
+    assert not [*(tmp_path / "out").glob("*.float32")]
+    assert run(arguments) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+
+
+def test_to_marian_writes_what_convert_writes(tmp_path, capsys):
+    save_toy_checkpoint(tmp_path / "toy")
+    assert run(["export", "--to", "marian", str(tmp_path / "toy"), str(tmp_path / "out")]) == 0
+    assert "MarianMTModel as a MarianMT" in capsys.readouterr().out
+    convert_folder(str(tmp_path / "toy"), tmp_path / "converted", "marian")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "converted").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--to", "tensorrt"], "unknown format 'tensorrt'; expected one of ctranslate2, marian, onnx"),
+        (["--to", "onnx", "--quantization", "int16"], "unknown quantization 'int16' for ONNX; choose one of"),
+        (
+            ["--to", "marian", "--quantization", "int8"],
+            "quantization='int8' is an option of ctranslate2 and onnx",
+        ),
+        (
+            ["--to", "marian", "--max_positions", "9"],
+            "max_positions=9 is an option of ctranslate2, not of marian",
+        ),
+        (
+            ["--to", "onnx", "--max_positions", "9"],
+            "max_positions=9 is an option of ctranslate2, not of onnx",
+        ),
+    ],
+)
+def test_options_of_other_formats_are_refused_before_anything_is_written(options, message, tmp_path, capsys):
+    save_toy_checkpoint(tmp_path / "toy")
+    assert run(["export", str(tmp_path / "toy"), str(tmp_path / "out"), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"encoder_attention": "sparse"},
+            "encoder_attention='sparse' is not supported: ONNX models have full",
+        ),
+        ({"decoder_attention": ["sparse"]}, r"decoder_attention=\['sparse'\] is not supported"),
+    ],
+)
+def test_sparse_layers_are_refused(fields, message, tmp_path):
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**{**SHAPE, "decoder_layers": 1, **fields}))
+    with pytest.raises(UserError, match=message):
+        export_to_onnx(model, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_other_models_are_refused(tmp_path):
+    with pytest.raises(UserError, match="VaswaniModel cannot be exported to ONNX; these can: VaswaniFor"):
+        export_to_onnx(VaswaniModel(VaswaniConfig(**SHAPE)), tmp_path)
+    BertModel(
+        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path / "bert")
+    with pytest.raises(
+        UserError, match=r"is a 'bert' model, and vaswani models are exported; .* or use Optimum"
+    ):
+        export_folder(str(tmp_path / "bert"), tmp_path / "out", "onnx")
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r'install it with: pip install "vaswani\[onnx\]"$'):
+        export_folder(str(tmp_path), tmp_path / "out", "onnx")
