@@ -24,6 +24,10 @@ USED = {
     "transformers.modeling_utils:PreTrainedModel._get_resized_lm_head": (
         "Resizing the output of a vocabulary that is not the source's; the public method resizes both."
     ),
+    "torch.nn:Module._forward_hooks": (
+        "A search that bypasses the calls of modules must not bypass what somebody hooked to them."
+    ),
+    "torch.nn:Module._forward_pre_hooks": ("The same."),
     "torch:_softmax_backward_data": ("The fused gradient of a softmax, for short attention."),
     "torch.ops:mkldnn._linear_pointwise": ("oneDNN's product; the kernel checks that it exists."),
     "torch.ops:mkldnn._reorder_linear_weight": ("oneDNN's packed weights; the kernel checks that it exists."),

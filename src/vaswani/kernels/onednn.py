@@ -14,7 +14,7 @@ one step, so it is done for a whole search, and forgotten afterwards: weights ma
 import os
 import platform
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -93,6 +93,21 @@ def output_projection(states: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     if has_values(states) and (packed := _packed(weight)) is not None:
         return onednn_product(states, packed, bias)
     return operators.output_projection.plain(states, weight, bias)
+
+
+def product_by(module: nn.Linear, num_rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The product by a module's weight without gradients, whose kernel is chosen once.
+
+    Args:
+        module: a `Linear` or an `OutputProjection`.
+        num_rows: that each input will have.
+    """
+    weight, bias = module.weight, module.bias
+    if (packed := _packed(weight)) is not None:
+        return lambda states: onednn_product(states, packed, bias)
+    if type(module) is Linear and num_rows >= MIN_ROWS:
+        return module.forward
+    return lambda states: nn.functional.linear(states, weight, bias)
 
 
 class _Product(torch.autograd.Function):

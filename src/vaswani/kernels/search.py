@@ -5,6 +5,7 @@
 - The prompt, which is the same for all beams of a source, is computed once.
 - A source whose result can no longer change leaves the batch, while the others go on.
 - On the CPU, the decoder's weights are packed once for the kernel that reads them in every step.
+- A step runs the operators of the decoder without the calls of its modules.
 
 The search itself is transformers' own, and so are the results: only rows that it would ignore are left out.
 
@@ -32,6 +33,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.kernels.beam_search_cache import BeamSearchCache
+from vaswani.kernels.decoder_step import DecoderStep, is_plain
 from vaswani.kernels.onednn import packed_weights
 from vaswani.model import stacks
 from vaswani.model.attention import additive_mask
@@ -45,6 +47,12 @@ OVERRIDDEN = {
         *("is_early_stop_heuristic_unsatisfied", "is_sent_finished"),
         *("next_token_hits_stopping_criteria", "early_stopping"),
     ),
+}
+
+# Of the model, in a step that a `DecoderStep` computes.
+STEP_INPUTS = {
+    *("decoder_input_ids", "past_key_values", "encoder_outputs", "attention_mask"),
+    *("use_cache", "return_dict", "logits_to_keep", "next_sequence_length"),
 }
 
 
@@ -68,6 +76,7 @@ def hook_in() -> None:
     model_class._beam_search = _search_by(GenerationMixin._beam_search)
     model_class._beam_search_has_unfinished_sequences = staticmethod(has_unfinished_sequences)
     model_class.prepare_inputs_for_generation = prepare_inputs_for_generation
+    model_class.forward = _forward_by_steps(model_class.forward)
     stacks.self_attention_mask.kernel = self_attention_mask
 
 
@@ -84,6 +93,11 @@ class SearchCache(EncoderDecoderCache):
         self.rows_per_source = num_rows // num_sources
         self.sources: torch.Tensor | None = None  # places of those still open, int64; None means all
         self.rows: torch.Tensor | None = None  # theirs
+        self.step: DecoderStep | None = None  # computes all after the prompt
+
+    def steps_from(self, inputs: dict[str, Any]) -> bool:
+        """Whether `step` takes these inputs: one more token of each row, and nothing unusual."""
+        return self.step is not None and inputs.keys() <= STEP_INPUTS and self.get_seq_length() > 0
 
     def narrow(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Reduce the model's inputs for all rows to those that need computing."""
@@ -210,6 +224,8 @@ def _search_by(library_search: Callable) -> Callable:
         token = _running_search.set(cache)
         try:
             with packed_weights(_modules_of_each_step(self), input_ids.shape[0]):
+                if cache is not None and cache.tree is not None:
+                    cache.step = _step_of(self, input_ids.shape[0], arguments)
                 return library_search(
                     self, input_ids, logits_processor, stopping_criteria, generation_config, **arguments
                 )
@@ -286,8 +302,33 @@ def _modules_of_each_step(model: Any) -> list[torch.nn.Module]:
     return [*layers, model.get_output_embeddings()]
 
 
+def _step_of(model: Any, num_rows: int, arguments: dict[str, Any]) -> DecoderStep | None:
+    """What computes the steps of a search; None where the modules have to."""
+    mask = arguments.get("attention_mask")
+    hides_a_source = mask is not None and not bool(mask.any(1).all())
+    return None if hides_a_source or not is_plain(model) else DecoderStep(model, num_rows, mask)
+
+
+def _forward_by_steps(forward: Callable) -> Callable:
+    """The `forward` of a model, in which a `DecoderStep` computes the steps of a search."""
+
+    @wraps(forward)
+    def by_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, SearchCache) and cache.steps_from(kwargs):
+            step: Any = cache.step
+            return step(cache, kwargs["decoder_input_ids"], kwargs.get("attention_mask"))
+        return forward(self, *args, **kwargs)
+
+    return by_steps
+
+
 def prepare_inputs_for_generation(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The model's inputs for one step, reduced to the rows that need computing."""
+    cache, length = kwargs.get("past_key_values"), kwargs.get("next_sequence_length")
+    if isinstance(cache, SearchCache) and cache.steps_from(kwargs) and length == len(args) == 1:
+        inputs = {name: value for name, value in kwargs.items() if name != "next_sequence_length"}
+        return cache.narrow({**inputs, "decoder_input_ids": args[0][:, -1:]})
     inputs = GenerationMixin.prepare_inputs_for_generation(self, *args, **kwargs)
     cache = inputs.get("past_key_values")
     return cache.narrow(inputs) if isinstance(cache, SearchCache) else inputs

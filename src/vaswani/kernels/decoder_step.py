@@ -1,0 +1,181 @@
+"""One step of a search in the decoder, for one new token of each row, without the calls of its modules.
+
+A step of a small model computes little: most of its time would go into calls of modules and their checks,
+masks that are always the same, and the choice of kernels. Here the weights of all layers are gathered once
+for each search, and a step is a plain sequence of operators, the same as those of the modules.
+
+R rows, K of each source · H heads · D head width · S source length · V tokens in the vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from vaswani.kernels.onednn import product_by
+from vaswani.kernels.short_attention import MAX_WEIGHTS
+from vaswani.model.attention import VaswaniAttention, additive_mask
+from vaswani.model.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
+from vaswani.model.operators import Linear, OutputProjection
+from vaswani.model.stacks import VaswaniDecoder, VaswaniDecoderLayer
+
+if TYPE_CHECKING:
+    from vaswani.kernels.search import SearchCache
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+PLAIN_MODULES = (
+    *(VaswaniDecoder, VaswaniDecoderLayer, VaswaniAttention, TokenEmbeddings, Linear, OutputProjection),
+    *(SinusoidalPositions, LearnedPositions, nn.LayerNorm, nn.Identity, nn.ModuleList),
+)
+
+
+def is_plain(model: Any) -> bool:
+    """Whether the decoder does what its modules say: none is replaced, hooked, sharded or quantized."""
+    decoder = model.get_decoder()
+    activations = {id(layer.activation_fn) for layer in decoder.layers}
+    modules = [module for module in decoder.modules() if id(module) not in activations]
+    return (
+        not model.training
+        and model.config._attn_implementation == "sdpa"
+        and model.dtype != torch.float16  # in which the layers clamp their sums
+        and not torch.is_autocast_enabled(model.device.type)
+        and all(_is_plain(module) for module in (*modules, model.get_output_embeddings()))
+    )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return (
+        type(module) in PLAIN_MODULES
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
+    )
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """The operators of one sublayer: its norm, and products by its weights."""
+
+    norm: Product
+    products: tuple[Product, ...]
+
+
+class DecoderStep:
+    """The decoder of an encoder-decoder and its output projection, for one search.
+
+    Args:
+        model: for which `is_plain` holds.
+        num_rows: of the search.
+        source_mask: int64 [R/K, S], 0 for padding, of which each source has something else; or None.
+    """
+
+    def __init__(self, model: Any, num_rows: int, source_mask: torch.Tensor | None):
+        decoder = model.get_decoder()
+        first = decoder.layers[0]
+        self.embeddings, self.positions = decoder.embed_tokens, decoder.embed_positions
+        self.embed_norm, self.last_norm = _norm(decoder.embed_norm), _norm(decoder.layer_norm)
+        self.norm_first = first.norm_first
+        self.activation = first.activation_fn
+        self.head_dim, self.scaling = first.self_attn.head_dim, first.self_attn.scaling
+        self.has_padding = source_mask is not None and not bool(source_mask.all())
+        self.logits = product_by(model.get_output_embeddings(), num_rows)
+
+        def sublayer(norm: nn.Module, *linears: Any) -> Sublayer:
+            return Sublayer(_norm(norm), tuple(product_by(linear, num_rows) for linear in linears))
+
+        self.layers = []
+        for layer in decoder.layers:
+            own, source = layer.self_attn, layer.encoder_attn
+            self.layers.append(
+                (
+                    sublayer(layer.self_attn_layer_norm, own.q_proj, own.k_proj, own.v_proj, own.out_proj),
+                    sublayer(layer.encoder_attn_layer_norm, source.q_proj, source.out_proj),
+                    sublayer(layer.final_layer_norm, layer.fc1, layer.fc2),
+                )
+            )
+
+    def __call__(
+        self,
+        cache: SearchCache,
+        token_ids: torch.Tensor,
+        source_mask: torch.Tensor | None,
+    ) -> Seq2SeqLMOutput:
+        """Return the logits [R, 1, V] of the next token.
+
+        Args:
+            cache: with the keys and values of the source and of the tokens before.
+            token_ids: int64 [R, 1], inside the vocabulary.
+            source_mask: of the sources that are still open.
+        """
+        tree: Any = cache.tree
+        own_cache, source_cache = tree.layers, cache.cross_attention_cache.layers
+        states = self._embed(token_ids, tree.get_seq_length())
+        visible = tree.step_mask(None)
+        own_mask = None if visible is None else additive_mask(visible, states.dtype)
+        hidden = None
+        if self.has_padding and source_mask is not None:
+            hidden = additive_mask(source_mask[:, None, None].bool(), states.dtype)
+        for index, (own, source, feed_forward) in enumerate(self.layers):
+            query, key, value, output = own.products
+            x = own.norm(states) if self.norm_first else states
+            keys, values = own_cache[index].update(self._heads(key(x)), self._heads(value(x)))
+            states = self._add(states, output(self._attend(query(x), keys, values, own_mask)), own)
+
+            query, output = source.products
+            x = source.norm(states) if self.norm_first else states
+            read: Any = source_cache[index]
+            states = self._add(states, output(self._attend(query(x), read.keys, read.values, hidden)), source)
+
+            inner, outer = feed_forward.products
+            x = feed_forward.norm(states) if self.norm_first else states
+            states = self._add(states, outer(self.activation(inner(x))), feed_forward)
+        return Seq2SeqLMOutput(logits=self.logits(self.last_norm(states)), past_key_values=cache)
+
+    def _embed(self, token_ids: torch.Tensor, past_length: int) -> torch.Tensor:
+        """[R, 1] -> [R, 1, d_model], with the position behind the tokens before."""
+        weight, scale = self.embeddings.weight, self.embeddings.scale
+        states = embedding(token_ids, weight) * scale
+        if self.positions is not None:
+            place = torch.full((1, 1), past_length, device=token_ids.device)
+            states = states + self.positions.forward(place, past_length + 1, states.dtype)
+        return self.embed_norm(states)
+
+    def _heads(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, 1, d_model] -> [R, H, 1, D]."""
+        return states.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Queries [R, 1, d_model] to keys and values [R/K, H, S, D] -> [R, 1, d_model]."""
+        sources, heads = keys.shape[:2]
+        queries = query.view(sources, -1, heads, self.head_dim).transpose(1, 2)  # [R/K, H, K, D]
+        num_queries = queries.shape[2]
+        if num_queries > 1 and num_queries * keys.shape[2] <= MAX_WEIGHTS and keys.device.type == "cpu":
+            scores = queries @ keys.transpose(-2, -1)
+            scores = (
+                scores.mul_(self.scaling) if mask is None else torch.add(mask, scores, alpha=self.scaling)
+            )
+            output = scores.softmax(-1) @ values
+        else:
+            output = scaled_dot_product_attention(queries, keys, values, mask, scale=self.scaling)
+        return output.transpose(1, 2).reshape(query.shape)
+
+    def _add(self, states: torch.Tensor, output: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:
+        """x + Sublayer(LayerNorm(x)), or LayerNorm(x + Sublayer(x)) (section 5.4)."""
+        total = states + output
+        return total if self.norm_first else sublayer.norm(total)
+
+
+def _norm(module: nn.Module) -> Product:
+    if not isinstance(module, nn.LayerNorm):
+        return lambda states: states
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda states: layer_norm(states, shape, weight, bias, eps)

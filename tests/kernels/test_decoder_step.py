@@ -1,0 +1,177 @@
+"""A step computes what the decoder's modules compute, and leaves the rest to them."""
+
+from typing import Any, get_args
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from tiny import batch, tiny_config, tiny_model
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.kernels import search
+from vaswani.kernels.decoder_step import DecoderStep
+from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+
+NOT_OF_THE_MODEL = {"return_dict", "tie_word_embeddings", "is_encoder_decoder", "output_attentions", "use_cache"}
+
+
+def other_values() -> list[tuple[str, Any]]:
+    """Each yes or no, and each choice, of the configuration with a value that is not its default."""
+    config, found = tiny_config(), []
+    for cls in (VaswaniFamilyConfig, VaswaniConfig):
+        for name, kind in vars(cls)["__annotations__"].items():
+            now = getattr(config, name, None)
+            if not isinstance(now, bool | str) or name in NOT_OF_THE_MODEL or name.endswith("attention"):
+                continue
+            choices = (True, False) if isinstance(now, bool) else get_args(kind)
+            found += [(name, value) for value in choices if type(value) is type(now) and value != now]
+    return [*found, ("activation_function", "gelu"), ("activation_function", "silu")]
+
+
+def generated(model: Any, data: dict[str, torch.Tensor], **options: Any) -> tuple[list, list[float] | None]:
+    given = {"max_new_tokens": 24, "do_sample": False, "min_new_tokens": 12, **options}
+    output = model.generate(
+        input_ids=data["input_ids"],
+        attention_mask=data["attention_mask"],
+        **given,
+        return_dict_in_generate=options.get("num_beams", 1) > 1,
+        output_scores=options.get("num_beams", 1) > 1,
+    )
+    if isinstance(output, torch.Tensor):
+        return output.tolist(), None
+    return output.sequences.tolist(), output.sequences_scores.tolist()
+
+
+def by_modules() -> Any:
+    return patch.object(search, "is_plain", lambda model: False)
+
+
+def steps() -> Any:
+    """Count the steps that `DecoderStep` computes."""
+    return patch.object(DecoderStep, "__call__", autospec=True, side_effect=DecoderStep.__call__)
+
+
+def assert_same(model: Any, data: dict[str, torch.Tensor], **options: Any) -> None:
+    with steps() as counted:
+        sequences, scores = generated(model, data, **options)
+    assert counted.call_count >= 11
+    with by_modules(), steps() as counted:
+        expected, expected_scores = generated(model, data, **options)
+    assert not counted.called
+    assert sequences == expected
+    assert scores == pytest.approx(expected_scores, rel=1e-4) if scores else expected_scores is None
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(("name", "value"), other_values())
+def test_every_field_of_the_model(name: str, value: Any, num_beams: int) -> None:
+    more = {"max_position_embeddings": 64} if value == "learned" else {}
+    assert_same(tiny_model(**{name: value, **more}).double(), batch(rows=5), num_beams=num_beams)
+
+
+@pytest.mark.parametrize("rows", [1, 70])  # many rows choose other kernels
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_any_number_of_rows(rows: int, num_beams: int) -> None:
+    data = batch(rows=5)
+    data = {name: value.repeat(14, 1)[:rows] for name, value in data.items()}
+    assert_same(tiny_model().double(), data, num_beams=num_beams)
+
+
+def test_float32_with_packed_weights() -> None:
+    model = tiny_model(d_model=512, decoder_ffn_dim=512, norm_order="pre")
+    assert_same(model, batch(rows=6), num_beams=4)
+
+
+def test_two_vocabularies_and_a_source_without_padding() -> None:
+    model = tiny_model(decoder_vocab_size=50, share_encoder_decoder_embeddings=False).double()
+    data = batch(rows=2)
+    data["attention_mask"][:] = 1
+    assert_same(model, data, num_beams=3)
+
+
+def test_sampling_draws_the_same() -> None:
+    model, data = tiny_model().double(), batch(rows=4)
+    options = {"do_sample": True, "num_return_sequences": 2, "min_new_tokens": 12}
+    torch.manual_seed(3)
+    with steps() as counted:
+        found = generated(model, data, **options)
+    assert counted.called
+    torch.manual_seed(3)
+    with by_modules():
+        assert generated(model, data, **options) == found
+
+
+class Wider(nn.Module):
+    """What an adapter is: a module in another's place."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return 3.0 * self.inner(states)
+
+
+def add_hook(model: Any) -> None:
+    model.model.decoder.layers[1].fc1.register_forward_hook(lambda module, inputs, output: 3.0 * output)
+
+
+def replace_module(model: Any) -> None:
+    layer = model.model.decoder.layers[0]
+    layer.fc2 = Wider(layer.fc2)
+
+
+def replace_forward(model: Any) -> None:
+    linear = model.model.decoder.layers[0].encoder_attn.v_proj
+    plain = linear.forward
+    linear.forward = lambda states: 3.0 * plain(states)
+
+
+@pytest.mark.parametrize("change", [add_hook, replace_module, replace_forward])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_what_somebody_changed_in_the_decoder_takes_effect(change: Any, num_beams: int) -> None:
+    model, data = tiny_model().double(), batch(rows=3)
+    before = generated(model, data, num_beams=num_beams)
+    change(model)
+    with steps() as counted:
+        after = generated(model, data, num_beams=num_beams)
+    assert not counted.called
+    assert after != before
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_reference_is_not_replaced(implementation: str) -> None:
+    with steps() as counted:
+        generated(tiny_model(implementation), batch(rows=3))
+    assert counted.called == (implementation == "sdpa")
+
+
+def test_autocast_and_float16_are_left_to_the_modules() -> None:
+    data = batch(rows=3)
+    with steps() as counted, torch.autocast("cpu", torch.bfloat16):
+        generated(tiny_model(), data)
+    assert not counted.called
+    with steps() as counted:
+        generated(tiny_model().half(), data)
+    assert not counted.called
+
+
+def test_a_prompt_with_padding_is_left_to_the_modules() -> None:
+    model, data = tiny_model(), batch(rows=2)
+    prompt = torch.tensor([[0, 1, 9], [1, 7, 9]])
+    options = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()}
+    with steps() as counted:
+        found = generated(model, data, **options)
+    assert not counted.called
+    with by_modules():
+        assert generated(model, data, **options) == found
+
+
+def test_it_belongs_to_our_models_alone() -> None:
+    assert VaswaniForConditionalGeneration.forward.__wrapped__
+    model = tiny_model()
+    data = batch(rows=2)
+    with steps() as counted:
+        model(**data)  # no search
+    assert not counted.called
