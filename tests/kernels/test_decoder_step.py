@@ -13,7 +13,13 @@ from vaswani.kernels import search
 from vaswani.kernels.decoder_step import DecoderStep
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
-NOT_OF_THE_MODEL = {"return_dict", "tie_word_embeddings", "is_encoder_decoder", "output_attentions", "use_cache"}
+NOT_OF_THE_MODEL = {
+    "return_dict",
+    "tie_word_embeddings",
+    "is_encoder_decoder",
+    "output_attentions",
+    "use_cache",
+}
 
 
 def other_values() -> list[tuple[str, Any]]:
