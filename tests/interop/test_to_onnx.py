@@ -13,8 +13,15 @@ import torch
 from library_models import randomize
 from transformers import BertConfig, BertModel
 
-from toy_translation import save_toy_checkpoint, toy_model
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
+import vaswani
+from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizers
+from vaswani import (
+    VaswaniConfig,
+    VaswaniForCausalLM,
+    VaswaniForConditionalGeneration,
+    VaswaniForTokenClassification,
+    VaswaniModel,
+)
 from vaswani.cli import run
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
@@ -25,6 +32,8 @@ from vaswani.interop.to_onnx import (
     DECODER_WITH_PAST,
     ENCODER,
     EXAMPLE_SIZES,
+    GRAPHS,
+    MODEL,
     SOURCE,
     TARGET,
     export_to_onnx,
@@ -43,6 +52,8 @@ SHAPE: dict[str, Any] = {
     "decoder_ffn_dim": 40,
     "max_position_embeddings": 50,
 }
+
+GENERATORS = ("VaswaniForConditionalGeneration", "VaswaniForCausalLM")
 
 
 def choices(field: str) -> tuple[str, ...]:
@@ -132,6 +143,110 @@ def test_logits_are_equal_at_any_batch_and_length(fields, tmp_path):
             expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens).logits
         found = logits_in_steps(tmp_path, ids, mask, tokens, first=min(2, target))
         np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def one_stack(model_class: Any, **fields: Any) -> Any:
+    config_class = model_class.config_class
+    shape = {name: value for name, value in SHAPE.items() if hasattr(config_class, name)}
+    return randomize(model_class(config_class(**shape, **fields))).eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        *((name, {}) for name in GRAPHS if name not in GENERATORS),
+        ("VaswaniEncoderModel", {"position_embedding": "sinusoidal", "norm_order": "pre", "pooler": False}),
+        (
+            "VaswaniForSequenceClassification",
+            {"classifier_pooling": "mean", "position_from_mask": False, "token_type_vocab_size": 0},
+        ),
+        ("VaswaniDecoderForSequenceClassification", {"position_embedding": "none", "norm_order": "post"}),
+    ],
+    ids=str,
+)
+def test_outputs_of_one_stack_are_equal(name, fields, tmp_path):
+    model = one_stack(getattr(vaswani, name), **fields)
+    export_to_onnx(model, tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / MODEL, providers=["CPUExecutionProvider"])
+    given = names_of(session.get_inputs())
+    assert ("token_type_ids" in given) == bool(getattr(model.config, "token_type_vocab_size", 0))
+    for shape in [(1, 1), (1, 8), (5, 23), (2, 50)]:
+        shape = (shape[0], 4, shape[1]) if "MultipleChoice" in name else shape
+        mask = torch.rand(shape).gt(0.3).long()
+        mask[..., shape[-1] // 2] = 1
+        inputs = {"input_ids": torch.randint(3, 61, shape), "attention_mask": mask}
+        if "token_type_ids" in given:
+            inputs["token_type_ids"] = torch.randint(2, shape)
+        with torch.no_grad():
+            outputs = model(**inputs)
+        expected = {key: value for key, value in outputs.items() if key != "past_key_values"}
+        found = session.run(None, {key: value.numpy() for key, value in inputs.items()})
+        assert names_of(session.get_outputs()) == [*expected]
+        for each, other in zip(found, expected.values(), strict=True):
+            np.testing.assert_allclose(each, other, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_embedding": "learned", "norm_order": "pre"},
+        {"position_embedding": "sinusoidal", "norm_order": "post"},
+        {"position_embedding": "none", "norm_order": "pre"},
+        {"position_embedding": "learned", "norm_order": "pre", "position_from_mask": False},
+    ],
+    ids=str,
+)
+def test_a_causal_model_continues_from_its_cache(fields, tmp_path):
+    model = one_stack(VaswaniForCausalLM, **fields)
+    export_to_onnx(model, tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / MODEL, providers=["CPUExecutionProvider"])
+    longest = 1100 if fields["position_embedding"] == "sinusoidal" else 50
+    for rows, length, first_steps in [
+        (1, 1, [1]),
+        (3, 30, [1, 1, 1]),
+        (2, 20, [7, 1, 1]),
+        (2, longest, [40]),
+    ]:
+        steps = [*first_steps, *([length - sum(first_steps)] * (length > 1))]
+        ids = torch.randint(3, 61, (rows, length))
+        mask = torch.ones_like(ids)
+        mask[0, : length // 3] = 0  # on the left
+        with torch.no_grad():
+            expected = model(input_ids=ids, attention_mask=mask).logits
+        past = {key: np.zeros((rows, 2, 0, 16), np.float32) for key in names_of(session.get_inputs())[2:]}
+        found, end = [], 0
+        for step in steps:
+            start, end = end, end + step
+            inputs = {"input_ids": ids[:, start:end].numpy(), "attention_mask": mask[:, :end].numpy()}
+            logits, *present = session.run(None, {**inputs, **past})
+            past = dict(zip(past, present, strict=True))
+            found.append(logits)
+        seen = mask.bool().numpy()
+        np.testing.assert_allclose(np.concatenate(found, 1)[seen], expected.numpy()[seen], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_model_of_labels_is_exported_with_its_head(tmp_path, capsys):
+    tokenizer, _ = toy_tokenizers()
+    model = one_stack(VaswaniForTokenClassification, num_labels=5)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "tagger")
+    tokenizer.save_pretrained(tmp_path / "tagger")
+    arguments = ["export", "--to", "onnx", str(tmp_path / "tagger"), str(tmp_path / "out")]
+    assert run([*arguments, "--quantization", "int8"]) == 0
+    assert "VaswaniForTokenClassification for ONNX Runtime, int8" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(tmp_path / "out" / MODEL, providers=["CPUExecutionProvider"])
+    assert session.get_outputs()[0].shape == ["batch_size", "sequence_length", 5]
+    ids = torch.randint(3, 61, (3, 20))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": ids % 2}
+    (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    difference = np.abs(found - expected.numpy()).max()
+    assert 1e-3 < difference < 0.1 * expected.abs().max()
+    assert len(load_tokenizers(tmp_path / "out")[0]) == len(tokenizer)
 
 
 @pytest.mark.slow
@@ -237,6 +352,7 @@ def test_to_marian_writes_what_convert_writes(tmp_path, capsys):
 )
 def test_options_of_other_formats_are_refused_before_anything_is_written(options, message, tmp_path, capsys):
     save_toy_checkpoint(tmp_path / "toy")
+    capsys.readouterr()  # of saving
     assert run(["export", str(tmp_path / "toy"), str(tmp_path / "out"), *options]) == 2
     error = capsys.readouterr().err
     assert message in error

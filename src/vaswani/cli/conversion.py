@@ -88,9 +88,9 @@ def export(
     """Export a vaswani model for inference without vaswani.
 
     CTranslate2 runs encoder-decoders, causal language models, and encoders
-    without their heads. ONNX is for ONNX Runtime and other engines, and
-    takes encoder-decoders. marian writes what `vaswani convert --to marian`
-    writes. The tokenizers are saved beside the model.
+    without their heads. ONNX takes every model with its head, for ONNX
+    Runtime and other engines. marian writes what `vaswani convert --to
+    marian` writes. The tokenizers are saved beside the model.
     """
     from vaswani.interop.folders import export_folder
 

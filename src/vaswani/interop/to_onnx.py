@@ -27,13 +27,26 @@ from vaswani.errors import UserError
 QUANTIZATIONS = ("float32", "int8")
 INSTALL = 'install it with: pip install "vaswani[onnx]"'
 
+MODEL = "model.onnx"  # of a model of one stack
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
 DECODER_WITH_PAST = "decoder_with_past_model.onnx"
 
-# The dynamic axes, and their sizes in the examples that are traced, which fix nothing.
+# The dynamic axes: of encoder-decoders, and of models of one stack.
 BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 PAST = "past_decoder_sequence_length"
-EXAMPLE_SIZES = {BATCH: 2, SOURCE: 7, TARGET: 5, PAST: 4}
+CHOICES, LENGTH, PAST_LENGTH = "num_choices", "sequence_length", "past_sequence_length"
+TOTAL_LENGTH = "total_sequence_length"  # the sum of the last two
+# Their sizes in the examples that are traced, which fix nothing.
+EXAMPLE_SIZES = {
+    BATCH: 2,
+    SOURCE: 7,
+    TARGET: 5,
+    PAST: 4,
+    CHOICES: 3,
+    LENGTH: 6,
+    PAST_LENGTH: 4,
+    TOTAL_LENGTH: 10,
+}
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,10 +55,11 @@ def export_to_onnx(model: PreTrainedModel, folder: Path, *, quantization: str | 
     """Write a model into an empty folder as ONNX files, with its config.json and without its tokenizers.
 
     An encoder-decoder becomes `encoder_model.onnx`, `decoder_model.onnx`, which makes a cache, and
-    `decoder_with_past_model.onnx`, which takes one. Each file has weights of its own.
+    `decoder_with_past_model.onnx`, which takes one. Each file has weights of its own. Other models become
+    `model.onnx`; that of a causal language model takes a cache, empty at first, and returns it.
 
     Args:
-        model: a `VaswaniForConditionalGeneration`; it is not changed.
+        model: of a class in `GRAPHS`; it is not changed.
         folder: exists.
         quantization: one of `QUANTIZATIONS`; None keeps float32. `"int8"` is that of the weights in products;
             their inputs are quantized while the model runs.
@@ -58,7 +72,7 @@ def export_to_onnx(model: PreTrainedModel, folder: Path, *, quantization: str | 
     _check_exportable(model)
     reference = copy.deepcopy(model).float().eval()
     reference.set_attn_implementation("eager")
-    for graph in GRAPHS[type(model).__name__](reference.config):
+    for graph in GRAPHS[type(model).__name__](reference):
         _write(reference, graph, folder / graph.file)
         if quantization == "int8":
             _quantize(folder / graph.file)
@@ -102,7 +116,7 @@ class Graph:
     Args:
         file: its name.
         compute: the outputs, of a model and of the inputs by name.
-        inputs: the shape of each: of token ids or a mask [B, length], or of states. Names are dynamic axes.
+        inputs: the shape of each. Names are dynamic axes.
         outputs: their names.
     """
 
@@ -112,8 +126,9 @@ class Graph:
     outputs: list[str]
 
 
-def _encoder_decoder(config: Any) -> list[Graph]:
+def _encoder_decoder(model: Any) -> list[Graph]:
     """Return the graphs of an encoder-decoder: its source, its first step and those that follow."""
+    config = model.config
     head = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
     of_stack = {
         "decoder": (BATCH, head[0], PAST, head[1]),
@@ -185,8 +200,82 @@ def _decode_with_past(model: Any, inputs: Tensors) -> list[torch.Tensor]:
     return [outputs.logits, *(state for layer in layers for state in (layer.keys, layer.values))]
 
 
-# What can be exported: the makers of the graphs, by our class.
-GRAPHS: dict[str, Callable[[Any], list[Graph]]] = {"VaswaniForConditionalGeneration": _encoder_decoder}
+def _one_pass(*outputs: str, choices: bool = False) -> Callable[[Any], list[Graph]]:
+    """Return the maker of the graph of a model without a cache.
+
+    Args:
+        outputs: fields of what the model returns.
+        choices: whether a row of the batch has several texts.
+    """
+
+    def graphs(model: Any) -> list[Graph]:
+        shape = (BATCH, CHOICES, LENGTH) if choices else (BATCH, LENGTH)
+        names = ["input_ids", "attention_mask"]
+        if getattr(model.config, "token_type_vocab_size", 0):
+            names.append("token_type_ids")
+        returned = [name for name in outputs if name != "pooler_output" or model.pooler is not None]
+        return [Graph(MODEL, _fields(returned), dict.fromkeys(names, shape), returned)]
+
+    return graphs
+
+
+def _fields(names: list[str]) -> Callable[[Any, Tensors], list[torch.Tensor]]:
+    """Return a function that computes these fields of a model's output."""
+
+    def compute(model: Any, inputs: Tensors) -> list[torch.Tensor]:
+        outputs = model(**inputs)
+        return [outputs[name] for name in names]
+
+    return compute
+
+
+def _causal(model: Any) -> list[Graph]:
+    """Return the graph of a causal language model."""
+    config = model.config
+    heads = config.decoder_attention_heads
+    shape = (BATCH, heads, PAST_LENGTH, config.d_model // heads)
+    states = [f"{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value")]
+    inputs: dict[str, tuple[int | str, ...]] = {
+        "input_ids": (BATCH, LENGTH),
+        "attention_mask": (BATCH, TOTAL_LENGTH),
+        **{f"past_key_values.{name}": shape for name in states},
+    }
+    return [Graph(MODEL, _continue, inputs, ["logits", *(f"present.{name}" for name in states)])]
+
+
+def _continue(model: Any, inputs: Tensors) -> list[torch.Tensor]:
+    """Return the logits [B, T, V] behind a cache, and its new keys and values, [B, H, P + T, D]."""
+    past = [state for name, state in inputs.items() if name.startswith("past_key_values.")]
+    outputs = model(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        past_key_values=DynamicCache([*zip(past[::2], past[1::2], strict=True)]),
+        use_cache=True,
+    )
+    layers = outputs.past_key_values.layers
+    return [outputs.logits, *(state for layer in layers for state in (layer.keys, layer.values))]
+
+
+# What can be exported: the makers of the graphs of a model, by our class.
+GRAPHS: dict[str, Callable[[Any], list[Graph]]] = {
+    "VaswaniForConditionalGeneration": _encoder_decoder,
+    "VaswaniForCausalLM": _causal,
+    "VaswaniEncoderModel": _one_pass("last_hidden_state", "pooler_output"),
+    "VaswaniForPreTraining": _one_pass("prediction_logits", "seq_relationship_logits"),
+    "VaswaniForMultipleChoice": _one_pass("logits", choices=True),
+    **dict.fromkeys(
+        (
+            *("VaswaniForMaskedLM", "VaswaniForSequenceClassification", "VaswaniForTokenClassification"),
+            *("VaswaniForNextSentencePrediction", "VaswaniDecoderForSequenceClassification"),
+            "VaswaniDecoderForTokenClassification",
+        ),
+        _one_pass("logits"),
+    ),
+    **dict.fromkeys(
+        ("VaswaniForQuestionAnswering", "VaswaniDecoderForQuestionAnswering"),
+        _one_pass("start_logits", "end_logits"),
+    ),
+}
 
 
 # --------------------------------------------------------------------------------------------------- writing
@@ -207,11 +296,12 @@ class _Traced(nn.Module):
 
 def _write(model: nn.Module, graph: Graph, path: Path) -> None:
     """Trace a graph and write its file, with the weights in another file beside it from 2 GB on."""
-    shapes = tuple(
-        {place: torch.export.Dim(axis) for place, axis in enumerate(shape) if isinstance(axis, str)}
+    axes = tuple(
+        {place: axis for place, axis in enumerate(shape) if isinstance(axis, str)}
         for shape in graph.inputs.values()
     )
-    examples = tuple(_example(shape) for shape in graph.inputs.values())
+    shapes = tuple({place: _dimension(axis) for place, axis in of_input.items()} for of_input in axes)
+    examples = tuple(_example(name, shape) for name, shape in graph.inputs.items())
     with _without_notices(), torch.no_grad():
         # Not left to `torch.onnx.export`, which tries other ways where one would fix a length.
         program = torch.export.export(_Traced(model, graph), examples, dynamic_shapes=(shapes,))
@@ -219,16 +309,21 @@ def _write(model: nn.Module, graph: Graph, path: Path) -> None:
             program,
             input_names=list(graph.inputs),
             output_names=graph.outputs,
-            dynamic_shapes=(shapes,),  # their names
+            dynamic_shapes=(axes,),  # their names
             verbose=False,
         )
         exported.save(path)
 
 
-def _example(shape: tuple[int | str, ...]) -> torch.Tensor:
+def _dimension(axis: str) -> Any:
+    """Return an axis for `torch.export`, which infers a sum."""
+    return torch.export.Dim.AUTO if axis == TOTAL_LENGTH else torch.export.Dim(axis)
+
+
+def _example(name: str, shape: tuple[int | str, ...]) -> torch.Tensor:
     """Return an input of this shape: int64 for token ids and masks, else float32."""
     sizes = [EXAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in shape]
-    return torch.ones(sizes, dtype=torch.long if len(sizes) == 2 else torch.float32)
+    return torch.ones(sizes, dtype=torch.long if name.endswith(("_ids", "_mask")) else torch.float32)
 
 
 @contextmanager

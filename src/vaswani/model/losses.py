@@ -125,7 +125,7 @@ def class_loss(
     """Return the loss of logits [B, L] of texts, as `config.problem_type` says; None without labels."""
     if labels is None:
         return None
-    check_class_labels(labels, len(logits), model.config)
+    check_class_labels(labels, logits.shape[0], model.config)
     return model.loss_function(labels=labels, pooled_logits=logits, config=model.config, **kwargs)
 
 
@@ -153,7 +153,7 @@ def answer_loss(
     **kwargs: Any,
 ) -> torch.Tensor | None:
     """Return the loss of the logits [B, T] of first and last tokens of answers; None without positions."""
-    check_answers(len(start_logits), start_positions, end_positions)
+    check_answers(start_logits.shape[0], start_positions, end_positions)
     if start_positions is None:
         return None
     return model.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)

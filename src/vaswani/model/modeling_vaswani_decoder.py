@@ -159,7 +159,7 @@ class VaswaniDecoderForSequenceClassification(VaswaniDecoderPreTrainedModel):
         outputs = self.model(*inputs, **kwargs)
         states = outputs.last_hidden_state
         last = self.last_tokens(states, input_ids, attention_mask)
-        logits = self.score(states[torch.arange(len(states), device=states.device), last])
+        logits = self.score(states[torch.arange(states.shape[0], device=states.device), last])
         loss = class_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **other_outputs(outputs))
 
