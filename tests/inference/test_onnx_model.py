@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from toy_translation import save_toy_checkpoint, toy_model, toy_sources
+from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani import Translator
+from vaswani.cli import run
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.inference.translate.onnx_model import load_onnx
@@ -180,3 +181,43 @@ def test_without_onnx_runtime_the_error_says_how_to_install_it(folder, monkeypat
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r'install it with: pip install "vaswani\[onnx\]"$'):
         load_onnx(folder)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 1}, {"temperature": 1.0, "top_k": 5}], ids=str)
+def test_the_engine_translates_as_torch(options, models):
+    separate = (models[2] / "target_tokenizer").is_dir()
+    expected = list(Translator(models[0], *toy_tokenizers(separate), **options).translate(SENTENCES))
+    found = list(Translator.from_pretrained(models[2], engine="onnx", **options).translate(SENTENCES))
+    for ours, theirs in zip(expected, found, strict=True):
+        assert ours.text == theirs.text
+        assert theirs.hypotheses[0].score == pytest.approx(ours.hypotheses[0].score, rel=1e-4)
+
+
+def test_the_command_writes_what_it_writes_with_torch(models, tmp_path):
+    save_toy_checkpoint(tmp_path / "toy", separate=(models[2] / "target_tokenizer").is_dir())
+    (tmp_path / "in.txt").write_text("".join(f"{sentence}\n" for sentence in SENTENCES))
+    for engine, folder in (("torch", tmp_path / "toy"), ("onnx", models[2])):
+        arguments = ["--model", str(folder), "--engine", engine, "--input", str(tmp_path / "in.txt")]
+        assert run(["translate", *arguments, "--output", str(tmp_path / engine)]) == 0
+    assert (tmp_path / "torch").read_text() == (tmp_path / "onnx").read_text()
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        ("torch", {}, "holds a model in ONNX, which runs with engine=onnx"),
+        ("onnx", {"device": "cuda"}, "device 'cuda' cannot be used by engine=onnx; it runs on the 'cpu'"),
+        ("onnx", {"dtype": "float16"}, "dtype=float16 has no effect with engine=onnx"),
+        ("onnx", {"revision": "main"}, "revision='main' applies to models on the Hub"),
+    ],
+)
+def test_what_an_engine_cannot_load_is_refused(engine, options, message, folder):
+    with pytest.raises(UserError, match=message):
+        Translator.from_pretrained(folder, engine=engine, **options)
+
+
+def test_tokenizers_of_another_model_are_refused(folder):
+    toy_tokenizer(259).save_pretrained(folder)
+    with pytest.raises(UserError, match="they do not belong together"):
+        Translator.from_pretrained(folder, engine="onnx")
+    Translator.from_pretrained(folder, engine="onnx", allow_mismatch=True)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,7 +60,7 @@ OF_SEARCH = (
 )
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {
-    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, "task"), ("seq2seq",)),
+    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, "engine", "task"), ("seq2seq",)),
     **{
         name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
         for name in chain.from_iterable(FIELDS.values())
@@ -78,7 +78,6 @@ class Asked:
     Args:
         model: folder or name on the Hub.
         folder: its configuration and tokenizers.
-        config: of the model.
         kind: of the model, one of `NAMES`.
         files: the data, or its name.
         split: of the data.
@@ -87,11 +86,17 @@ class Asked:
 
     model: str
     folder: Path
-    config: "PreTrainedConfig"
     kind: str
     files: list[str]
     split: str
     options: dict[str, Any]
+
+    @cached_property
+    def config(self) -> "PreTrainedConfig":
+        """The configuration of the model."""
+        from vaswani.hub.run_metadata import read_config
+
+        return read_config(self.folder)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -250,8 +255,7 @@ def evaluate(
     files = [data] if target_file is None else [data, target_file]
     check_not_input(output_name or os.devnull, *files)
     folder = local_folder(model, options["revision"], weights=False)
-    config = read_config(folder)
-    kind = _kind(folder, config)
+    kind = _kind(folder, read_config(folder)) if options["engine"] == "torch" else "seq2seq"
     options |= {
         "dataset_config": dataset_config,
         "max_rows": max_rows,
@@ -271,7 +275,7 @@ def evaluate(
         "output_name": output_name,
     }
     _check_options(kind, options)
-    asked = Asked(model, folder, config, kind, files, split, options)
+    asked = Asked(model, folder, kind, files, split, options)
     if kind in EVALUATIONS:
         with LineWriter(output_name or os.devnull) as writer:
             found, lines, record = EVALUATIONS[kind](asked)
@@ -334,7 +338,7 @@ def _evaluate_pairs(asked: Asked) -> Found:
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
-    names = ("num_beams", "length_penalty", "max_source_length", "max_length")
+    names = ("engine", "num_beams", "length_penalty", "max_source_length", "max_length")
     search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
     return found, map(as_text, found.translations), {"split": split, **search}

@@ -216,6 +216,14 @@ DType = Annotated[
     str | None,
     typer.Option("--dtype", help="Type of the weights: float32, bfloat16 or float16. Default: as saved."),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="torch|ctranslate2|onnx",
+        help="What runs the model: torch, or what `vaswani export` wrote a folder for.",
+    ),
+]
 InputName = Annotated[
     str,
     typer.Option(
@@ -250,6 +258,7 @@ def _translator_options(
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
     source_prefix: SourcePrefix = None,
+    engine: Engine = "torch",
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,

@@ -129,7 +129,7 @@ def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     return getattr(torch, dtype)
 
 
-def local_folder(name: str | Path, revision: str | None = None, weights: bool = True) -> Path:
+def local_folder(name: str | Path, revision: str | None = None, weights: bool | str = True) -> Path:
     """Return the local folder of a model, after downloading it where the name is one of the Hub.
 
     If the Hub does not answer, use the cached copy and log a warning.
@@ -137,7 +137,8 @@ def local_folder(name: str | Path, revision: str | None = None, weights: bool = 
     Args:
         name: of a folder, or on the Hub.
         revision: branch, tag or commit on the Hub; default `main`.
-        weights: download them too, and not the configuration and the tokenizers alone.
+        weights: download them too, and not the configuration and the tokenizers alone; or the name of a file
+            with an engine's own weights.
 
     Raises:
         UserError: there is no such folder or Hub model, the folder cannot be read, or a revision was given
@@ -157,7 +158,7 @@ def local_folder(name: str | Path, revision: str | None = None, weights: bool = 
     return folder
 
 
-def _download(name: str, revision: str | None, weights: bool) -> Path:
+def _download(name: str, revision: str | None, weights: bool | str) -> Path:
     check_hub_name(name)
     use_patient_client()
     try:
@@ -178,12 +179,13 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     return directory
 
 
-def _fetch(name: str, revision: str | None, weights: bool, **options: Any) -> Path:
+def _fetch(name: str, revision: str | None, weights: bool | str, **options: Any) -> Path:
     """Download what the cache lacks of a model and return its folder there."""
     wanted = ["*.json", "*.txt", "*.model", "*.spm"]
-    wanted += ["model*.safetensors", ADAPTER_WEIGHTS] if weights else []
+    if weights:
+        wanted += ["model*.safetensors", ADAPTER_WEIGHTS] if weights is True else [weights]
     directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))
-    if weights and not any(directory.glob("*.safetensors")):
+    if weights is True and not any(directory.glob("*.safetensors")):
         snapshot_download(name, revision=revision, allow_patterns=[PICKLED_WEIGHTS], **options)
     return directory
 

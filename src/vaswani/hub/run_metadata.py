@@ -112,6 +112,11 @@ def read_config(folder: Path) -> PreTrainedConfig:
         remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
         raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
     values = read_object(path)
+    if "model_type" not in values and (folder / "model.bin").exists():
+        raise UserError(
+            f"{folder} holds a model for CTranslate2, which runs with engine=ctranslate2 (vaswani translate, "
+            "summarize and evaluate --engine ctranslate2); elsewhere give the folder it was exported from"
+        )
     try:
         _check_sizes(values)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

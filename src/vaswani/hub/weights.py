@@ -65,6 +65,11 @@ def weight_files(directory: Path) -> list[Path]:
         raise UserError(
             f"{directory} holds an adapter, and a whole model is needed: vaswani merge {directory} OUTPUT"
         )
+    if any(directory.glob("*.onnx")):
+        raise UserError(
+            f"{directory} holds a model in ONNX, which runs with engine=onnx (vaswani translate, summarize "
+            "and evaluate --engine onnx); elsewhere give the folder it was exported from"
+        )
     raise UserError(f"{directory} has no weights ({WEIGHTS}); it may be half-written: use another checkpoint")
 
 

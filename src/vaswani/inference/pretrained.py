@@ -41,16 +41,11 @@ class FromPretrained:
             options: of the class.
 
         Raises:
-            UserError: the model cannot be loaded (see `load_checkpoint`), or an option is out of range.
+            UserError: the model cannot be loaded (see `load_checkpoint`).
         """
-        cls._check_options(options)
         auto_class = cls._class_to_load(name, revision)
         model, *tokenizers = load_checkpoint(name, device, dtype, revision, auto_class, allow_mismatch)
         return cls(model, *tokenizers[: 1 + cls._has_target], **options)  # type: ignore[call-arg]
-
-    @classmethod
-    def _check_options(cls, options: dict[str, Any]) -> None:
-        """Raise a UserError for options of the class that no model can have, before one is loaded."""
 
     @classmethod
     def _class_to_load(cls, name: str | Path, revision: str | None) -> Any:

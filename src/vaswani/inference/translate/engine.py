@@ -1,13 +1,13 @@
 """What a `Translator` asks of an engine: hypotheses for token ids, whatever computes them.
 
-`TorchEngine` runs any encoder-decoder of transformers. An engine knows token ids only; texts, buffers and
-limits are the translator's.
+`TorchEngine` runs any encoder-decoder of transformers, `CTranslate2Engine` what is exported for CTranslate2
+(see `engines.py`). An engine knows token ids only; texts, buffers and limits are the translator's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from transformers import GenerationConfig
@@ -132,15 +132,36 @@ class Engine(ABC):
 
     Attributes:
         name: as `Translator.from_pretrained` calls it.
+        supports: the fields of `SearchOptions` that the engine honours.
         generation_config: of the model; only its special tokens and lengths are read by the translator.
         source_positions: the longest source that the model has positions for, or None if there is no limit.
         target_positions: likewise of a target.
     """
 
     name: ClassVar[str]
+    supports: ClassVar[frozenset[str]]
     generation_config: GenerationConfig
     source_positions: int | None
     target_positions: int | None
+
+    def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
+        """Raise unless the engine supports the options of a search.
+
+        Args:
+            options: those that are at their defaults are supported.
+            start_options: see `search`.
+
+        Raises:
+            UserError: the engine lacks an option.
+        """
+        defaults = SearchOptions()
+        for name in (field.name for field in fields(options) if field.name not in self.supports):
+            value = getattr(options, name)
+            if value != getattr(defaults, name):
+                raise UserError(
+                    f"{name}={value!r} is not supported by engine={self.name}; leave it out, or use "
+                    "engine=torch"
+                )
 
     @abstractmethod
     def search(
@@ -167,6 +188,5 @@ class Engine(ABC):
             with_scores: whether to give each `Output` its `log_prob`.
 
         Raises:
-            UserError: the engine lacks an option.
             RunError: the model's scores are NaN or infinite.
         """

@@ -6,6 +6,7 @@ S sentences of a batch · K hypotheses of each · L source length · T target le
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import chain, repeat
 from typing import Any
 
@@ -28,6 +29,7 @@ class TorchEngine(Engine):
     """
 
     name = "torch"
+    supports = frozenset(field.name for field in fields(SearchOptions))
 
     def __init__(self, model: PreTrainedModel):
         self.model = model.eval()

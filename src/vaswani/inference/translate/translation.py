@@ -17,18 +17,23 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
-from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
+from vaswani.inference.translate.engines import EngineName, LoadOptions, load_engine
 from vaswani.inference.translate.lengths import TargetLengths
 from vaswani.inference.translate.torch_engine import TorchEngine
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 TooLong = Literal["cut", "skip"]
 
@@ -74,7 +79,7 @@ class Translation:
         return self.hypotheses[0].text if self.hypotheses else ""
 
 
-class Translator(FromPretrained):
+class Translator:
     """Translates sentences with any encoder-decoder of transformers.
 
         translator = Translator.from_pretrained("runs/dates")
@@ -99,11 +104,9 @@ class Translator(FromPretrained):
             `SearchOptions`).
 
     Raises:
-        UserError: an option is out of range or contradicts another, or the tokenizer does not know a
-            language.
+        UserError: an option is out of range or contradicts another, the engine does not support it, or the
+            tokenizer does not know a language.
     """
-
-    _auto_class, _has_target = AutoModelForSeq2SeqLM, True
 
     def __init__(
         self,
@@ -134,6 +137,7 @@ class Translator(FromPretrained):
         self.start_options = self._targets.start_options()
         if target_language is None:
             check_language(self.engine.generation_config, self.target_tokenizer, self.start_options)
+        self.engine.check(self.options, self.start_options)
         _check_special_tokens(self.engine)
         self.positions = self.engine.source_positions
         if too_long not in (None, "cut", "skip"):
@@ -149,8 +153,36 @@ class Translator(FromPretrained):
         self.max_tokens_per_batch = max_tokens_per_batch
 
     @classmethod
-    def _check_options(cls, options: dict[str, Any]) -> None:
-        _lengths_and_search(options, others=True)
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        engine: EngineName = "torch",
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+        allow_mismatch: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Load a model with its tokenizers.
+
+        Args:
+            name: a folder, or a name on the Hub, of an encoder-decoder of transformers or vaswani; for other
+                engines than torch, of what `vaswani export` or the engine's own converter wrote.
+            engine: that searches.
+            device: None means a CUDA device if there is one, else the CPU.
+            dtype: of the weights; None means as saved. CTranslate2 also has "int8" and other types.
+            revision: branch, tag or commit on the Hub; None means `main`.
+            allow_mismatch: accept tokenizers or weights that seem to belong to another model.
+            options: of the class.
+
+        Raises:
+            UserError: an option is out of range; the model cannot be loaded (see `load_checkpoint`); or the
+                engine is unknown or not installed.
+        """
+        _lengths_and_search(options, others=True)  # raises before a model is loaded
+        load = LoadOptions(device=device, dtype=dtype, revision=revision, allow_mismatch=allow_mismatch)
+        return cls(*load_engine(engine, name, load), **options)
 
     @property
     def model(self) -> Any:

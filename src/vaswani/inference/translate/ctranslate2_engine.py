@@ -1,0 +1,406 @@
+"""Search with CTranslate2 (https://github.com/OpenNMT/CTranslate2), an engine in C++.
+
+CTranslate2 ranks by log P / |Y|^α and stops by its own rules, so it is asked for the hypotheses of its beams
+by their plain log-probabilities (α = 0), and GNMT's penalty ranks them here. It then stops when the best of
+its beams has finished and as many hypotheses as beams, or twice as many for n-best lists. transformers'
+search stops when no open hypothesis could be ranked among as many finished ones as beams. For α up to 1
+nearly all best hypotheses are the same; a larger α prefers long outputs, for which transformers searches
+longer.
+
+CTranslate2 excludes tokens before the softmax, and transformers after it. Where tokens are excluded, the
+probabilities of the search are not the model's, and its hypotheses are scored again.
+
+It does not sample here: its random numbers depend on the batch and on the threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from vaswani.errors import RunError, UserError, one_line
+from vaswani.inference.translate.ctranslate2_folder import CTranslate2Folder
+from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
+from vaswani.interop.to_ctranslate2 import check_engine
+
+# Sources whose limits differ by less share a call. A model writes about as much as it reads, and may write 50
+# tokens more, so that few translations come to the lowest limit of a call.
+SIMILAR_LIMITS = 25
+PATIENCE = 2  # finished hypotheses for each beam, for n-best lists (Kasai et al., 2022, arXiv:2204.05424)
+LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
+# Options of generation_config.json that CTranslate2 lacks, with the values that have no effect.
+LACKING: dict[str, Any] = {
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "exponential_decay_length_penalty": None,
+    "begin_suppress_tokens": [],
+    "sequence_bias": [],
+    "force_words_ids": [],
+    "guidance_scale": 1.0,
+    "diversity_penalty": 0.0,
+    "renormalize_logits": False,
+    "watermarking_config": None,
+    "stop_strings": [],
+    "max_time": None,
+}
+
+
+class CTranslate2Engine(Engine):
+    """A translation model of CTranslate2.
+
+    Args:
+        folder: the model with its tokenizers.
+        device: "cpu", "cuda" or "cuda:1"; None means a CUDA device if CTranslate2 finds one, else the CPU.
+        compute_type: of CTranslate2; "default" is the type of the weights, where the device has it.
+
+    Raises:
+        UserError: CTranslate2 is not installed, or cannot load the model; it lacks the device, the type on
+            that device, or an option of the folder's `generation_config.json`.
+    """
+
+    name = "ctranslate2"
+    supports = frozenset({"num_beams", "length_penalty", "no_repeat_ngram_size", "repetition_penalty"})
+
+    def __init__(
+        self,
+        folder: CTranslate2Folder,
+        device: str | torch.device | None = None,
+        compute_type: str = "default",
+    ):
+        check_engine(None)
+        _check_generation_config(folder)
+        self.folder = folder
+        self.generation_config = folder.generation_config
+        self.source_positions = folder.source_positions
+        # Scoring adds an end token to a hypothesis that has none.
+        self.target_positions = folder.target_positions and folder.target_positions - 1
+        self._target_tokens = {number: token for token, number in folder.target_ids.items()}
+        self._translator = _load(folder, device, compute_type)
+
+    def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
+        """See `Engine.check`; also a penalty with beams, and a language where the first token is fixed."""
+        super().check(options, start_options)
+        if options.num_beams > 1 and (penalty := self._repetition_penalty(options)) != 1:
+            raise UserError(
+                f"repetition_penalty={penalty} with num_beams={options.num_beams} is not supported by "
+                f"engine={self.name}, whose beam search applies it before the softmax; use num_beams=1, or "
+                "engine=torch"
+            )
+        fixed = self.folder.config.get("decoder_start_token")
+        asked = self._target_tokens.get(start_options.get("decoder_start_token_id", -1))
+        if None not in (asked, fixed) and asked != fixed:
+            raise UserError(
+                f"the target language is {asked!r}, and engine={self.name} begins targets with {fixed!r}; "
+                f"set decoder_start_token to null in {self.folder.path / 'config.json'}, or use engine=torch"
+            )
+
+    def search(
+        self,
+        sources: list[list[int]],
+        limits: list[int],
+        options: SearchOptions,
+        *,
+        start_options: dict[str, int],
+        demands: list[Demands] | None = None,
+        n_best: int = 1,
+        with_scores: bool = False,
+    ) -> list[list[Output]]:
+        """See `Engine.search`."""
+        demands = demands or [Demands()] * len(sources)
+        call = _Call(self._options(options, n_best), self._start(start_options), self._forced(start_options))
+        rows = [
+            _Row(self._source(source), limit, self._least(demand))
+            for source, limit, demand in zip(sources, limits, demands, strict=True)
+        ]
+        with _known_failures():
+            found = self._hypotheses(rows, call)
+            is_changed = call.changes_probabilities or any(row.least for row in rows)
+            if is_changed and (with_scores or options.num_beams > 1):
+                found = self._scored(rows, found, call.start)
+        self._check_finite(found)
+        best = [_best(outputs, options, n_best) for outputs in found]
+        if with_scores:
+            return best
+        return [[replace(output, log_prob=None) for output in outputs] for outputs in best]
+
+    def _source(self, token_ids: list[int]) -> list[str]:
+        """Return the tokens of a source, without those that the model adds itself."""
+        config, tokens = (
+            self.folder.config,
+            [self.folder.source_tokens.get(i, self._unknown) for i in token_ids],
+        )
+        first = 1 if config.get("add_source_bos") and tokens[:1] == [config["bos_token"]] else 0
+        last = -1 if config.get("add_source_eos") and tokens[-1:] == [config["eos_token"]] else None
+        return tokens[first:last]
+
+    @property
+    def _unknown(self) -> str:
+        return self.folder.config.get("unk_token") or "<unk>"
+
+    def _start(self, start_options: dict[str, int]) -> list[str]:
+        """Return the first token of a target, if the model does not know it."""
+        if self.folder.config.get("decoder_start_token") is not None:
+            return []
+        generation: Any = self.generation_config
+        known = generation.decoder_start_token_id
+        start = start_options.get(
+            "decoder_start_token_id", generation.bos_token_id if known is None else known
+        )
+        return [self._target_tokens[start]]
+
+    def _forced(self, start_options: dict[str, int]) -> list[str]:
+        """Return the tokens that every target has at its beginning."""
+        forced = start_options.get("forced_bos_token_id", self.generation_config.forced_bos_token_id)
+        return [] if forced is None else [self._target_tokens[forced]]
+
+    def _options(self, options: SearchOptions, n_best: int) -> dict[str, Any]:
+        """Translate the options to those of `translate_batch`, which are the same for all sources."""
+        generation: Any = self.generation_config
+        ends = generation.eos_token_id
+        ngram = options.no_repeat_ngram_size
+        patience = PATIENCE if n_best > 1 else 1
+        return {
+            "beam_size": options.num_beams,
+            "num_hypotheses": options.num_beams * patience,
+            "patience": patience,
+            "length_penalty": 0,
+            "no_repeat_ngram_size": (generation.no_repeat_ngram_size if ngram is None else ngram) or 0,
+            "suppress_sequences": self._suppressed() or None,
+            "repetition_penalty": self._repetition_penalty(options),
+            "max_input_length": 0,  # else it truncates sources
+            "end_token": [self._target_tokens[end] for end in (ends if isinstance(ends, list) else [ends])],
+            "return_end_token": True,
+            "return_scores": True,
+        }
+
+    def _repetition_penalty(self, options: SearchOptions) -> float:
+        of_model: Any = self.generation_config.repetition_penalty
+        penalty = options.repetition_penalty
+        return (of_model if penalty is None else penalty) or 1.0
+
+    def _least(self, demand: Demands) -> int:
+        """Return the least tokens of a target before its end token; `min_length` counts the start token."""
+        generation: Any = self.generation_config
+        of_model = generation.min_new_tokens
+        if of_model is None:
+            of_model = (generation.min_length or 0) - 1
+        return max(0, of_model, demand.min_length - 1)
+
+    def _suppressed(self) -> list[list[str]]:
+        """Return the sequences that no output may hold, as generation_config.json says.
+
+        Sequences of tokens that the engine has not are left out, such as Marian's padding.
+        """
+        generation: Any = self.generation_config
+        sequences = [
+            *(generation.bad_words_ids or ()),
+            *([token] for token in generation.suppress_tokens or ()),
+        ]
+        known = [ids for ids in sequences if all(token in self._target_tokens for token in ids)]
+        return [[self._target_tokens[token] for token in ids] for ids in known]
+
+    def _hypotheses(self, rows: list[_Row], call: _Call) -> list[list[Output]]:
+        """Return all hypotheses of each source.
+
+        CTranslate2 has one limit for all sources of a call. If all hypotheses that are found under a limit
+        are complete, the same are found under each higher one, for what continues an open hypothesis is less
+        probable than it, and it is less probable than all that are found. So sources with similar limits
+        share a call with the lowest of them; those that come to it are searched again with their own.
+        """
+        found: dict[int, list[Output]] = {}
+        again: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for group in _similar(rows):
+            lowest = min(rows[number].limit for number in group)
+            for number, outputs in self._translate(rows, group, lowest, call).items():
+                found[number] = outputs
+                if rows[number].limit > lowest and not all(output.complete for output in outputs):
+                    again[rows[number].limit, rows[number].least].append(number)
+        for (limit, _), group in again.items():
+            found |= self._translate(rows, group, limit, call)
+        return [found[number] for number in range(len(rows))]
+
+    def _translate(
+        self, rows: list[_Row], group: list[int], limit: int, call: _Call
+    ) -> dict[int, list[Output]]:
+        """Return all hypotheses of each source of a group, whose demands are the same, by its number."""
+        least = min(limit, rows[group[0]].least)
+        options = {**call.options, "max_decoding_length": limit, "min_decoding_length": least}
+        prefix = [*call.start, *call.forced]
+        prefixes = [prefix] * len(group) if prefix else None
+        sources = [rows[number].source for number in group]
+        results = self._translator.translate_batch(sources, prefixes, **options)
+        ends, ids = {*options["end_token"]}, self.folder.target_ids
+        return {
+            number: [
+                Output([ids[token] for token in tokens], tokens[-1] in ends, score)
+                for tokens, score in zip(result.hypotheses, result.scores, strict=True)
+            ]
+            for number, result in zip(group, results, strict=True)
+        }
+
+    def _scored(self, rows: list[_Row], found: list[list[Output]], start: list[str]) -> list[list[Output]]:
+        """Return hypotheses with the model's own log-probabilities."""
+        end = self.folder.config["eos_token"]  # which the engine adds
+        sources = [row.source for row, outputs in zip(rows, found, strict=True) for _ in outputs]
+        targets = [[self._target_tokens[token] for token in output.token_ids] for output in chain(*found)]
+        given = [[*start, *(target[:-1] if target[-1] == end else target)] for target in targets]
+        longest = 1 + max(map(len, given))
+        scored = self._translator.score_batch(
+            sources,
+            given,
+            max_input_length=0,
+            max_batch_size=max(1, LOGITS_AT_ONCE // (longest * len(self._target_tokens))),
+        )
+        sums = iter(
+            sum(result.log_probs[: len(target)]) for result, target in zip(scored, targets, strict=True)
+        )
+        return [[replace(output, log_prob=next(sums)) for output in outputs] for outputs in found]
+
+    def _check_finite(self, found: list[list[Output]]) -> None:
+        """Raise a RunError if a score is NaN or infinite."""
+        if not all(math.isfinite(output.log_prob or 0.0) for output in chain(*found)):
+            raise RunError(
+                f"the model's scores are not finite numbers in {self._translator.compute_type}; try dtype "
+                "float32, or use another checkpoint"
+            )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A source and what is asked of its target.
+
+    Args:
+        source: its tokens.
+        limit: the most tokens of its target, the end token included.
+        least: the least tokens before the end token.
+    """
+
+    source: list[str]
+    limit: int
+    least: int
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the calls of a search have in common.
+
+    Args:
+        options: of `translate_batch`.
+        start: the first token of a target, if the model does not know it.
+        forced: tokens that every target has at its beginning.
+    """
+
+    options: dict[str, Any]
+    start: list[str]
+    forced: list[str]
+
+    @property
+    def changes_probabilities(self) -> bool:
+        """Whether the search excludes or penalizes tokens, so that its probabilities are not the model's."""
+        excludes = self.options["no_repeat_ngram_size"] or self.options["suppress_sequences"]
+        return bool(self.forced or excludes or self.options["repetition_penalty"] != 1)
+
+
+def _similar(rows: Sequence[_Row]) -> Iterator[list[int]]:
+    """Yield groups of the numbers of rows that demand the same, with similar limits."""
+    group: list[int] = []
+    for number in sorted(range(len(rows)), key=lambda number: (rows[number].least, -rows[number].limit)):
+        if group and not _share_a_call(rows[group[0]], rows[number]):
+            yield group
+            group = []
+        group.append(number)
+    yield group
+
+
+def _share_a_call(first: _Row, row: _Row) -> bool:
+    return first.least == row.least and first.limit - row.limit < SIMILAR_LIMITS
+
+
+def _best(outputs: list[Output], options: SearchOptions, n_best: int) -> list[Output]:
+    """Return the best hypotheses, best first."""
+    return sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))[:n_best]
+
+
+def _check_generation_config(folder: CTranslate2Folder) -> None:
+    """Raise a UserError if the folder asks for what the engine cannot do, or for tokens that it has not."""
+    generation = folder.generation_config
+    for name, neutral in LACKING.items():
+        value = getattr(generation, name, None)
+        if value is not None and value != neutral:
+            raise UserError(
+                f"{folder.path / 'generation_config.json'} has {name}={value}, which is not supported by "
+                "engine=ctranslate2; remove it, or use engine=torch"
+            )
+    known = {*folder.target_ids.values()}
+    for name in ("eos_token_id", "forced_bos_token_id"):
+        value = getattr(generation, name)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and token not in known:
+                raise UserError(
+                    f"{folder.path / 'generation_config.json'} has {name}={token}, and the model has no such "
+                    "token; correct it"
+                )
+
+
+def _load(folder: CTranslate2Folder, device: str | torch.device | None, compute_type: str) -> Any:
+    """Return a `ctranslate2.Translator` with as many threads as torch has."""
+    import ctranslate2
+
+    kind, index = _device(device)
+    known = sorted(ctranslate2.get_supported_compute_types(kind, index))
+    if compute_type not in ("default", *known):
+        raise UserError(
+            f"dtype {compute_type!r} is not supported by engine=ctranslate2 on this {kind}; it has "
+            f"{', '.join(known)}"
+        )
+    try:
+        return ctranslate2.Translator(
+            str(folder.path),
+            kind,
+            device_index=index,
+            compute_type=compute_type,
+            intra_threads=torch.get_num_threads(),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"CTranslate2 cannot load {folder.path} ({one_line(error)}); export the model again"
+        ) from error
+
+
+def _device(device: str | torch.device | None) -> tuple[str, int]:
+    """Return CTranslate2's name of a device, and its number."""
+    import ctranslate2
+
+    count = ctranslate2.get_cuda_device_count()
+    if device is None:
+        return ("cuda" if count else "cpu"), 0
+    try:
+        known = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(
+            f"device {str(device)!r} cannot be used here ({one_line(error)}); try 'cpu'"
+        ) from error
+    if known.type != "cpu" and not (known.type == "cuda" and (known.index or 0) < count):
+        raise UserError(
+            f"device {str(device)!r} cannot be used by engine=ctranslate2 here: it has the CPU and {count} "
+            "CUDA devices; try 'cpu'"
+        )
+    return known.type, known.index or 0
+
+
+@contextmanager
+def _known_failures() -> Iterator[None]:
+    """Raise the errors that other engines raise, too."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise torch.OutOfMemoryError(one_line(error)) from error
+        raise RunError(f"CTranslate2 fails: {one_line(error)}") from error
