@@ -13,12 +13,14 @@ from huggingface_hub.utils import _http
 
 from loopback_hub import Commit, LoopbackHub, Repository
 from toy_translation import save_toy_checkpoint
+from vaswani import Translator
 from vaswani.errors import RunError, UserError
 from vaswani.files import hub_client
 from vaswani.files.hub_client import use_patient_client
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_metadata import read_run_metadata
+from vaswani.interop import export_folder
 
 SECONDS = 0.3  # of patience
 
@@ -172,3 +174,18 @@ def test_a_client_with_time_outs_is_made_once_and_again_after_it_is_closed(here:
     close_session()
     assert "send" in vars(get_session())  # replaced, as in the first
     assert "send" not in vars(librarys)
+
+
+def test_an_engine_fetches_its_own_weights(here: LoopbackHub, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    exported = tmp_path / "exported"
+    export_folder(str(save_toy_checkpoint(tmp_path / "toy")), exported)
+    files = {path.name: path.read_bytes() for path in exported.iterdir()}
+    files |= {"model.safetensors": b"of another engine", "secret.bin": b"of none"}
+    here.repositories["ada/toy"] = Repository(False, {"main": [Commit("b" * 40, "first", files)]})
+    translator = Translator.from_pretrained("ada/toy", engine="ctranslate2", revision="main")
+    expected = Translator.from_pretrained(exported, engine="ctranslate2")
+    assert translator(["one two three"]) == expected(["one two three"])
+    fetched = {path.rsplit("/", 1)[-1] for _, path in here.requests if "/resolve/" in path}
+    assert "model.bin" in fetched
+    assert not fetched & {"model.safetensors", "secret.bin"}
