@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from vaswani.kernels.int8_linear import Int8Linear
 from vaswani.kernels.onednn import product_by
 from vaswani.kernels.short_attention import MAX_WEIGHTS
 from vaswani.model.attention import VaswaniAttention, additive_mask
@@ -32,7 +33,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 PLAIN_MODULES = (
     *(VaswaniDecoder, VaswaniDecoderLayer, VaswaniAttention, TokenEmbeddings, Linear, OutputProjection),
-    *(SinusoidalPositions, LearnedPositions, nn.LayerNorm, nn.Identity, nn.ModuleList),
+    *(SinusoidalPositions, LearnedPositions, Int8Linear, nn.LayerNorm, nn.Identity, nn.ModuleList),
 )
 
 

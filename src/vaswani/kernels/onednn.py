@@ -95,13 +95,15 @@ def output_projection(states: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     return operators.output_projection.plain(states, weight, bias)
 
 
-def product_by(module: nn.Linear, num_rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def product_by(module: Any, num_rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """The product by a module's weight without gradients, whose kernel is chosen once.
 
     Args:
-        module: a `Linear` or an `OutputProjection`.
+        module: a `Linear`, an `OutputProjection` or an `Int8Linear`.
         num_rows: that each input will have.
     """
+    if not isinstance(module, nn.Linear):
+        return module.forward
     weight, bias = module.weight, module.bias
     if (packed := _packed(weight)) is not None:
         return lambda states: onednn_product(states, packed, bias)

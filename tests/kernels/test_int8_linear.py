@@ -1,0 +1,105 @@
+"""Linear layers with int8 weights compute what their definition says, row by row."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tiny import batch, tiny_model
+from vaswani.errors import UserError
+from vaswani.inference.quantization import quantize
+from vaswani.kernels import decoder_step, int8_linear
+from vaswani.kernels.int8_linear import Int8Linear
+
+pytestmark = pytest.mark.skipif(int8_linear.unavailable() is not None, reason="no VNNI instructions here")
+
+
+def reference(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
+    """The definition, in float64."""
+    weight, states = linear.weight.detach().double(), states.double()
+    weight_scale = weight.abs().amax(1, keepdim=True) / 127  # [N, 1]
+    scale = states.abs().amax(-1, keepdim=True) / 127  # [..., 1]
+    scale = scale.where(scale > 0, 1.0)
+    product = (states / scale).round() @ (weight / weight_scale).round().t()
+    output = product * scale * weight_scale[:, 0]
+    return output if linear.bias is None else output + linear.bias.detach().double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (300,)])
+@torch.no_grad()
+def test_it_computes_its_definition(shape: tuple[int, ...], bias: bool) -> None:
+    linear, states = nn.Linear(96, 80, bias), torch.randn(*shape, 96)
+    output = Int8Linear(linear)(states)
+    expected = reference(linear, states)
+    # A value in the middle of two steps may be rounded either way.
+    steps = (output - expected).abs() / (states.abs().amax(-1, keepdim=True) / 127)
+    assert steps.max() < 2 * linear.weight.abs().max()
+    assert (output - expected).abs().mean() < 1e-4
+    difference = (output - linear(states)).norm() / linear(states).norm()
+    assert 0 < difference < 0.02
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_the_others() -> None:
+    layer, states = Int8Linear(nn.Linear(64, 48)), torch.randn(9, 64)
+    states[3] *= 1e4
+    whole = layer(states)
+    for row in range(9):
+        assert torch.equal(layer(states[row : row + 1]), whole[row : row + 1])
+
+
+@torch.no_grad()
+def test_extreme_rows_and_weights() -> None:
+    linear = nn.Linear(64, 48)
+    linear.weight[5] = 0.0
+    linear.weight[6] = 1e6
+    layer = Int8Linear(linear)
+    assert torch.allclose(layer(torch.zeros(2, 64)), linear.bias.expand(2, -1))
+    large = layer(1e20 * torch.ones(1, 64))
+    assert large.isfinite().all()
+    assert large[0, 5] == linear.bias[5]
+    assert layer(torch.full((1, 64), torch.nan)).isnan().all()
+
+
+def quantized(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(int8_linear, "MIN_WEIGHTS", 0)
+    return quantize(copy.deepcopy(model), "int8")
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_search_finds_the_same_with_and_without_the_calls_of_modules(
+    num_beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = quantized(tiny_model(), monkeypatch), batch(rows=5)
+    del data["labels"]
+    options = {"num_beams": num_beams, "max_new_tokens": 20, "do_sample": False}
+    assert decoder_step.is_plain(model)
+    found = model.generate(**data, **options)
+    monkeypatch.setattr("vaswani.kernels.search.is_plain", lambda model: False)
+    assert found.tolist() == model.generate(**data, **options).tolist()
+
+
+def test_only_large_layers_change_and_embeddings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_linear, "MIN_WEIGHTS", 61 * 32)
+    model = tiny_model()
+    before = model.get_input_embeddings().weight.clone()
+    changed = quantize(model, "int8")
+    names = [name for name, module in changed.named_modules() if isinstance(module, Int8Linear)]
+    assert names == ["lm_head"]
+    assert torch.equal(changed.get_input_embeddings().weight, before)
+
+
+def test_what_it_cannot_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="quantization=int8 would change nothing: no linear layer"):
+        quantize(tiny_model(), "int8")
+    with pytest.raises(UserError, match="works on the CPU in float32; the model is on cpu in bfloat16"):
+        quantize(tiny_model().bfloat16(), "int8")
+    with pytest.raises(UserError, match="quantization='int4' is unknown; expected 'int8'"):
+        quantize(tiny_model(), "int4")  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    with pytest.raises(UserError, match="cannot be used here: the processor has no VNNI"):
+        quantize(tiny_model(), "int8")
+    assert quantize(model := tiny_model(), None) is model
