@@ -1,6 +1,7 @@
 """Linear layers with int8 weights compute what their definition says, row by row."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 
 from tiny import batch, tiny_model
+from toy_translation import save_toy_checkpoint
+from vaswani import Translator
 from vaswani.errors import UserError
 from vaswani.inference.quantization import quantize
 from vaswani.kernels import decoder_step, int8_linear
@@ -93,13 +96,32 @@ def test_only_large_layers_change_and_embeddings_stay(monkeypatch: pytest.Monkey
 
 
 def test_what_it_cannot_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="quantization=int8 would change nothing: no linear layer"):
+    with pytest.warns(UserWarning, match="quantization=int8 changes nothing: no linear layer"):
         quantize(tiny_model(), "int8")
     with pytest.raises(UserError, match="works on the CPU in float32; the model is on cpu in bfloat16"):
         quantize(tiny_model().bfloat16(), "int8")
     with pytest.raises(UserError, match="quantization='int4' is unknown; expected 'int8'"):
-        quantize(tiny_model(), "int4")  # type: ignore[arg-type]
+        quantize(tiny_model(), "int4")
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     with pytest.raises(UserError, match="cannot be used here: the processor has no VNNI"):
         quantize(tiny_model(), "int8")
     assert quantize(model := tiny_model(), None) is model
+
+
+def test_a_translator_is_quantized_when_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_toy_checkpoint(tmp_path)
+    sentences = ["one two three", "seven", "four five " * 4]
+    plain = list(Translator.from_pretrained(tmp_path).translate(sentences))
+    monkeypatch.setattr(int8_linear, "MIN_WEIGHTS", 0)
+    loaded = Translator.from_pretrained(tmp_path, quantization="int8")
+    assert any(isinstance(module, Int8Linear) for module in loaded.model.modules())
+    scores = [best.hypotheses[0].score for best in loaded.translate(sentences)]
+    expected = [best.hypotheses[0].score for best in plain]
+    assert scores != expected
+    assert scores == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+def test_other_engines_name_their_own_way(engine: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"quantization=int8 has no effect with engine={engine}, whose types"):
+        Translator.from_pretrained(tmp_path, engine=engine, quantization="int8")

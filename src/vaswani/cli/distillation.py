@@ -67,7 +67,7 @@ def student(
 
 
 @app.command()
-@takes_translator_options("revision", "engine")  # which would be those of all models
+@takes_translator_options("revision", "engine", "quantization")  # which would be those of all models
 def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub name of the teacher.", callback=check_models)],
     students: Annotated[

@@ -60,7 +60,7 @@ OF_SEARCH = (
 )
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {
-    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, "engine", "task"), ("seq2seq",)),
+    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, "engine", "quantization", "task"), ("seq2seq",)),
     **{
         name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
         for name in chain.from_iterable(FIELDS.values())
@@ -338,7 +338,7 @@ def _evaluate_pairs(asked: Asked) -> Found:
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
-    names = ("engine", "num_beams", "length_penalty", "max_source_length", "max_length")
+    names = ("engine", "quantization", "num_beams", "length_penalty", "max_source_length", "max_length")
     search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
     return found, map(as_text, found.translations), {"split": split, **search}

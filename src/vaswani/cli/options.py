@@ -224,6 +224,14 @@ Engine = Annotated[
         help="What runs the model: torch, or what `vaswani export` wrote a folder for.",
     ),
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        metavar="int8",
+        help="Quantize the weights when they are loaded; with engine torch, on a CPU with VNNI instructions.",
+    ),
+]
 InputName = Annotated[
     str,
     typer.Option(
@@ -262,6 +270,7 @@ def _translator_options(
     revision: Revision = None,
     device: Device = None,
     dtype: DType = None,
+    quantization: Quantization = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Declare the options of `Translator.from_pretrained`."""

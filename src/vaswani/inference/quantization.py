@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import warnings
 
 import torch
 from transformers import PreTrainedModel
 
 from vaswani.errors import UserError
 from vaswani.kernels import int8_linear
-
-Quantization = Literal["int8"]
 
 
 def check_quantization(quantization: str | None) -> None:
@@ -23,18 +21,19 @@ def check_quantization(quantization: str | None) -> None:
         raise UserError(f"quantization=int8 cannot be used here: {reason}; try dtype bfloat16")
 
 
-def quantize(model: PreTrainedModel, quantization: Quantization | None) -> PreTrainedModel:
+def quantize(model: PreTrainedModel, quantization: str | None) -> PreTrainedModel:
     """Give the linear layers of a model int8 weights, where they are large enough to gain from it.
 
     The inputs of a layer are quantized while it runs, with a scale for each row, so that a result does not
-    depend on the batch. The model is changed and cannot be saved or trained afterwards.
+    depend on the batch. The model is changed and cannot be saved or trained afterwards; one without such
+    layers stays as it is, with a warning.
 
     Args:
         model: of transformers or vaswani, on the CPU in float32.
         quantization: `"int8"`, or None for none.
 
     Raises:
-        UserError: the machine, the device or the dtype does not allow it, or no layer is large enough.
+        UserError: the machine, the device or the dtype does not allow it.
     """
     check_quantization(quantization)
     if quantization is None:
@@ -46,8 +45,9 @@ def quantize(model: PreTrainedModel, quantization: Quantization | None) -> PreTr
             "device cpu and dtype float32, or leave quantization out"
         )
     if not int8_linear.quantize(model):
-        raise UserError(
-            f"quantization=int8 would change nothing: no linear layer of this model has "
-            f"{int8_linear.MIN_WEIGHTS:,} weights, from which on it pays; leave it out"
+        warnings.warn(
+            "quantization=int8 changes nothing: no linear layer of this model has "
+            f"{int8_linear.MIN_WEIGHTS:,} weights, from which on it is faster",
+            stacklevel=2,
         )
     return model

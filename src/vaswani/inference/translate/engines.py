@@ -14,6 +14,7 @@ from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.vocabulary import check_vocabulary
+from vaswani.inference.quantization import check_quantization, quantize
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.ctranslate2_folder import WEIGHTS, read_ctranslate2_folder
 from vaswani.inference.translate.engine import Engine
@@ -27,10 +28,11 @@ Loaded = tuple[Engine, PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How a model is loaded; see `FromPretrained.from_pretrained`."""
+    """How a model is loaded; see `Translator.from_pretrained`."""
 
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
+    quantization: str | None = None
     revision: str | None = None
     allow_mismatch: bool = False
 
@@ -52,13 +54,19 @@ def load_engine(engine: str, name: str | Path, options: LoadOptions) -> Loaded:
 
 
 def _load_torch(name: str | Path, options: LoadOptions) -> Loaded:
+    check_quantization(options.quantization)
     model, source, target = load_checkpoint(
         name, options.device, options.dtype, options.revision, AutoModelForSeq2SeqLM, options.allow_mismatch
     )
-    return TorchEngine(model), source, target
+    return TorchEngine(quantize(model, options.quantization)), source, target
 
 
 def _load_ctranslate2(name: str | Path, options: LoadOptions) -> Loaded:
+    if options.quantization is not None:
+        raise UserError(
+            f"quantization={options.quantization} has no effect with engine=ctranslate2, whose types are "
+            f"dtypes; give dtype {options.quantization}, or export with --quantization"
+        )
     check_engine(None)
     path = local_folder(name, options.revision, weights=WEIGHTS)
     folder = read_ctranslate2_folder(path, allow_mismatch=options.allow_mismatch)
@@ -70,11 +78,12 @@ def _load_ctranslate2(name: str | Path, options: LoadOptions) -> Loaded:
 def _load_onnx(name: str | Path, options: LoadOptions) -> Loaded:
     if str(options.device or "cpu") != "cpu":
         raise UserError(f"device {str(options.device)!r} cannot be used by engine=onnx; it runs on the 'cpu'")
-    if options.dtype is not None:
-        raise UserError(
-            f"dtype={options.dtype} has no effect with engine=onnx, whose types are those of the export; "
-            "leave it out, or export with --quantization"
-        )
+    for field, value in {"dtype": options.dtype, "quantization": options.quantization}.items():
+        if value is not None:
+            raise UserError(
+                f"{field}={value} has no effect with engine=onnx, whose types are those of the export; "
+                "leave it out, or export with --quantization"
+            )
     path = local_folder(name, options.revision, weights="*.onnx*")
     model = load_onnx(path)
     source, target = load_tokenizers(path)

@@ -160,6 +160,7 @@ class Translator:
         engine: EngineName = "torch",
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        quantization: str | None = None,
         revision: str | None = None,
         allow_mismatch: bool = False,
         **options: Any,
@@ -172,6 +173,8 @@ class Translator:
             engine: that searches.
             device: None means a CUDA device if there is one, else the CPU.
             dtype: of the weights; None means as saved. CTranslate2 also has "int8" and other types.
+            quantization: `"int8"` quantizes the weights after loading (see `vaswani.inference.quantization`);
+                None leaves them as they are.
             revision: branch, tag or commit on the Hub; None means `main`.
             allow_mismatch: accept tokenizers or weights that seem to belong to another model.
             options: of the class.
@@ -181,7 +184,13 @@ class Translator:
                 engine is unknown or not installed.
         """
         _lengths_and_search(options, others=True)  # raises before a model is loaded
-        load = LoadOptions(device=device, dtype=dtype, revision=revision, allow_mismatch=allow_mismatch)
+        load = LoadOptions(
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            revision=revision,
+            allow_mismatch=allow_mismatch,
+        )
         return cls(*load_engine(engine, name, load), **options)
 
     @property
