@@ -110,6 +110,7 @@ def test_dtype_device_and_batch_size_reach_the_model(model: Path, tmp_path: Path
         {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 7},
         {"min_length": 9, "max_length_ratio": 4.0, "min_length_ratio": 1.5},
         {"repetition_penalty": 0.1},
+        {"coverage_penalty": 5.0},
     ],
     ids=str,
 )

@@ -3,16 +3,20 @@
 The models are two half-trained toys, one of them a MarianMT of the library.
 """
 
+import math
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.errors import UserError
 from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.translate.cross_attention import cross_attention
 from vaswani.inference.translate.engine import Output, SearchOptions
+from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.inference.translate.translation import Translator
 
 EOS = 2
@@ -124,6 +128,11 @@ def test_n_best_are_independent_samples_scored_by_the_model(kind: str) -> None:
         ({"top_p": 0.5}, "top_p=0.5 is for sampling"),
         ({"seed": 0}, "seed=0 is for sampling"),
         ({"temperature": 0.5, "num_beams": 4}, "num_beams=4 searches, and temperature=0.5 samples"),
+        ({"coverage_penalty": -1}, "coverage_penalty=-1 must be at least 0"),
+        (
+            {"coverage_penalty": 0.2, "num_beams": 1},
+            "coverage_penalty=0.2 ranks the hypotheses of a beam search",
+        ),
         ({"temperature": 0}, "temperature=0 must be above 0"),
         ({"temperature": float("nan")}, "temperature=nan must be above 0"),
         ({"temperature": 1, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
@@ -226,3 +235,78 @@ def test_a_repetition_penalty_of_the_model_holds_and_can_be_replaced() -> None:
     assert of_model(sentences) != plain
     assert [t.text for t in of_model.translate(sentences, n_best=4)] == of_model(sentences)
     assert Translator(model, toy_tokenizer(), repetition_penalty=1.0)(sentences) == plain
+
+
+# Coverage.
+
+
+def coverage_by_hand(model: PreTrainedModel, sentence: str, tokens: list[int]) -> float:
+    """Σ_i log(min(Σ_j p_ij, 1)), of the last layer's mean head."""
+    source = toy_tokenizer()(sentence, return_tensors="pt")["input_ids"]
+    start = model.generation_config.decoder_start_token_id
+    given = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        outputs = model(
+            input_ids=source, decoder_input_ids=torch.tensor([[start, *tokens[:-1]]]), output_attentions=True
+        )
+    model.set_attn_implementation(given)
+    weights = outputs.cross_attentions[-1][0].mean(dim=0)  # [T, L]
+    assert weights.shape == (len(tokens), source.shape[1])
+    return sum(math.log(min(sum(row[i].item() for row in weights), 1.0)) for i in range(source.shape[1]))
+
+
+@BOTH
+def test_coverage_ranks_the_hypotheses_of_the_search_again(kind: str) -> None:
+    plain = translator_of(kind, num_beams=6)
+    covering = translator_of(kind, num_beams=6, coverage_penalty=2.0)
+    lists = [list(each.translate(SENTENCES, n_best=6)) for each in (plain, covering)]
+    for before, after in zip(*lists, strict=True):
+        assert sorted(h.text for h in before.hypotheses) == sorted(h.text for h in after.hypotheses)
+        scores = [h.score for h in after.hypotheses]
+        assert scores == sorted(scores, reverse=True)
+    assert [t.text for t in lists[0]] != [t.text for t in lists[1]]
+    assert [t.text for t in lists[1]] == covering(SENTENCES)  # without scores, and in n-best lists of 1
+    assert [t.text for t in lists[1]] == [t.text for t in covering.translate(SENTENCES, n_best=1)]
+    for sentence, output in zip(SENTENCES, outputs_of(covering), strict=True):
+        expected = 2.0 * coverage_by_hand(covering.model, sentence, output.token_ids)
+        assert output.coverage == pytest.approx(expected, abs=1e-4)
+        lp = ((5 + len(output.token_ids)) / 6) ** 0.6
+        assert output.score(GNMTLengthPenalty(0.6)) == pytest.approx(
+            output.log_prob / lp + expected, abs=1e-4
+        )
+
+
+@BOTH
+def test_coverage_does_not_depend_on_the_batch_and_leaves_the_model_as_it_was(kind: str) -> None:
+    translator = translator_of(kind, coverage_penalty=0.5, max_tokens_per_batch=1)
+    translator.model.set_attn_implementation("sdpa")
+    alone = list(translator.translate(SENTENCES, n_best=4))
+    together = list(translator_of(kind, coverage_penalty=0.5).translate(SENTENCES, n_best=4))
+    for one, other in zip(alone, together, strict=True):
+        assert [h.score for h in one.hypotheses] == pytest.approx(
+            [h.score for h in other.hypotheses], abs=1e-4
+        )
+    assert translator.model.config._attn_implementation == "sdpa"
+
+
+def test_an_ensemble_covers_with_the_mean_of_its_members() -> None:
+    members = [toy_model(), toy_model(d_model=16, norm_order="pre", decoder_layers=2)]
+    ids = toy_tokenizer()(SENTENCES[:2], padding=True, return_tensors="pt")
+    inputs = ids["input_ids"], ids["attention_mask"]
+    sequences = torch.randint(3, 300, (4, 6))
+    expected = sum(cross_attention(member, *inputs, sequences) for member in members) / 2
+    found = cross_attention(Ensemble(members), *inputs, sequences)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.sum(dim=2), torch.ones(4, 5))
+    translator = Translator(Ensemble(members), toy_tokenizer(), coverage_penalty=1.0)
+    assert [t.text for t in translator.translate(SENTENCES, n_best=4)] == translator(SENTENCES)
+
+
+def test_samples_are_ranked_by_coverage_too() -> None:
+    plain, covering = (translator_of("toy", temperature=1.5, coverage_penalty=beta) for beta in (0.0, 3.0))
+    lists = [list(each.translate(SENTENCES, n_best=5)) for each in (plain, covering)]
+    assert [sorted(h.text for h in t.hypotheses) for t in lists[0]] == [
+        sorted(h.text for h in t.hypotheses) for t in lists[1]
+    ]
+    assert [t.text for t in lists[0]] != [t.text for t in lists[1]]

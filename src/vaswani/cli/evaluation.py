@@ -55,8 +55,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 OF_SEARCH = (
     *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
-    *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p"),
-    "seed",
+    *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "temperature"),
+    *("top_k", "top_p", "seed"),
 )
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {

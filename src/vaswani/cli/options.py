@@ -148,6 +148,14 @@ RepetitionPenalty = Annotated[
         above=0,
     ),
 ]
+CoveragePenalty = Annotated[
+    float,
+    number(
+        "--coverage_penalty",
+        help="β of GNMT's coverage penalty, by which the hypotheses of the search are ranked again.",
+        at_least=0,
+    ),
+]
 Temperature = Annotated[
     float | None,
     number(
@@ -258,6 +266,7 @@ def _translator_options(
     min_length_ratio: MinLengthRatio = None,
     no_repeat_ngram_size: NoRepeatNgramSize = None,
     repetition_penalty: RepetitionPenalty = None,
+    coverage_penalty: CoveragePenalty = 0.0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,

@@ -22,6 +22,7 @@ BOUNDS = {
     "num_beams": Bounds(at_least=1),
     "no_repeat_ngram_size": Bounds(at_least=1),
     "repetition_penalty": Bounds(above=0),
+    "coverage_penalty": Bounds(at_least=0),
     "temperature": Bounds(above=0),
     "top_k": Bounds(at_least=1),
     "top_p": Bounds(above=0, at_most=1),
@@ -42,6 +43,9 @@ class SearchOptions:
             positive, and else multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1); above 1 avoids
             repetition. The search ranks by what results. None means as the model's generation_config.json
             says.
+        coverage_penalty: β of Wu et al., 2016, arXiv:1609.08144, equation 14: the score of a hypothesis gets
+            β · Σ_i log(min(Σ_j p_ij, 1)) more, p_ij being how much target token j attends to source token i.
+            The search does not know it: its `num_beams` hypotheses are ranked again. 0 leaves them.
         temperature: samples each token from the softmax of the scores divided by this. None means to search.
         top_k: of sampling, see `Sampling`; None means all tokens.
         top_p: of sampling, see `Sampling`; None means 1, all tokens.
@@ -49,13 +53,14 @@ class SearchOptions:
 
     Raises:
         UserError: an option is out of range, or one of sampling is given without `temperature`, or beams with
-            it.
+            it, or coverage is to rank the one hypothesis of greedy search.
     """
 
     num_beams: Any = None  # an int, once initialized
     length_penalty: float = 0.6
     no_repeat_ngram_size: int | None = None
     repetition_penalty: float | None = None
+    coverage_penalty: float = 0.0
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -68,6 +73,11 @@ class SearchOptions:
         self._check_sampling()
         if self.num_beams is None:
             object.__setattr__(self, "num_beams", DEFAULT_BEAMS if self.temperature is None else 1)
+        if self.coverage_penalty and self.num_beams == 1 and self.temperature is None:
+            raise UserError(
+                f"coverage_penalty={self.coverage_penalty} ranks the hypotheses of a beam search, and "
+                "num_beams=1; give more beams, or leave it out"
+            )
         try:
             object.__setattr__(self, "length_penalty", GNMTLengthPenalty(self.length_penalty))
         except ValueError as error:
@@ -116,15 +126,19 @@ class Output:
         token_ids: of the target, with the end token, without the start token.
         complete: whether it ends with the end token, and not at the length limit.
         log_prob: the sum of the natural log-probabilities of the tokens; None without scores.
+        coverage: what `SearchOptions.coverage_penalty` adds to its score.
     """
 
     token_ids: list[int]
     complete: bool
     log_prob: float | None = None
+    coverage: float = 0.0
 
     def score(self, length_penalty: Any) -> float | None:
-        """`log_prob` / lp(Y), as a `GNMTLengthPenalty` says; None without scores."""
-        return None if self.log_prob is None else self.log_prob / length_penalty.of(len(self.token_ids))
+        """`log_prob` / lp(Y) + `coverage`, lp as a `GNMTLengthPenalty` says; None without scores."""
+        if self.log_prob is None:
+            return None
+        return self.log_prob / length_penalty.of(len(self.token_ids)) + self.coverage
 
 
 class Engine(ABC):

@@ -6,7 +6,7 @@ S sentences of a batch · K hypotheses of each · L source length · T target le
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import chain, repeat
 from typing import Any
 
@@ -16,9 +16,27 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
 from vaswani.inference.sampling import SeededSampling
+from vaswani.inference.translate.cross_attention import coverage, cross_attention
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a search found.
+
+    Args:
+        inputs: `input_ids` and `attention_mask` of the sources, int64 [S, L].
+        sequences: int64 [S·K, 1 + T], with the start token; the K hypotheses of a source are adjacent.
+        lengths: of the hypotheses, with the end token: int64 [S·K].
+        complete: whether they have one: bool [S·K].
+    """
+
+    inputs: dict[str, torch.Tensor]
+    sequences: torch.Tensor
+    lengths: torch.Tensor
+    complete: torch.Tensor
 
 
 class TorchEngine(Engine):
@@ -57,7 +75,8 @@ class TorchEngine(Engine):
         demands = demands or [Demands()] * len(sources)
         copies = 1 if options.sampling is None else n_best  # a sample is the result of a row of its own
         sources, limits, demands = ([*_repeated(rows, copies)] for rows in (sources, limits, demands))
-        returned = n_best // copies  # of each row
+        ranks = options.coverage_penalty > 0  # all that was found
+        returned = options.num_beams if ranks else n_best // copies  # of each row
         inputs, most = self._inputs(sources), torch.tensor(limits, device=self.model.device)
         finite = FiniteScores(options.num_beams)
         processors = [*self._processors(demands), finite]
@@ -78,14 +97,33 @@ class TorchEngine(Engine):
         )
         finite.check(self.model)
         lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(returned))
-        log_probs: list[Any] = [None] * len(sequences)
+        found = _Found(inputs, sequences, lengths, complete)
+        outputs = self._outputs(found, options, with_scores or ranks)
+        per_source = returned * copies
+        groups = [outputs[start : start + per_source] for start in range(0, len(outputs), per_source)]
+        return [_best(group, options)[:n_best] for group in groups] if ranks else groups
+
+    def _outputs(self, found: _Found, options: SearchOptions, with_scores: bool) -> list[Output]:
+        """Return the hypotheses of all sources."""
+        count = len(found.sequences)
+        log_probs, coverages = [None] * count, [0.0] * count
         if with_scores:
-            scores = sequence_log_probs(self.model, **inputs, sequences=sequences, lengths=lengths)
+            scores = sequence_log_probs(
+                self.model, **found.inputs, sequences=found.sequences, lengths=found.lengths
+            )
             check_finite_scores(scores.isfinite().all(), self.model)
             log_probs = scores.tolist()
-        rows = zip(sequences[:, 1:].tolist(), lengths.tolist(), complete.tolist(), log_probs, strict=True)
-        outputs = [Output(tokens[:length], end, log_prob) for tokens, length, end, log_prob in rows]
-        return [outputs[start : start + n_best] for start in range(0, len(outputs), n_best)]
+        if options.coverage_penalty:
+            weights = cross_attention(self.model, **found.inputs, sequences=found.sequences)
+            mask = found.inputs["attention_mask"]
+            source_mask = mask.repeat_interleave(count // len(mask), dim=0)
+            coverages = (options.coverage_penalty * coverage(weights, found.lengths, source_mask)).tolist()
+        tokens = found.sequences[:, 1:].tolist()
+        columns = (tokens, found.lengths.tolist(), found.complete.tolist(), log_probs, coverages)
+        return [
+            Output(row[:length], end, log_prob, covered)
+            for row, length, end, log_prob, covered in zip(*columns, strict=True)
+        ]
 
     def _processors(self, demands: list[Demands]) -> list[LogitsProcessor]:
         """Return what makes the hypotheses of each source meet its demands."""
@@ -118,6 +156,11 @@ class TorchEngine(Engine):
 def _repeated(rows: Sequence[Any], times: int) -> Iterator[Any]:
     """Yield each row so many times."""
     return chain.from_iterable(repeat(row, times) for row in rows)
+
+
+def _best(outputs: list[Output], options: SearchOptions) -> list[Output]:
+    """Return hypotheses of one source by their scores, best first."""
+    return sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))
 
 
 def _seeds(options: SearchOptions, demands: list[Demands], samples: int) -> list[tuple[int, ...]]:
