@@ -110,6 +110,45 @@ def test_standard_input_is_json_lines_where_a_field_is_named(
             assert found[1] == expected
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_each_row_has_a_prefix_and_phrases_of_its_own(
+    models: Path, translator: Translator, tmp_path: Path, capfd, ending: str
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "one two three", "begin": "9", "words": "4"},
+        {"text": "four", "begin": "", "words": ""},
+        {"text": "four", "begin": "7 7", "words": ""},
+    ]
+    if ending != ".csv":
+        rows = [{**row, "words": [word for word in [row["words"], "5"] if word]} for row in rows]
+    table = write_table(tmp_path, ending, rows)
+    fields = ["--source_field", "text", "--prefix_field", "begin", "--require_field", "words"]
+    status, output, errors = translate(capfd, models, "--input", table, *fields)
+    assert status == 0, errors
+    found = [json.loads(line)["translation"] for line in output.splitlines()]
+    phrases = [[row["words"]] if ending == ".csv" else row["words"] for row in rows]
+    required = [[phrase for phrase in each if phrase] for each in phrases]
+    begins = [row["begin"] for row in rows]
+    expected = translator.translate([row["text"] for row in rows], prefixes=begins, required=required)
+    assert found == [translation.text for translation in expected]
+    for text, begin, each in zip(found, begins, required, strict=True):
+        assert text.startswith(begin)
+        assert all(phrase in text for phrase in each)
+    n_best = translate(capfd, models, "--input", table, *fields, "--scores")[1]
+    assert [json.loads(line)["hypotheses"][0]["text"] for line in n_best.splitlines()] == found
+    for wrong, message in (
+        (["--prefix_field", "start"], "start"),
+        (["--require_field", "phrases"], "phrases"),
+    ):
+        status, output, errors = translate(capfd, models, "--input", table, "--source_field", "text", *wrong)
+        assert (status, output) == (2, "")
+        assert message in errors
+    (tmp_path / "in.txt").write_text("one\n")
+    status, _, errors = translate(capfd, models, "--input", tmp_path / "in.txt", "--prefix_field", "begin")
+    assert status == 2
+    assert "--prefix_field begin is for tables" in errors
+
+
 def test_fields_of_the_output(models: Path, tmp_path: Path, capfd) -> None:
     rows = [{"translation": {"de": "one", "en": "two"}, "source": "one"}]
     table = write_table(tmp_path, ".jsonl", rows)

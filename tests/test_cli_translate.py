@@ -111,6 +111,7 @@ def test_dtype_device_and_batch_size_reach_the_model(model: Path, tmp_path: Path
         {"min_length": 9, "max_length_ratio": 4.0, "min_length_ratio": 1.5},
         {"repetition_penalty": 0.1},
         {"coverage_penalty": 5.0},
+        {"banned_phrases": ["7 7", "1"], "required_phrases": ["9 9", "6"]},
     ],
     ids=str,
 )
@@ -118,7 +119,13 @@ def test_options_of_decoding_reach_the_search(
     model: Path, tmp_path: Path, capfd, options: dict[str, Any], translator: Translator
 ) -> None:
     (tmp_path / "in.txt").write_text("seven seven seven seven\n" + TEXT)
-    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    names = {"banned_phrases": "ban", "required_phrases": "require"}
+    flags = [
+        word
+        for name, value in options.items()
+        for each in (value if isinstance(value, list) else [value])
+        for word in (f"--{names.get(name, name)}", str(each))
+    ]
     status, output, _ = in_process(
         capfd, "translate", "--model", model, "--input", tmp_path / "in.txt", *flags
     )
@@ -126,6 +133,22 @@ def test_options_of_decoding_reach_the_search(
     assert status == 0
     assert output.splitlines() == Translator(toy_model(), toy_tokenizer(), **options)(lines)
     assert output.splitlines() != translator(lines)
+
+
+def test_every_output_begins_with_a_prefix(
+    model: Path, tmp_path: Path, capfd, translator: Translator
+) -> None:
+    (tmp_path / "in.txt").write_text(TEXT)
+    command = ["translate", "--model", model, "--input", tmp_path / "in.txt", "--prefix", "9 8"]
+    status, output, _ = in_process(capfd, *command)
+    assert status == 0
+    lines = TEXT.splitlines()
+    expected = [each.text for each in translator.translate(lines, prefixes=["9 8"] * len(lines))]
+    assert output.splitlines() == expected
+    assert [text.startswith("9 8") for text in expected] == [True, False, True]
+    status, output, errors = in_process(capfd, *command, "--ban", "8")
+    assert (status, output) == (2, "")
+    assert errors == "vaswani: prefix: '9 8' contains the banned phrase '8'; leave one of them out\n"
 
 
 @pytest.mark.process
@@ -213,6 +236,13 @@ def test_no_model_that_translates(
         (["--top_k", "3"], "top_k=3 is for sampling, and no temperature is given; add temperature=1"),
         (["--temperature", "1", "--num_beams", "2"], "num_beams=2 searches, and temperature=1.0 samples"),
         (["--min_length", "9", "--max_length", "3"], "min_length=9 is more than max_length=3"),
+        (["--ban", "8", "--require", "7 8"], "required_phrases: '7 8' contains the banned phrase '8'"),
+        (
+            ["--prefix", "1", "--prefix_field", "a"],
+            "--prefix 1 and --prefix_field a exclude each other; give one",
+        ),
+        (["--prefix", "1 "], "prefix: '1 ' is empty or has white space at an end; give the words alone"),
+        (["--require", "日" * 400], "take 1201 tokens and the end token, and a translation may have 1024"),
         (["--num_beams", "many"], "Invalid value for '--num_beams'"),
         (["--buffer_size", "0"], "buffer_size=0 must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used here"),

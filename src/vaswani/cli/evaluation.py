@@ -56,7 +56,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 OF_SEARCH = (
     *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
     *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "temperature"),
-    *("top_k", "top_p", "seed"),
+    *("top_k", "top_p", "seed", "banned_phrases", "required_phrases"),
 )
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {
@@ -68,6 +68,7 @@ TAKES = {
     "null_score_diff_threshold": ("questions",),
     **dict.fromkeys(("output_name", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
 }
+FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
 LOADING = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatch")
 
 
@@ -313,7 +314,7 @@ def _check_options(kind: str, given: dict[str, Any]) -> None:
     """Raise `UserError` for an option that has no effect on a model of this kind."""
     for name, kinds in TAKES.items():
         if kind not in kinds and given[name] != TRANSLATOR_DEFAULTS.get(name):
-            flag = "output" if name == "output_name" else name
+            flag = FLAGS.get(name, name)
             of = " or ".join(NAMES[one] for one in kinds)
             raise UserError(f"--{flag} is for {of}, and the model is {NAMES[kind]}; leave it out")
 

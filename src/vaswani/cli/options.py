@@ -180,6 +180,16 @@ SamplingSeed = Annotated[
     int | None,
     number("--seed", help="Seed of sampling. Default: 0.", at_least=0, at_most=LARGEST_SEED),
 ]
+BannedPhrases = Annotated[
+    list[str] | None,
+    typer.Option("--ban", metavar="TEXT", help="No output contains this text; may be given several times."),
+]
+RequiredPhrases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require", metavar="TEXT", help="Every output contains this text; may be given several times."
+    ),
+]
 MaxTokensPerBatch = Annotated[
     int,
     number("--max_tokens_per_batch", help="Tokens per batch, of sources and expected outputs.", at_least=1),
@@ -271,6 +281,8 @@ def _translator_options(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: SamplingSeed = None,
+    banned_phrases: BannedPhrases = None,
+    required_phrases: RequiredPhrases = None,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,

@@ -16,6 +16,7 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.errors import UserError
 
 NBest = Annotated[
     int | None,
@@ -25,6 +26,13 @@ NBest = Annotated[
         at_least=1,
         at_most=MOST_BEAMS,
     ),
+]
+Prefix = Annotated[str | None, typer.Option("--prefix", help="Every output begins with this text.")]
+PrefixField = Annotated[
+    str | None, table_field("prefix_field", "text that the row's output begins with", "none")
+]
+RequireField = Annotated[
+    str | None, table_field("require_field", "text, or list of texts, that the row's output contains", "none")
 ]
 Scores = Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")]
 
@@ -41,6 +49,9 @@ def translate(
     ] = "translation",
     n_best: NBest = None,
     scores: Scores = False,
+    prefix: Prefix = None,
+    prefix_field: PrefixField = None,
+    require_field: RequireField = None,
     buffer_size: BufferSize = None,
     **options: Any,
 ) -> None:
@@ -54,6 +65,8 @@ def translate(
         (input_name, source_field, "source", "line"),
         (output_name, output_field, "translated"),
         n_best=1 if scores and n_best is None else n_best,
+        prefix=prefix,
+        fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,
         **options,
     )
@@ -79,6 +92,9 @@ def summarize(
     ] = "summary",
     n_best: NBest = None,
     scores: Scores = False,
+    prefix: Prefix = None,
+    prefix_field: PrefixField = None,
+    require_field: RequireField = None,
     buffer_size: BufferSize = None,
     **options: Any,
 ) -> None:
@@ -93,6 +109,8 @@ def summarize(
         (input_name, source_field, "text", documents),
         (output_name, output_field, "summarized"),
         n_best=1 if scores and n_best is None else n_best,
+        prefix=prefix,
+        fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,
         **options,
     )
@@ -104,6 +122,8 @@ def _translate(
     target: tuple[str, str, str],
     *,
     n_best: int | None,
+    prefix: str | None,
+    fields: dict[str, str | None],
     buffer_size: int | None,
     **options: Any,
 ) -> None:
@@ -114,22 +134,32 @@ def _translate(
         source: name of the input, the table field that is given, its default, and what a document is.
         target: name of the output, the table field that is added, and what the report says is done.
         n_best: as in `translate_lines`.
+        prefix: all outputs begin with it.
+        fields: of the table, by what they hold, "prefix" or "required"; None for those that are not given.
         buffer_size: texts to read ahead.
         options: of `Translator`.
     """
     from vaswani.files.line_files import LineWriter, check_not_input
-    from vaswani.inference.inputs import open_texts
+    from vaswani.inference.inputs import Column, open_texts
 
+    if prefix is not None and (given := fields["prefix"]) is not None:
+        raise UserError(f"--prefix {prefix} and --prefix_field {given} exclude each other; give one")
+    columns = {name: field for name, field in fields.items() if field is not None}
+    options_of = {"prefix": "prefix_field", "required": "require_field"}
+    others = [Column(each, options_of[name], name == "required") for name, each in columns.items()]
     (input_name, field, default, documents), (output_name, output_field, done) = source, target
     check_not_input(output_name, input_name)
     added = [output_field] if n_best is None else ["hypotheses", "problem", "source_cut_off"]
     where: dict[str, Any] = {"option": "source_field", "default": default, "documents": documents}
     where["remedy"] = "choose another with --output_field" if n_best is None else "rename it"
-    with open_texts(input_name, field, added=added, **where) as texts:
+    with open_texts(input_name, field, added=added, others=others, **where) as texts:
         from vaswani.inference.batches import BUFFERED_TEXTS
         from vaswani.inference.translate.files import translate_lines
+        from vaswani.inference.translate.phrases import check_prefix
         from vaswani.inference.translate.translation import Translator
 
+        if prefix is not None:
+            check_prefix(prefix, options["banned_phrases"] or ())
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(model, **options)
@@ -143,5 +173,7 @@ def _translate(
                     warn=warn,
                     progress=bar.update,
                     output_field=output_field,
+                    prefix=prefix or "",
+                    columns=[*columns],
                 )
     warn(f"{done} {report}")

@@ -230,6 +230,7 @@ def open_texts(
     documents: Documents = "line",
     pair_field: str | None = None,
     words: bool = False,
+    others: Sequence[Column] = (),
 ) -> Iterator[Texts]:
     """Open the texts of a file or of standard input.
 
@@ -246,6 +247,7 @@ def open_texts(
         documents: in lines, what is one text.
         pair_field: of a second text in a table; texts are then pairs.
         words: in tables, a text may be a list of words.
+        others: columns of a table that are read beside the text.
 
     Raises:
         UserError: the input cannot be read, has no such field, or has a field that would be added.
@@ -253,17 +255,19 @@ def open_texts(
     if documents not in DOCUMENTS:
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
     fields = [field or default, *([] if pair_field is None else [pair_field])]
-    columns = [Column(each, option, words) for each in fields]
+    columns = [*(Column(each, option, words) for each in fields), *others]
+    of_table = field is not None or pair_field is not None or bool(others)
     rows: dict[str, Any] = {"added": added, "remedy": remedy}
     is_table = name != STANDARD_STREAM and has_table_ending(name)
-    if is_table or (name == STANDARD_STREAM and (field is not None or pair_field is not None)):
+    if is_table or (name == STANDARD_STREAM and of_table):
         with open_table(name, columns, **rows) as texts:
             yield texts
         return
     with open_lines(name) as lines:
-        if field is not None or pair_field is not None:
+        if of_table:
+            of = columns[-1]
             raise UserError(
-                f"--{option} {fields[-1]} is for tables, and {name} is read as lines; leave it out, or give "
+                f"--{of.option} {of.field} is for tables, and {name} is read as lines; leave it out, or give "
                 "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
             )
         yield TextLines(lines, documents, count_lines(name))

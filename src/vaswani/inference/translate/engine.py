@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from vaswani.bounds import LARGEST_SEED, Bounds
 from vaswani.errors import UserError
 from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.required_phrases import Phrase
 from vaswani.inference.sampling import Sampling
 
 DEFAULT_BEAMS = 4  # section 6.1
@@ -50,6 +51,7 @@ class SearchOptions:
         top_k: of sampling, see `Sampling`; None means all tokens.
         top_p: of sampling, see `Sampling`; None means 1, all tokens.
         seed: of sampling; None means 0.
+        suppress_sequences: token ids that never follow each other in a translation.
 
     Raises:
         UserError: an option is out of range, or one of sampling is given without `temperature`, or beams with
@@ -65,6 +67,7 @@ class SearchOptions:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    suppress_sequences: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for name, bounds in BOUNDS.items():
@@ -112,10 +115,17 @@ class Demands:
         min_length: the least tokens, the end token included; at most the limit.
         number: of the sentence in its stream. Sampling draws by `seed` and this number, so that a sentence
             has the same samples in every batch.
+        prefix: tokens that it begins with, after a forced one of the model; scores count them.
+        required: phrases that it contains, as `RequiredPhrases` takes them; the prefix and they fit into the
+            limit. The hypotheses are ranked by their scores.
+
+    With a prefix or a phrase there may be fewer hypotheses than asked for.
     """
 
     min_length: int = 0
     number: int = 0
+    prefix: tuple[int, ...] = ()
+    required: tuple[Phrase, ...] = ()
 
 
 @dataclass(frozen=True)

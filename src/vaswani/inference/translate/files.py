@@ -6,12 +6,13 @@ Each line, or row of a table, gives one output line; only a line feed ends a lin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.inputs import LineReport, TextLines, Texts
+from vaswani.inference.translate.phrases import Line
 from vaswani.inference.translate.translation import Translation, Translator
 
 
@@ -25,6 +26,8 @@ def translate_lines(
     warn: Callable[[str], None],
     progress: Callable[[int], object] | None = None,
     output_field: str = "translation",
+    prefix: str = "",
+    columns: Sequence[str] = (),
 ) -> LineReport:
     """Translate each line of a stream, or each text of an input.
 
@@ -40,14 +43,19 @@ def translate_lines(
         warn: is called with a message for each text that cannot be translated.
         progress: is called with the number of texts of each finished batch.
         output_field: of the translation of a row.
+        prefix: all translations begin with it; empty for none.
+        columns: what a table has beside the texts, "prefix" or "required" (see `Line`).
 
     Raises:
         UserError: `n_best` or `buffer_size` is out of range, a line is too long, or a row is unreadable.
     """
     texts = lines if isinstance(lines, Texts) else TextLines(lines)
     report = texts.report
+    if prefix:
+        translator.prefix_tokens(prefix)  # raises if no translation can begin with it
+    lines_of = (_as_line(cells, columns, prefix) for cells in texts)
     translations = translator.translate(
-        texts,
+        lines_of if prefix or columns else texts,
         n_best=1 if n_best is None else n_best,
         with_scores=n_best is not None,
         buffer_size=buffer_size,
@@ -63,6 +71,15 @@ def translate_lines(
             warn(f"{texts.place} is left empty: {translation.problem}")
         write(_line(texts, translation, n_best, output_field))
     return report
+
+
+def _as_line(cells: Any, columns: Sequence[str], prefix: str) -> Line:
+    """Return a text, or the cells of a table, as a line to translate."""
+    text, *others = cells if columns else (cells,)
+    given = dict(zip(columns, others, strict=True))
+    required = given.get("required", ())
+    phrases = (required,) if isinstance(required, str) else required  # a list in JSON and Parquet
+    return Line(text, given.get("prefix", prefix), tuple(phrase for phrase in phrases if phrase))
 
 
 def _line(texts: Texts, translation: Translation, n_best: int | None, output_field: str) -> str:

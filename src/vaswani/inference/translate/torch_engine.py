@@ -15,6 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
+from vaswani.inference.forced_prefixes import ForcedPrefixes
+from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.translate.cross_attention import coverage, cross_attention
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
@@ -75,11 +77,14 @@ class TorchEngine(Engine):
         demands = demands or [Demands()] * len(sources)
         copies = 1 if options.sampling is None else n_best  # a sample is the result of a row of its own
         sources, limits, demands = ([*_repeated(rows, copies)] for rows in (sources, limits, demands))
-        ranks = options.coverage_penalty > 0  # all that was found
-        returned = options.num_beams if ranks else n_best // copies  # of each row
+        ranks = options.coverage_penalty > 0 or any(demand.required for demand in demands)
+        chooses = ranks or any(demand.prefix for demand in demands)  # from all that was found
+        returned = options.num_beams if chooses else n_best // copies  # of each row
         inputs, most = self._inputs(sources), torch.tensor(limits, device=self.model.device)
         finite = FiniteScores(options.num_beams)
-        processors = [*self._processors(demands), finite]
+        forced = start_options.get("forced_bos_token_id", self.generation_config.forced_bos_token_id)
+        prompt_length = 1 if forced is None else 2
+        processors = [finite, *self._processors(demands, limits, prompt_length)]
         if options.sampling is not None:
             processors.append(SeededSampling(_seeds(options, demands, copies), max(limits), options.sampling))
         sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
@@ -93,7 +98,7 @@ class TorchEngine(Engine):
             stopping_criteria=StoppingCriteriaList([LengthLimits(most)]),
             logits_processor=LogitsProcessorList(processors),
             **start_options,
-            **_options_of_generate(options),
+            **self._options_of_generate(options),
         )
         finite.check(self.model)
         lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(returned))
@@ -101,7 +106,10 @@ class TorchEngine(Engine):
         outputs = self._outputs(found, options, with_scores or ranks)
         per_source = returned * copies
         groups = [outputs[start : start + per_source] for start in range(0, len(outputs), per_source)]
-        return [_best(group, options)[:n_best] for group in groups] if ranks else groups
+        return [
+            _best(group, demand, options, prompt_length)[:n_best]
+            for group, demand in zip(groups, demands[::copies], strict=True)
+        ]
 
     def _outputs(self, found: _Found, options: SearchOptions, with_scores: bool) -> list[Output]:
         """Return the hypotheses of all sources."""
@@ -125,13 +133,35 @@ class TorchEngine(Engine):
             for row, length, end, log_prob, covered in zip(*columns, strict=True)
         ]
 
-    def _processors(self, demands: list[Demands]) -> list[LogitsProcessor]:
+    def _processors(
+        self, demands: list[Demands], limits: list[int], prompt_length: int
+    ) -> list[LogitsProcessor]:
         """Return what makes the hypotheses of each source meet its demands."""
         processors: list[LogitsProcessor] = []
+        ends = self.generation_config.eos_token_id
         if any(demand.min_length for demand in demands):
             least = torch.tensor([demand.min_length for demand in demands], device=self.model.device)
-            processors.append(MinimumLengths(least, self.generation_config.eos_token_id))
+            processors.append(MinimumLengths(least, ends))
+        if any(demand.required for demand in demands):
+            phrases = [demand.required for demand in demands]
+            room = torch.tensor(limits) - (prompt_length - 1)
+            processors.append(RequiredPhrases(phrases, room, ends, prompt_length))
+        if any(demand.prefix for demand in demands):
+            processors.append(ForcedPrefixes([demand.prefix for demand in demands], prompt_length))
         return processors
+
+    def _options_of_generate(self, options: SearchOptions) -> dict[str, Any]:
+        """Translate the options to those of `generate`."""
+        given: dict[str, Any] = {"num_beams": options.num_beams}
+        if options.num_beams > 1:
+            given |= {"length_penalty": options.length_penalty, "early_stopping": False}
+        for name in ("no_repeat_ngram_size", "repetition_penalty"):
+            if (value := getattr(options, name)) is not None:
+                given[name] = value
+        if options.suppress_sequences:
+            of_model = self.generation_config.bad_words_ids or []
+            given["bad_words_ids"] = [*of_model, *map(list, options.suppress_sequences)]
+        return given
 
     def _inputs(self, sources: list[list[int]]) -> dict[str, torch.Tensor]:
         """Return `input_ids` and `attention_mask`, int64 [S, L]."""
@@ -158,22 +188,26 @@ def _repeated(rows: Sequence[Any], times: int) -> Iterator[Any]:
     return chain.from_iterable(repeat(row, times) for row in rows)
 
 
-def _best(outputs: list[Output], options: SearchOptions) -> list[Output]:
-    """Return hypotheses of one source by their scores, best first."""
-    return sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))
+def _best(outputs: list[Output], demand: Demands, options: SearchOptions, prompt_length: int) -> list[Output]:
+    """Return the hypotheses of one source that meet its demands, best first, each once.
+
+    Where forced tokens leave fewer hypotheses than beams, a search fills up with copies and beginnings.
+    """
+    if demand.prefix or demand.required:
+        unique = {tuple(output.token_ids): output for output in reversed(outputs)}
+        outputs = [each for each in reversed(unique.values()) if _meets(each, demand, prompt_length)]
+    if demand.required or options.coverage_penalty:
+        outputs = sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))
+    return outputs
+
+
+def _meets(output: Output, demand: Demands, prompt_length: int) -> bool:
+    """Return whether a hypothesis has its prefix and its phrases."""
+    tokens = output.token_ids[prompt_length - 1 :]
+    begins = tuple(tokens[: len(demand.prefix)]) == demand.prefix
+    return begins and not missing_phrases(tokens, demand.required)
 
 
 def _seeds(options: SearchOptions, demands: list[Demands], samples: int) -> list[tuple[int, ...]]:
     """Return the seed of each sample of each source."""
     return [(options.seed or 0, demand.number, place % samples) for place, demand in enumerate(demands)]
-
-
-def _options_of_generate(options: SearchOptions) -> dict[str, Any]:
-    """Translate the options to those of `generate`."""
-    given: dict[str, Any] = {"num_beams": options.num_beams}
-    if options.num_beams > 1:
-        given |= {"length_penalty": options.length_penalty, "early_stopping": False}
-    for name in ("no_repeat_ngram_size", "repetition_penalty"):
-        if (value := getattr(options, name)) is not None:
-            given[name] = value
-    return given

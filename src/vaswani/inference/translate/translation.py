@@ -14,11 +14,11 @@ rounding, and hypotheses with scores that differ by rounding may swap.)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -27,9 +27,18 @@ from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.required_phrases import Phrase, tokens_needed
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.engines import EngineName, LoadOptions, load_engine
 from vaswani.inference.translate.lengths import TargetLengths
+from vaswani.inference.translate.phrases import (
+    Line,
+    banned_spellings,
+    check_phrases,
+    prefix_tokens,
+    required_spellings,
+    written_by,
+)
 from vaswani.inference.translate.torch_engine import TorchEngine
 
 if TYPE_CHECKING:
@@ -38,6 +47,8 @@ if TYPE_CHECKING:
 TooLong = Literal["cut", "skip"]
 
 DEFAULT_SOURCE_LENGTH = 1024  # tokens; a search takes seconds, not hours
+_MISSING: Any = object()
+_MOST_SPELLINGS = 200  # of banned phrases that the search of a sentence finds and is then kept from
 
 
 @dataclass(frozen=True)
@@ -100,12 +111,14 @@ class Translator:
         target_language: likewise.
         source_prefix: comes before each sentence, as T5's "translate English to German: ". None means the
             one that is saved with the tokenizer.
+        banned_phrases: texts that no translation contains, not as a part of a word either.
+        required_phrases: texts that every translation contains (see `RequiredPhrases`).
         options: of the lengths of translations (see `TargetLengths`) and of the search or sampling (see
             `SearchOptions`).
 
     Raises:
-        UserError: an option is out of range or contradicts another, the engine does not support it, or the
-            tokenizer does not know a language.
+        UserError: an option is out of range or contradicts another, the engine does not support it, the
+            tokenizer does not know a language, or the target vocabulary cannot write a required phrase.
     """
 
     def __init__(
@@ -120,10 +133,13 @@ class Translator:
         source_language: str | None = None,
         target_language: str | None = None,
         source_prefix: str | None = None,
+        banned_phrases: Sequence[str] | None = None,
+        required_phrases: Sequence[str] | None = None,
         **options: Any,
     ):
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         self.lengths, self.options = _lengths_and_search(options)
+        self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.source_tokenizer, self.target_tokenizer = for_languages(
             source_tokenizer,
@@ -151,6 +167,12 @@ class Translator:
             self.lengths.max_length, self.engine.target_positions or self.lengths.max_length
         )
         self.max_tokens_per_batch = max_tokens_per_batch
+        self._forced_tokens = self._count_forced_tokens()
+        suppressed = banned_spellings(self._targets, self.banned_phrases)
+        sequences = dict.fromkeys((*self.options.suppress_sequences, *suppressed))
+        self.options = replace(self.options, suppress_sequences=tuple(sequences))
+        self._spellings: dict[str, Phrase] = {}
+        self._check_room(self.required_phrases)
 
     @classmethod
     def from_pretrained(
@@ -183,7 +205,9 @@ class Translator:
             UserError: an option is out of range; the model cannot be loaded (see `load_checkpoint`); or the
                 engine is unknown or not installed.
         """
-        _lengths_and_search(options, others=True)  # raises before a model is loaded
+        # These raise before a model is loaded.
+        _lengths_and_search(options, others=True)
+        check_phrases(options.get("banned_phrases"), options.get("required_phrases"))
         load = LoadOptions(
             device=device,
             dtype=dtype,
@@ -211,8 +235,10 @@ class Translator:
 
     def translate(
         self,
-        sentences: Iterable[str],
+        sentences: Iterable[str | Line],
         *,
+        prefixes: Iterable[str] | None = None,
+        required: Iterable[Sequence[str]] | None = None,
         n_best: int = 1,
         with_scores: bool = True,
         buffer_size: int = BUFFERED_TEXTS,
@@ -221,7 +247,11 @@ class Translator:
         """Translate a stream of sentences in order.
 
         Args:
-            sentences: any number; they are read, sorted by length and translated one buffer at a time.
+            sentences: any number; they are read, sorted by length and translated one buffer at a time. Equal
+                ones of a buffer are translated once, unless they are sampled.
+            prefixes: for each sentence, the text that its translation begins with, empty for none. Its tokens
+                count in scores and lengths.
+            required: for each sentence, phrases that its translation contains, beside `required_phrases`.
             n_best: hypotheses of each; at most `num_beams`. With `temperature`, samples of each, sorted by
                 their scores.
             with_scores: score the hypotheses, which takes another pass over them.
@@ -233,45 +263,63 @@ class Translator:
             RunError: during iteration, if a batch does not fit into the device's memory, or scores are NaN
                 or infinite.
         """
-        if isinstance(sentences, str):
-            raise UserError(f"expected a list of sentences, got one text: write [{sentences[:20]!r}]")
+        if isinstance(sentences, str | Line):
+            text = sentences if isinstance(sentences, str) else sentences.sentence
+            raise UserError(f"expected a list of sentences, got one text: write [{text[:20]!r}]")
         check_positive(n_best=n_best, buffer_size=buffer_size)
         if self.options.sampling is None and n_best > (beams := self.options.num_beams):
             raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
         asked = _Asked(n_best, with_scores, progress or (lambda count: None))
-        return chain.from_iterable(self._translate_buffers(buffers(sentences, buffer_size), asked))
+        lines = _lines(sentences, prefixes, required)
+        return chain.from_iterable(self._translate_buffers(buffers(lines, buffer_size), asked))
 
-    def _translate_buffers(
-        self, sentences: Iterable[list[str]], asked: _Asked
-    ) -> Iterator[list[Translation]]:
+    def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
+        """Return the tokens of a text that translations can begin with, or raise a UserError."""
+        return prefix_tokens(self._targets, prefix, self.banned_phrases)
+
+    def _translate_buffers(self, lines: Iterable[list[Line]], asked: _Asked) -> Iterator[list[Translation]]:
         start = 0
-        for buffer in sentences:
+        for buffer in lines:
             yield self._translate_buffer(buffer, start, asked)
             start += len(buffer)
 
-    def _translate_buffer(self, sentences: list[str], start: int, asked: _Asked) -> list[Translation]:
+    def _translate_buffer(self, lines: list[Line], start: int, asked: _Asked) -> list[Translation]:
         """Translate the sentences of a buffer, the first of which is number `start` of all."""
-        translations = [Translation(sentence) for sentence in sentences]
-        token_ids = self._encode(sentences)
+        translations = [Translation(line.sentence) for line in lines]
+        rows_of = self._equal_rows(lines)  # of the first of equal rows
+        token_ids = self._encode(lines, rows_of)
         cut_off = self._cut_off(token_ids)
+        demands: dict[int, Demands] = {}
         for row, ids in [*token_ids.items()]:
-            if problem := self._problem(len(ids)):
+            try:
+                demands[row] = self._demands(lines[row], ids, start + row)
+            except UserError as error:
                 del token_ids[row]
-                translations[row] = Translation(sentences[row], problem=problem)
-        asked.done(len(sentences) - len(token_ids))
+                for same in rows_of[row]:
+                    translations[same] = Translation(lines[row].sentence, problem=str(error))
+        asked.done(len(lines) - sum(len(rows_of[row]) for row in token_ids))
         tokens = {row: len(ids) + self._limit(len(ids)) for row, ids in token_ids.items()}
         for batch in batches(tokens, self.max_tokens_per_batch):
-            sources = [token_ids[row] for row in batch]
-            demands = [self._demands(len(token_ids[row]), start + row) for row in batch]
-            for row, hypotheses in zip(batch, self._translate_batch(sources, demands, asked), strict=True):
-                translations[row] = Translation(sentences[row], hypotheses, source_cut_off=row in cut_off)
-            asked.done(len(batch))
+            given = [_Row(lines[row], token_ids[row], demands[row]) for row in batch]
+            for row, translation in zip(batch, self._translate_batch(given, asked), strict=True):
+                for same in rows_of[row]:
+                    translations[same] = replace(translation, source_cut_off=row in cut_off)
+            asked.done(sum(len(rows_of[row]) for row in batch))
         return translations
 
-    def _encode(self, sentences: list[str]) -> dict[int, list[int]]:
-        """Return token ids of the sentences that are not empty, by position."""
-        rows = [row for row, sentence in enumerate(sentences) if sentence.strip()]
-        return dict(zip(rows, self._sources.token_ids([sentences[row] for row in rows]), strict=True))
+    def _equal_rows(self, lines: list[Line]) -> dict[int, list[int]]:
+        """Return the rows of equal lines by the first of them; of samples, each row is by itself."""
+        if self.options.sampling is not None:
+            return {row: [row] for row in range(len(lines))}
+        rows: dict[Line, list[int]] = {}
+        for row, line in enumerate(lines):
+            rows.setdefault(line, []).append(row)
+        return {same[0]: same for same in rows.values()}
+
+    def _encode(self, lines: list[Line], rows: Iterable[int]) -> dict[int, list[int]]:
+        """Return token ids of the sentences of these rows that are not empty."""
+        rows = [row for row in rows if lines[row].sentence.strip()]
+        return dict(zip(rows, self._sources.token_ids([lines[row].sentence for row in rows]), strict=True))
 
     def _cut_off(self, token_ids: dict[int, list[int]]) -> set[int]:
         """Truncate sources that are too long, if `too_long` is "cut"; return their rows."""
@@ -301,27 +349,94 @@ class Translator:
         """Return the maximum length of a translation for a source of this length (see `TargetLengths`)."""
         return min(self.lengths.most(source_length), self.max_length)
 
-    def _demands(self, source_length: int, number: int) -> Demands:
-        """Return what the translation of a source of this length must be; `number` is its place."""
-        least = min(self.lengths.least(source_length), self._limit(source_length))
-        return Demands(min_length=least, number=number)
+    def _demands(self, line: Line, token_ids: list[int], number: int) -> Demands:
+        """Return what the translation of a line must be; `number` is its place.
 
-    def _translate_batch(
-        self, sources: list[list[int]], demands: list[Demands], asked: _Asked
-    ) -> list[tuple[Hypothesis, ...]]:
-        with within_memory("sentences", len(sources), len(sources[0])):
-            found = self.engine.search(
-                sources,
-                [self._limit(len(source)) for source in sources],
-                self.options,
-                start_options=self.start_options,
-                demands=demands,
-                n_best=asked.n_best,
-                with_scores=asked.with_scores,
+        Raises:
+            UserError: there is none, for the reason in the message.
+        """
+        if problem := self._problem(len(token_ids)):
+            raise UserError(problem)
+        prefix: tuple[int, ...] = ()
+        if line.prefix:
+            prefix = self.prefix_tokens(line.prefix)
+        _, required = check_phrases(self.banned_phrases, (*self.required_phrases, *line.required))
+        limit = self._limit(len(token_ids))
+        phrases = self._check_room(required, len(prefix), limit)
+        least = min(self.lengths.least(len(token_ids)), limit)
+        return Demands(min_length=least, number=number, prefix=prefix, required=phrases)
+
+    def _check_room(
+        self, required: Sequence[str], prefix_length: int = 0, limit: int | None = None
+    ) -> tuple[Phrase, ...]:
+        """Return the tokens of phrases; raise a UserError if they do not fit behind a prefix into a limit."""
+        for phrase in required:
+            if phrase not in self._spellings:
+                self._spellings[phrase] = required_spellings(self._targets, phrase)
+        phrases = tuple(self._spellings[phrase] for phrase in required)
+        needed = prefix_length + tokens_needed(phrases)
+        most = (self.max_length if limit is None else limit) - self._forced_tokens
+        if needed and needed >= most:
+            raise UserError(
+                f"the prefix and required phrases take {needed} tokens and the end token, and a translation "
+                f"may have {most}; raise max_length or max_length_ratio, or require less"
             )
+        return phrases
+
+    def _count_forced_tokens(self) -> int:
+        """Return how many tokens the model begins each translation with, such as a language."""
+        of_model = getattr(self.engine.generation_config, "forced_bos_token_id", None)
+        return int(self.start_options.get("forced_bos_token_id", of_model) is not None)
+
+    def _translate_batch(self, rows: list[_Row], asked: _Asked) -> list[Translation]:
+        with within_memory("sentences", len(rows), len(rows[0].token_ids)):
+            found = self._search(rows, self.options, asked)
+        return [self._translation(row, written, asked) for row, written in zip(rows, found, strict=True)]
+
+    def _search(self, rows: list[_Row], options: SearchOptions, asked: _Asked) -> list[list[_Written]]:
+        """Return the outputs of the engine with their texts."""
+        found = self.engine.search(
+            [row.token_ids for row in rows],
+            [self._limit(len(row.token_ids)) for row in rows],
+            options,
+            start_options=self.start_options,
+            demands=[row.demands for row in rows],
+            n_best=asked.n_best,
+            with_scores=asked.with_scores,
+        )
         texts = iter(self._targets.decode([output.token_ids for output in chain.from_iterable(found)]))
-        hypotheses = [[self._hypothesis(next(texts), output) for output in outputs] for outputs in found]
-        return [_ranked(each) if self._ranks_by_score else tuple(each) for each in hypotheses]
+        return [[_Written(next(texts), output) for output in outputs] for outputs in found]
+
+    def _translation(self, row: _Row, found: list[_Written], asked: _Asked) -> Translation:
+        """Return the translation of a line; search again while a hypothesis has a banned phrase."""
+        sentence, options = row.line.sentence, self.options
+        while spellings := self._banned_spellings(found):
+            options = replace(options, suppress_sequences=(*options.suppress_sequences, *spellings))
+            added = len(options.suppress_sequences) - len(self.options.suppress_sequences)
+            is_vain = len({*options.suppress_sequences}) < len(options.suppress_sequences)  # it was forced
+            if is_vain or added > _MOST_SPELLINGS:
+                return Translation(sentence, problem="all that was found has a banned phrase")
+            (found,) = self._search([row], options, asked)
+        required = (*self.required_phrases, *row.line.required)
+        kept = [
+            written
+            for written in found
+            if written.text.startswith(row.line.prefix) and all(phrase in written.text for phrase in required)
+        ]
+        if not kept:
+            return Translation(sentence, problem="no text that was found has its prefix and required phrases")
+        hypotheses = [self._hypothesis(written) for written in kept]
+        return Translation(sentence, _ranked(hypotheses) if self._ranks_by_score else tuple(hypotheses))
+
+    def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
+        """Return the tokens by which outputs write banned phrases."""
+        written = (
+            written_by(self._targets, each.output.token_ids, phrase)
+            for each in found
+            for phrase in self.banned_phrases
+            if phrase in each.text
+        )
+        return {tokens for tokens in written if tokens is not None}
 
     @property
     def _ranks_by_score(self) -> bool:
@@ -330,8 +445,26 @@ class Translator:
         penalty = self.options.repetition_penalty
         return self.options.sampling is not None or (of_model if penalty is None else penalty) in (None, 1)
 
-    def _hypothesis(self, text: str, output: Output) -> Hypothesis:
-        return Hypothesis(text, output.complete, output.score(self.options.length_penalty), output.log_prob)
+    def _hypothesis(self, written: _Written) -> Hypothesis:
+        output = written.output
+        score = output.score(self.options.length_penalty)
+        return Hypothesis(written.text, output.complete, score, output.log_prob)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line with the tokens of its source, and what its translation must be."""
+
+    line: Line
+    token_ids: list[int]
+    demands: Demands
+
+
+class _Written(NamedTuple):
+    """A hypothesis of an engine with its text."""
+
+    text: str
+    output: Output
 
 
 @dataclass(frozen=True)
@@ -341,6 +474,29 @@ class _Asked:
     n_best: int
     with_scores: bool
     done: Callable[[int], object]
+
+
+def _lines(
+    sentences: Iterable[str | Line],
+    prefixes: Iterable[str] | None,
+    required: Iterable[Sequence[str]] | None,
+) -> Iterator[Line]:
+    """Yield the sentences with what is asked of their translations.
+
+    Raises:
+        UserError: there are not as many prefixes or lists of phrases as sentences.
+    """
+    given: list[Iterable[Any]] = [each for each in (sentences, prefixes, required) if each is not None]
+    for values in zip_longest(*given, fillvalue=_MISSING):
+        if _MISSING in values:
+            raise UserError("give as many prefixes, and lists of required phrases, as sentences")
+        rest = iter(values[1:])
+        line = values[0] if isinstance(values[0], Line) else Line(values[0])
+        if prefixes is not None:
+            line = replace(line, prefix=next(rest))
+        if required is not None:
+            line = replace(line, required=tuple(next(rest)))
+        yield line
 
 
 def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[TargetLengths, SearchOptions]:

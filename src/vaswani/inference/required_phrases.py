@@ -1,0 +1,138 @@
+"""Phrases that every output contains, whatever the search.
+
+    spellings = [tokenizer(" Ada Lovelace", add_special_tokens=False).input_ids]
+    required = RequiredPhrases([[spellings]] * len(input_ids), limits, model.generation_config.eos_token_id)
+    model.generate(
+        input_ids,
+        num_beams=4,
+        max_length=1 + int(limits.max()),
+        stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
+        logits_processor=LogitsProcessorList([required]),
+    )
+
+It works with any model of transformers, in greedy search, beam search and sampling.
+
+S sources · K rows of each (beams or samples) · T tokens so far · V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LogitsProcessor
+
+from vaswani.errors import UserError
+
+Spelling = Sequence[int]  # the tokens of a phrase
+Phrase = Sequence[Spelling]
+
+
+class _Begun(NamedTuple):
+    """A spelling of which the last tokens of an output are the beginning."""
+
+    spelling: Spelling
+    tokens: int
+
+    @property
+    def next_token(self) -> int:
+        return self.spelling[self.tokens]
+
+
+class RequiredPhrases(LogitsProcessor):
+    """Lets no output end before it contains the phrases of its source.
+
+    - The end token is excluded while a phrase is missing. Where it would be the likeliest token, the missing
+      phrase follows.
+    - The next token of a phrase that has begun becomes the likeliest one.
+    - When only the room for the missing phrases and the end token is left, the rest is forced.
+
+    A forced token gets the score of the likeliest token, so that beams with and without it are compared by
+    the rest of their tokens. Rank the outputs again by the model's scores.
+
+    Args:
+        phrases: for each source, its phrases; of each phrase its spellings: one of them must occur. The first
+            may begin an output, the last is written after other tokens.
+        limits: int64 [S], the most tokens to generate for each source, the end token included.
+        end_token_ids: the token, or tokens, that end an output.
+        prompt_length: number of decoder tokens that are given, the start token included.
+
+    Raises:
+        UserError: the phrases of a source do not fit into its limit.
+    """
+
+    def __init__(
+        self,
+        phrases: Sequence[Sequence[Phrase]],
+        limits: torch.Tensor,
+        end_token_ids: int | list[int],
+        prompt_length: int = 1,
+    ):
+        self.phrases = phrases
+        self.limits = limits.tolist()
+        self.end_token_ids = [end_token_ids] if isinstance(end_token_ids, int) else end_token_ids
+        self.prompt_length = prompt_length
+        for of_source, limit in zip(phrases, self.limits, strict=True):
+            if (needed := tokens_needed(of_source)) >= limit > 0 and needed:
+                raise UserError(
+                    f"the required phrases take {needed} tokens and the end token, and an output may have "
+                    f"{limit}; raise the limit, or require less"
+                )
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return the scores [S·K, V] of K adjacent rows for each source."""
+        if input_ids.shape[1] < self.prompt_length:
+            return scores
+        changed: Any = scores.clone()
+        rows_per_source = len(scores) // len(self.phrases)
+        outputs = input_ids[:, self.prompt_length :].tolist()
+        for row, output in enumerate(outputs):
+            source = row // rows_per_source
+            is_done = any(token in output for token in self.end_token_ids)
+            missing = [] if is_done else missing_phrases(output, self.phrases[source])
+            if missing:
+                room = self.limits[source] - len(output) - 1  # the last token is the end token's
+                self._push(changed[row], output, missing, tokens_needed(missing) >= room)
+        return changed
+
+    def _push(self, scores: torch.Tensor, output: list[int], missing: list[Phrase], is_last: bool) -> None:
+        """Change the scores of one row, [V], towards the missing phrases."""
+        begun = _begun(output, missing)
+        next_token = missing[0][-1 if output else 0][0] if begun is None else begun.next_token
+        best = scores.max()
+        likely = int(scores.argmax())
+        scores[self.end_token_ids] = -math.inf
+        if is_last or likely in self.end_token_ids:
+            scores.fill_(-math.inf)
+            scores[next_token] = best
+        elif begun is not None:
+            scores[next_token] = torch.nextafter(best, best.new_tensor(math.inf))
+
+
+def tokens_needed(phrases: Sequence[Phrase]) -> int:
+    """Return how many tokens phrases take in their longest spellings."""
+    return sum(max(map(len, spellings)) for spellings in phrases)
+
+
+def missing_phrases(output: Sequence[int], phrases: Sequence[Phrase]) -> list[Phrase]:
+    """Return the phrases of which no spelling occurs in an output."""
+    return [spellings for spellings in phrases if not any(_occurs(each, output) for each in spellings)]
+
+
+def _occurs(spelling: Spelling, output: Sequence[int]) -> bool:
+    wanted, length = list(spelling), len(spelling)
+    return any(list(output[at : at + length]) == wanted for at in range(len(output) - length + 1))
+
+
+def _begun(output: list[int], missing: list[Phrase]) -> _Begun | None:
+    """Return the spelling that an output ends with most tokens of, or None."""
+    begun = [
+        _Begun(spelling, tokens)
+        for spellings in missing
+        for spelling in spellings
+        for tokens in range(1, min(len(spelling) - 1, len(output)) + 1)
+        if output[-tokens:] == list(spelling[:tokens])
+    ]
+    return max(begun, key=lambda each: each.tokens, default=None)
