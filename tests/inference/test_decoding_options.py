@@ -17,6 +17,7 @@ from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.translate.cross_attention import cross_attention
 from vaswani.inference.translate.engine import Output, SearchOptions
 from vaswani.inference.translate.ensembling import Ensemble
+from vaswani.inference.translate.phrases import Line
 from vaswani.inference.translate.translation import Translator
 
 EOS = 2
@@ -37,7 +38,7 @@ def outputs_of(translator: Translator, sentences: list[str] = SENTENCES, **optio
     found = []
     for sentence in sentences:
         (source,) = translator._sources.token_ids([sentence])
-        demands = [translator._demands(len(source), 0)]
+        demands = [translator._demands(Line(sentence), source, 0)]
         limits = [translator._limit(len(source))]
         found += translator.engine.search(
             [source], limits, translator.options, start_options={}, demands=demands, **options
