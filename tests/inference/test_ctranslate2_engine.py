@@ -332,6 +332,19 @@ def test_a_source_of_more_than_1024_tokens_is_not_truncated(exported):
     assert found.hypotheses[0].log_prob == pytest.approx(expected.hypotheses[0].log_prob, rel=1e-4)
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_banned_phrases_are_in_no_text(num_beams, exported):
+    plain = engine_translator(exported, num_beams=num_beams)(SENTENCES)
+    banned = [" ".join(next(text for text in plain if len(text.split()) > 2).split()[:2]), "5"]
+    options = {"num_beams": num_beams, "banned_phrases": banned}
+    found = engine_translator(exported, **options)(SENTENCES)
+    assert any(phrase in text for text in plain for phrase in banned)
+    assert not any(phrase in text for text in found for phrase in banned)
+    expected = torch_translator(**options)(SENTENCES)
+    same = sum(one == other for one, other in zip(found, expected, strict=True))
+    assert same >= (len(SENTENCES) if num_beams == 1 else 0.8 * len(SENTENCES))
+
+
 # What is refused, in one line with the remedy.
 
 
@@ -342,6 +355,8 @@ def test_a_source_of_more_than_1024_tokens_is_not_truncated(exported):
             {"temperature": 0.5},
             "temperature=0.5 is not supported by engine=ctranslate2; leave it out, or use",
         ),
+        ({"coverage_penalty": 0.5}, "coverage_penalty=0.5 is not supported by engine=ctranslate2"),
+        ({"required_phrases": ["1"]}, r"required_phrases=\['1'\] is not supported by engine=ctranslate2"),
         (
             {"repetition_penalty": 1.5},
             "repetition_penalty=1.5 with num_beams=4 is not supported by engine=ct",

@@ -22,6 +22,7 @@ from vaswani.inference.decoding import LengthLimits
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.translate.phrases import Line, banned_spellings, required_spellings, written_by
+from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 
 SENTENCES = ["one two three", "four", *toy_sources(6, seed=-12)]
@@ -377,6 +378,27 @@ def test_spellings_begin_a_text_and_follow_other_words() -> None:
     codec = TextCodec(toy_tokenizer(), "target")
     (spelling,) = required_spellings(codec, "1 2")
     assert codec.decode([list(spelling)])[0].strip() == "1 2"
+
+
+def test_an_engine_that_lacks_phrases_and_prefixes_says_so() -> None:
+    class Lacking(TorchEngine):
+        name = "lacking"
+        supports = TorchEngine.supports - {"required", "prefix", "suppress_sequences"}
+
+    def translator(**options: Any) -> Translator:
+        return Translator(Lacking(toy_model()), toy_tokenizer(), **options)
+
+    with pytest.raises(
+        UserError, match=r"required_phrases=\['1'\] is not supported by engine=lacking; leave"
+    ):
+        translator(required_phrases=["1"])
+    with pytest.raises(UserError, match=r"banned_phrases=\['1'\] is not supported by engine=lacking"):
+        translator(banned_phrases=["1"])
+    with pytest.raises(UserError, match="prefix='1' is not supported by engine=lacking"):
+        list(translator().translate(["one", "two"], prefixes=["", "1"]))
+    with pytest.raises(UserError, match=r"required_phrases=\['2'\] is not supported"):
+        list(translator().translate(["one"], required=[["2"]]))
+    assert translator()(["one"]) == Translator(toy_model(), toy_tokenizer())(["one"])
 
 
 # Equal lines.

@@ -8,6 +8,7 @@ S sources · K targets of each · L source length · T target length · H heads
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,9 +45,28 @@ def cross_attention(
     Raises:
         UserError: the model does not return its weights.
     """
-    members = [*model.members] if isinstance(model, Ensemble) else [model]
+    members = _members(model)
     weights = [_weights(member, input_ids, attention_mask, sequences) for member in members]
     return torch.stack(weights).mean(dim=0)
+
+
+def check_returns_weights(model: PreTrainedModel, option: str) -> None:
+    """Raise a UserError if the class of a model cannot return its weights, which an option needs."""
+    for member in _members(model):
+        known = inspect.signature(member.forward).parameters
+        if "output_attentions" not in known and all(each.kind != each.VAR_KEYWORD for each in known.values()):
+            raise _returns_no_weights(member, option)
+
+
+def _returns_no_weights(model: Any, option: str) -> UserError:
+    return UserError(
+        f"{option} needs the weights of the cross-attention, which {type(model).__name__} does not return; "
+        "leave it out"
+    )
+
+
+def _members(model: Any) -> list[Any]:
+    return [*model.members] if isinstance(model, Ensemble) else [model]
 
 
 def _weights(
@@ -71,10 +91,7 @@ def _weights(
                 **masking_inputs(model, sequences[rows, :-1]),
             )
             if not outputs.cross_attentions or outputs.cross_attentions[-1] is None:
-                raise UserError(
-                    f"{type(model).__name__} does not return the weights of its cross-attention, which "
-                    "coverage_penalty and replace_unknown need; leave them out"
-                )
+                raise _returns_no_weights(model, "an option of decoding")
             found.append(outputs.cross_attentions[-1].float().mean(dim=1))  # [rows, H, T, L]
     return torch.cat(found)
 

@@ -66,7 +66,12 @@ class CTranslate2Engine(Engine):
     """
 
     name = "ctranslate2"
-    supports = frozenset({"num_beams", "length_penalty", "no_repeat_ngram_size", "repetition_penalty"})
+    supports = frozenset(
+        {
+            *("num_beams", "length_penalty", "no_repeat_ngram_size", "repetition_penalty"),
+            *("suppress_sequences", "min_length"),
+        }
+    )
 
     def __init__(
         self,
@@ -172,7 +177,7 @@ class CTranslate2Engine(Engine):
             "patience": patience,
             "length_penalty": 0,
             "no_repeat_ngram_size": (generation.no_repeat_ngram_size if ngram is None else ngram) or 0,
-            "suppress_sequences": self._suppressed() or None,
+            "suppress_sequences": self._suppressed(options) or None,
             "repetition_penalty": self._repetition_penalty(options),
             "max_input_length": 0,  # else it truncates sources
             "end_token": [self._target_tokens[end] for end in (ends if isinstance(ends, list) else [ends])],
@@ -193,8 +198,8 @@ class CTranslate2Engine(Engine):
             of_model = (generation.min_length or 0) - 1
         return max(0, of_model, demand.min_length - 1)
 
-    def _suppressed(self) -> list[list[str]]:
-        """Return the sequences that no output may hold, as generation_config.json says.
+    def _suppressed(self, options: SearchOptions) -> list[list[str]]:
+        """Return the sequences that no output may hold, as the options and generation_config.json say.
 
         Sequences of tokens that the engine has not are left out, such as Marian's padding.
         """
@@ -202,6 +207,7 @@ class CTranslate2Engine(Engine):
         sequences = [
             *(generation.bad_words_ids or ()),
             *([token] for token in generation.suppress_tokens or ()),
+            *options.suppress_sequences,
         ]
         known = [ids for ids in sequences if all(token in self._target_tokens for token in ids)]
         return [[self._target_tokens[token] for token in ids] for ids in known]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -156,7 +157,7 @@ class Engine(ABC):
 
     Attributes:
         name: as `Translator.from_pretrained` calls it.
-        supports: the fields of `SearchOptions` that the engine honours.
+        supports: the fields of `SearchOptions`, and of `Demands`, that the engine honours.
         generation_config: of the model; only its special tokens and lengths are read by the translator.
         source_positions: the longest source that the model has positions for, or None if there is no limit.
         target_positions: likewise of a target.
@@ -182,10 +183,21 @@ class Engine(ABC):
         for name in (field.name for field in fields(options) if field.name not in self.supports):
             value = getattr(options, name)
             if value != getattr(defaults, name):
-                raise UserError(
-                    f"{name}={value!r} is not supported by engine={self.name}; leave it out, or use "
-                    "engine=torch"
-                )
+                raise self._lacks(f"{name}={value!r}")
+
+    def check_texts(
+        self, *, prefix: str = "", required_phrases: Sequence[str] = (), banned_phrases: Sequence[str] = ()
+    ) -> None:
+        """Raise a UserError unless the engine supports the texts that translations must, or must not, hold."""
+        if prefix and "prefix" not in self.supports:
+            raise self._lacks(f"prefix={prefix!r}")
+        if required_phrases and "required" not in self.supports:
+            raise self._lacks(f"required_phrases={list(required_phrases)}")
+        if banned_phrases and "suppress_sequences" not in self.supports:
+            raise self._lacks(f"banned_phrases={list(banned_phrases)}")
+
+    def _lacks(self, what: str) -> UserError:
+        return UserError(f"{what} is not supported by engine={self.name}; leave it out, or use engine=torch")
 
     @abstractmethod
     def search(

@@ -18,7 +18,7 @@ from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_li
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
-from vaswani.inference.translate.cross_attention import coverage, cross_attention
+from vaswani.inference.translate.cross_attention import check_returns_weights, coverage, cross_attention
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
@@ -49,7 +49,7 @@ class TorchEngine(Engine):
     """
 
     name = "torch"
-    supports = frozenset(field.name for field in fields(SearchOptions))
+    supports = frozenset(field.name for of in (SearchOptions, Demands) for field in fields(of))
 
     def __init__(self, model: PreTrainedModel):
         self.model = model.eval()
@@ -60,6 +60,12 @@ class TorchEngine(Engine):
     def generation_config(self) -> Any:  # type: ignore[override]
         """Of the model."""
         return self.model.generation_config
+
+    def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
+        """See `Engine.check`; also that the model returns the weights that coverage needs."""
+        super().check(options, start_options)
+        if options.coverage_penalty:
+            check_returns_weights(self.model, f"coverage_penalty={options.coverage_penalty}")
 
     @torch.inference_mode()
     def search(

@@ -153,7 +153,6 @@ class Translator:
         self.start_options = self._targets.start_options()
         if target_language is None:
             check_language(self.engine.generation_config, self.target_tokenizer, self.start_options)
-        self.engine.check(self.options, self.start_options)
         _check_special_tokens(self.engine)
         self.positions = self.engine.source_positions
         if too_long not in (None, "cut", "skip"):
@@ -167,12 +166,14 @@ class Translator:
             self.lengths.max_length, self.engine.target_positions or self.lengths.max_length
         )
         self.max_tokens_per_batch = max_tokens_per_batch
+        self.engine.check_texts(required_phrases=self.required_phrases, banned_phrases=self.banned_phrases)
         self._forced_tokens = self._count_forced_tokens()
         suppressed = banned_spellings(self._targets, self.banned_phrases)
         sequences = dict.fromkeys((*self.options.suppress_sequences, *suppressed))
         self.options = replace(self.options, suppress_sequences=tuple(sequences))
         self._spellings: dict[str, Phrase] = {}
         self._check_room(self.required_phrases)
+        self.engine.check(self.options, self.start_options)
 
     @classmethod
     def from_pretrained(
@@ -286,6 +287,8 @@ class Translator:
     def _translate_buffer(self, lines: list[Line], start: int, asked: _Asked) -> list[Translation]:
         """Translate the sentences of a buffer, the first of which is number `start` of all."""
         translations = [Translation(line.sentence) for line in lines]
+        for line in lines:
+            self.engine.check_texts(prefix=line.prefix, required_phrases=line.required)
         rows_of = self._equal_rows(lines)  # of the first of equal rows
         token_ids = self._encode(lines, rows_of)
         cut_off = self._cut_off(token_ids)
