@@ -188,7 +188,7 @@ class Engine(ABC):
     def check_texts(
         self, *, prefix: str = "", required_phrases: Sequence[str] = (), banned_phrases: Sequence[str] = ()
     ) -> None:
-        """Raise a UserError unless the engine supports the texts that translations must, or must not, hold."""
+        """Raise a UserError unless the engine supports the texts that outputs must, or must not, hold."""
         if prefix and "prefix" not in self.supports:
             raise self._lacks(f"prefix={prefix!r}")
         if required_phrases and "required" not in self.supports:
