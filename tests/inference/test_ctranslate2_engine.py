@@ -121,7 +121,7 @@ def test_sources_with_similar_limits_share_a_call(exported, monkeypatch):
 
     monkeypatch.setattr(CTranslate2Engine, "_translate", recording)
     translator = engine_translator(exported, num_beams=2)
-    translator(["one two three", "one two", "seven", *["one " * 40] * 2])
+    translator(["one two three", "one two", "seven", "one " * 40, "one " * 41])
     assert calls[0][0] == 2  # the long ones
     assert calls[1][0] == 3
     assert calls[1][1] < calls[0][1]
