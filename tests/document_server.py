@@ -53,6 +53,7 @@ SMALL: dict[str, dict[str, object]] = {
     "prompt": {"device": "cpu"},
     "predict": {"device": "cpu"},
     "score": {"device": "cpu"},
+    "align": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "plot": {"length": 512},
     "average": {"last": 1},

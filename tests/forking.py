@@ -105,6 +105,7 @@ def import_package() -> None:
     import vaswani.distillation.run
     import vaswani.evaluation.labels
     import vaswani.hub.push
+    import vaswani.inference.align.files
     import vaswani.inference.classify.files
     import vaswani.inference.embed.embedding
     import vaswani.inference.prompt.prompting

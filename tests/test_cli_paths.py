@@ -72,6 +72,7 @@ def test_each_path(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture, n
                 "predict",
                 "embed",
                 "score",
+                "align",
             )
             assert is_output or reads_text, case
             continue

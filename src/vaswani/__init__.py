@@ -16,6 +16,7 @@ from vaswani.registration import register_auto_classes
 if TYPE_CHECKING:
     from vaswani.distillation.arguments import DistillationObjectives
     from vaswani.distillation.trainer import DistillationTrainer
+    from vaswani.inference.align.aligner import Aligner
     from vaswani.inference.answer.answering import QuestionAnswerer
     from vaswani.inference.classify.classification import Classifier
     from vaswani.inference.embed.embedding import Embedder
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aligner",
     "Classifier",
     "DistillationObjectives",
     "DistillationTrainer",
@@ -93,6 +95,7 @@ __all__ = [
 _MODULES = {
     "distillation.arguments": ["DistillationObjectives"],
     "distillation.trainer": ["DistillationTrainer"],
+    "inference.align.aligner": ["Aligner"],
     "inference.answer.answering": ["QuestionAnswerer"],
     "inference.classify.classification": ["Classifier"],
     "inference.embed.embedding": ["Embedder"],

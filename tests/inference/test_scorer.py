@@ -17,8 +17,7 @@ from vaswani import Scorer, Translator
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import RunError, UserError
-from vaswani.inference.pairs import PairEncoder
-from vaswani.inference.score.token_scores import Pair
+from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.translate.ensembling import Ensemble
 
 TEXTS = ["the film was great", "awful", "ann saw bob in rome and oslo"]

@@ -11,6 +11,7 @@ GROUPS = (
     "translation",
     "evaluation",
     "scoring",
+    "alignment",
     "classification",
     "embedding",
     "prompting",

@@ -258,6 +258,16 @@ InputName = Annotated[
         help="UTF-8 text (also .gz), or the rows of a .jsonl, .json, .csv, .tsv (also .gz) or .parquet file.",
     ),
 ]
+PairsName = Annotated[
+    str,
+    typer.Option(
+        "--input",
+        metavar="FILE|-",
+        help="A .jsonl, .json, .csv, .tsv (also .gz) or .parquet file; other files and standard input are "
+        "JSONL. Or UTF-8 text: of pairs the sources, with TARGET_FILE after it.",
+    ),
+]
+TargetFile = Annotated[str | None, typer.Argument(help="Text file of targets, line by line.")]
 OutputName = Annotated[
     str,
     typer.Option("--output", metavar="FILE|-", help="Lines go to FILE.partial until all are written."),

@@ -17,9 +17,11 @@ from vaswani.cli.options import (
     MaxSourceLength,
     OutputName,
     PaddedTokensPerBatch,
+    PairsName,
     Revision,
     SourceLanguage,
     SourcePrefix,
+    TargetFile,
     TargetLanguage,
     model_option,
     number,
@@ -31,17 +33,6 @@ from vaswani.errors import UserError
 if TYPE_CHECKING:
     from vaswani.inference.inputs import Texts
     from vaswani.inference.pair_inputs import Pairs
-
-PairsName = Annotated[
-    str,
-    typer.Option(
-        "--input",
-        metavar="FILE|-",
-        help="A .jsonl, .json, .csv, .tsv (also .gz) or .parquet file; other files and standard input are "
-        "JSONL. Or UTF-8 text: of pairs the sources, with TARGET_FILE after it.",
-    ),
-]
-TargetFile = Annotated[str | None, typer.Argument(help="Text file of targets, line by line.")]
 
 
 @app.command()

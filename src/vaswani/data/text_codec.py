@@ -99,18 +99,20 @@ class TextCodec:
     def _view(self) -> Any:
         return _one_sided(self.tokenizer, self.side)
 
-    def encode(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
+    def encode(self, *texts: Sequence[Any], adds_prefix: bool = True, **options: Any) -> BatchEncoding:
         """Encode texts without truncation and padding.
 
         Args:
             texts: a list of texts, or two for pairs.
+            adds_prefix: put the source prefix before sources.
             options: of the tokenizer's call.
 
         Raises:
             UserError: the tokenizer fails, or does not know the language of the targets.
         """
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
-        if self.side == "source" and texts and (prefix := source_prefix(self.tokenizer)):
+        adds_prefix = adds_prefix and self.side == "source"
+        if adds_prefix and texts and (prefix := source_prefix(self.tokenizer)):
             texts = ([prefix + text for text in texts[0]], *texts[1:])
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
         if self.side == "target":
@@ -125,10 +127,10 @@ class TextCodec:
         options = {"return_attention_mask": False, "return_token_type_ids": False, **options}
         return self.encode(list(texts), **options)["input_ids"]
 
-    def decode(self, token_ids: Any) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
+    def decode(self, token_ids: Any, keeps_special: bool = False) -> list[str]:
+        """Return the text of each row of token ids, without special tokens unless they are kept."""
         with exclusive(self.tokenizer):
-            return self._view.batch_decode(token_ids, skip_special_tokens=True)
+            return self._view.batch_decode(token_ids, skip_special_tokens=not keeps_special)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return the tokens of ids as they stand in the vocabulary of this side."""

@@ -38,6 +38,7 @@ class LineReport:
     source_cut_off: int = 0
     cut_off: int = 0
     not_scored: int = 0
+    not_aligned: int = 0
     unit: str = "line"
 
     def __str__(self) -> str:
@@ -48,6 +49,7 @@ class LineReport:
             "of which only the beginning was read": self.source_cut_off,
             "cut off at the length limit": self.cut_off,
             "not scored": self.not_scored,
+            "not aligned": self.not_aligned,
         }
         problems = "; ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         return f"{self.lines:,} {self.unit}{'s' * (self.lines != 1)}" + (f"; {problems}" if problems else "")

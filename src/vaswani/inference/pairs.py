@@ -15,6 +15,24 @@ from vaswani.inference.translate.translation import TooLong, check_language, def
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A source with a target, whose length is the number of characters.
+
+    Args:
+        source: of the target.
+        target: the text that is scored.
+        complete: whether the end token belongs to the target.
+    """
+
+    source: str
+    target: str
+    complete: bool = True
+
+    def __len__(self) -> int:
+        return len(self.source) + len(self.target)
+
+
+@dataclass(frozen=True)
 class EncodedText:
     """The tokens of a text.
 

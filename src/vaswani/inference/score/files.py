@@ -12,8 +12,8 @@ from typing import Any
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.inputs import LineReport, Texts
 from vaswani.inference.pair_inputs import SOURCE, TARGET, Candidate, Pairs
+from vaswani.inference.pairs import Pair
 from vaswani.inference.score.scorer import Score, Scorer, perplexity_of
-from vaswani.inference.score.token_scores import Pair
 
 ADDED = ["log_prob", "num_tokens", "perplexity", "tokens", "problem", "source_cut_off"]  # fields, to a row
 

@@ -27,13 +27,12 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.decoding import GNMTLengthPenalty
-from vaswani.inference.pairs import PairEncoder
+from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.score.token_scores import (
     CausalScores,
     Encoded,
     MaskedScores,
-    Pair,
     PairScores,
     TokenScores,
 )

@@ -19,27 +19,9 @@ from vaswani.data.text_codec import TextCodec, begin_token_id
 from vaswani.errors import UserError
 from vaswani.inference.batches import padded_inputs
 from vaswani.inference.decoding import longest_text
-from vaswani.inference.pairs import PairEncoder
+from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.prompt.continuation import check_causal
 from vaswani.inference.translate.scoring import rows_at_once, token_log_probs
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A source with a target, whose length is the number of characters.
-
-    Args:
-        source: of the target.
-        target: the text that is scored.
-        complete: whether the end token belongs to the target.
-    """
-
-    source: str
-    target: str
-    complete: bool = True
-
-    def __len__(self) -> int:
-        return len(self.source) + len(self.target)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,177 @@
+"""`vaswani align`."""
+
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.options import (
+    AllowMismatch,
+    BufferSize,
+    Device,
+    DType,
+    MaxSourceLength,
+    OutputName,
+    PaddedTokensPerBatch,
+    PairsName,
+    Revision,
+    SourceLanguage,
+    SourcePrefix,
+    TargetFile,
+    TargetLanguage,
+    model_option,
+    number,
+    table_field,
+)
+from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.errors import UserError
+
+
+@app.command()
+def align(
+    model: Annotated[str, model_option("--model", help="Folder or Hub name of an encoder-decoder.")],
+    input_name: PairsName = "-",
+    target_file: TargetFile = None,
+    output_name: OutputName = "-",
+    source_field: Annotated[str | None, table_field("source_field", "sources", "source")] = None,
+    target_field: Annotated[str | None, table_field("target_field", "targets", "target")] = None,
+    output_field: Annotated[
+        str, typer.Option("--output_field", help="Field that the rows of a table get.")
+    ] = "alignment",
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            "--layer",
+            metavar="N|all",
+            help="Decoder layer whose attention is used: 0 is the first, -1 the last. Default: the last but "
+            "one, or of up to three the last.",
+        ),
+    ] = None,
+    heads: Annotated[
+        str, typer.Option("--heads", metavar="all|N[,N...]", help="Heads that are averaged, from 0.")
+    ] = "all",
+    step: Annotated[
+        str,
+        typer.Option(
+            "--step",
+            metavar="predict|read",
+            help="Attention of the decoder's step that predicts a target token, or of that which reads it.",
+        ),
+    ] = "predict",
+    reverse_model: Annotated[
+        str | None,
+        model_option("--reverse_model", help="Folder or Hub name of a model from target to source."),
+    ] = None,
+    symmetrize: Annotated[
+        str | None,
+        typer.Option(
+            "--symmetrize",
+            metavar="METHOD",
+            help="With --reverse_model: intersection, union, grow-diag, grow-diag-final or "
+            "grow-diag-final-and (default).",
+        ),
+    ] = None,
+    gold: Annotated[
+        str | None,
+        typer.Option(
+            "--gold",
+            metavar="FILE",
+            help="Links of annotators, a line per pair: 0-0 is a sure one, 1p2 a possible one. Reports the "
+            "alignment error rate.",
+        ),
+    ] = None,
+    max_source_length: MaxSourceLength = None,
+    max_length: Annotated[
+        int | None,
+        number(
+            "--max_length",
+            help="Pairs whose target has more tokens are not aligned. Default: the model's maximum, or 4096 "
+            "if it has none.",
+            at_least=1,
+        ),
+    ] = None,
+    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
+    buffer_size: BufferSize = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+    allow_mismatch: AllowMismatch = False,
+) -> None:
+    """Align the words of sources and targets by an encoder-decoder's attention.
+
+    Each pair gives a line of links such as 0-0 1-2: a word of the source and
+    one of the target, counted from 0. Each row of a table gives a line of
+    JSON: the row with its links.
+    """
+    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.inference.align.aligner import Aligner, SymmetricAligner
+    from vaswani.inference.align.files import align_pairs, load_gold
+    from vaswani.inference.align.links import check_method
+    from vaswani.inference.batches import BUFFERED_TEXTS
+    from vaswani.inference.pair_inputs import open_pairs
+
+    check_not_input(output_name, input_name, target_file, gold)
+    if symmetrize is not None and reverse_model is None:
+        raise UserError("--symmetrize is for two directions; add --reverse_model, or leave it out")
+    check_method(method := symmetrize or "grow-diag-final-and")
+    options: dict[str, Any] = {
+        "layer": _layer(layer),
+        "heads": _heads(heads),
+        "step": step,
+        "max_length": max_length,
+        "max_tokens_per_batch": max_tokens_per_batch,
+        "max_source_length": max_source_length or "auto",
+        "device": device,
+        "dtype": dtype,
+        "allow_mismatch": allow_mismatch,
+    }
+    languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
+    turned: dict[str, Any] = {"source_language": target_language, "target_language": source_language}
+    with ExitStack() as stack:
+        pairs, _ = stack.enter_context(
+            open_pairs(input_name, target_file, source_field, target_field, added=[output_field])
+        )
+        gold_links = None if gold is None else load_gold(gold, pairs.total)
+        begin_work()
+        writer = stack.enter_context(LineWriter(output_name))
+        forward = Aligner.from_pretrained(
+            model, revision=revision, source_prefix=source_prefix, **options, **languages
+        )
+        aligner: Aligner | SymmetricAligner = forward
+        if reverse_model is not None:
+            backward = Aligner.from_pretrained(reverse_model, **options, **turned)
+            aligner = SymmetricAligner(forward, backward, method)
+        with progress_of_texts(pairs, output_name) as bar:
+            found = align_pairs(
+                aligner,
+                pairs,
+                writer.write,
+                gold=gold_links,
+                output_field=output_field,
+                buffer_size=buffer_size or (1 if pairs.typed else BUFFERED_TEXTS),
+                warn=warn,
+                progress=bar.update,
+            )
+    warn(f"aligned {found}")
+
+
+def _layer(text: str | None) -> Any:
+    if text in (None, "all"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"--layer {text}: expected all, or a number such as 2 or -1") from None
+
+
+def _heads(text: str) -> list[int] | None:
+    if text == "all":
+        return None
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"--heads {text}: expected all, or numbers such as 0,3") from None

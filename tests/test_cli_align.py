@@ -1,0 +1,183 @@
+"""`vaswani align` as a user runs it: tables, files of lines, two directions, gold links, wrong inputs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toy_alignment import reversed_rows, save_reversing_checkpoint
+from toy_labels import save_toy_encoder
+from vaswani import Aligner
+from vaswani.cli import run
+from vaswani.inference.align.links import METHODS, symmetrize, to_pharaoh
+
+PAIRS = [*reversed_rows(12, seed=-3), ("one two", "")]
+ROWS = [{"id": at, "source": source, "target": target} for at, (source, target) in enumerate(PAIRS)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_reversing_checkpoint(folder / "forward")
+    save_reversing_checkpoint(folder / "backward", turned=True)
+    save_toy_encoder(folder / "encoder")
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Pairs as a table and as lines, and gold links that are right."""
+    names = {name: tmp_path / name for name in ("rows.jsonl", "source", "target", "gold")}
+    names["rows.jsonl"].write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    names["source"].write_text("".join(f"{source}\n" for source, _ in PAIRS))
+    names["target"].write_text("".join(f"{target}\n" for _, target in PAIRS))
+    names["gold"].write_text("".join(to_pharaoh(right(target)) + "\n" for _, target in PAIRS))
+    return names
+
+
+def right(target: str) -> set[tuple[int, int]]:
+    count = len(target.split())
+    return {(count - 1 - at, at) for at in range(count)}
+
+
+def align(capfd, models: Path, *arguments: object, model: str = "forward") -> tuple[int, list[str], str]:
+    flags = ["--model", models / model, "--device", "cpu", *arguments]
+    status = run(["align", *map(str, flags)])
+    captured = capfd.readouterr()
+    return status, captured.out.split("\n")[:-1], captured.err
+
+
+@pytest.mark.slow
+def test_lines_and_rows_get_their_links(models: Path, files: dict[str, Path], tmp_path: Path, capfd) -> None:
+    expected = [to_pharaoh(found.links) for found in Aligner.from_pretrained(models / "forward")(PAIRS)]
+    status, lines, errors = align(capfd, models, "--input", files["source"], files["target"])
+    assert (status, lines) == (0, expected)
+    assert errors.splitlines()[-1] == "vaswani: aligned 13 lines; 1 empty"
+    output = tmp_path / "out.jsonl"
+    for flags, field in (([], "alignment"), (["--output_field", "links"], "links")):
+        status, lines, _ = align(capfd, models, "--input", files["rows.jsonl"], "--output", output, *flags)
+        assert (status, lines) == (0, [])
+        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        assert rows == [{**row, field: links} for row, links in zip(ROWS, expected, strict=True)]
+    named = tmp_path / "named.jsonl"
+    named.write_text(
+        "".join(json.dumps({"x": {"a": source}, "y": target}) + "\n" for source, target in PAIRS)
+    )
+    flags = ["--source_field", "x.a", "--target_field", "y"]
+    found = align(capfd, models, "--input", named, *flags)[1]
+    assert [json.loads(line)["alignment"] for line in found] == expected
+
+
+@pytest.mark.slow
+def test_error_rates_move_with_the_options(models: Path, files: dict[str, Path], capfd) -> None:
+    pairs = ["--input", files["source"], files["target"], "--gold", files["gold"]]
+    rates = {}
+    for flags in ("", "--layer 0", "--layer 0 --heads 1", "--layer all --step read", "--step read"):
+        status, lines, errors = align(capfd, models, *pairs, *flags.split())
+        assert (status, len(lines)) == (0, len(PAIRS))
+        assert "aligned 13 lines; 1 empty: precision " in errors
+        rates[flags] = float(errors.split()[-1])
+    assert rates[""] < 8
+    assert rates[""] < min(rates["--layer 0"], rates["--step read"])
+    assert len(set(rates.values())) == len(rates), rates
+    again = align(capfd, models, *pairs, "--layer", "-1", "--heads", "0,1")[2]
+    assert float(again.split()[-1]) == rates[""]
+    small = align(capfd, models, *pairs, "--max_tokens_per_batch", "1", "--buffer_size", "2")[2]
+    assert float(small.split()[-1]) == rates[""]
+
+
+@pytest.mark.slow
+def test_two_models_are_combined(models: Path, files: dict[str, Path], capfd) -> None:
+    pairs = ["--input", files["source"], files["target"], "--layer", "0"]
+    flags = ["--reverse_model", models / "backward"]
+    forward, backward = (Aligner.from_pretrained(models / name, layer=0) for name in ("forward", "backward"))
+    sides = forward(PAIRS), backward([(target, source) for source, target in PAIRS])
+    found = {}
+    for method in METHODS:
+        status, lines, _ = align(capfd, models, *pairs, *flags, "--symmetrize", method)
+        found[method] = lines
+        turned = [{(source, target) for target, source in each.links} for each in sides[1]]
+        expected = [
+            to_pharaoh(symmetrize(one.links, other, method))
+            for one, other in zip(sides[0], turned, strict=True)
+        ]
+        assert (status, lines) == (0, expected)
+    assert len(set(map(tuple, found.values()))) >= 4
+    assert align(capfd, models, *pairs, *flags)[1] == found["grow-diag-final-and"]
+
+
+def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Path], capfd) -> None:
+    pairs = ["--input", files["source"], files["target"], "--gold", files["gold"]]
+    status, lines, errors = align(capfd, models, *pairs, "--max_length", "5")
+    longest = max(range(len(PAIRS)), key=lambda at: len(PAIRS[at][1]))
+    tokens = 1 + len(PAIRS[longest][1].split())
+    assert status == 0
+    assert lines[longest] == ""
+    assert (
+        f"line {longest + 1} is not aligned: its target has {tokens} tokens, more than max_length=5" in errors
+    )
+    assert " not aligned: precision" in errors
+    cut = align(capfd, models, *pairs, "--max_source_length", "3")[2]
+    assert "is not aligned: its source has" in cut
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--layer", "2"], "layer=2: the model's decoder has 2; expected 0 to 1, or -2 to -1"),
+        (["--layer", "last"], "--layer last: expected all, or a number such as 2 or -1"),
+        (["--heads", "0,2"], "heads=2: the model's decoder has 2"),
+        (["--heads", "0,0"], "heads=0,0 names a head twice"),
+        (["--heads", "first"], "--heads first: expected all, or numbers such as 0,3"),
+        (["--step", "write"], "step=write is unknown; expected predict or read"),
+        (["--symmetrize", "union"], "--symmetrize is for two directions; add --reverse_model"),
+        (["--reverse_model", "{forward}", "--symmetrize", "grow"], "symmetrize=grow is unknown; expected"),
+        (["--reverse_model", "{encoder}"], "which does not translate; expected an encoder-decoder"),
+        (["--gold", "{short}"], "short has 1 lines, and there are 13 pairs; give a line per pair"),
+        (["--gold", "{wrong}"], "line 2 of "),
+        (["--gold", "{wrong}"], "holds '1:1'; expected links such as 0-0 (sure) and 1p2 (possible)"),
+        (["--gold", "nowhere"], "cannot read nowhere: No such file"),
+        (["--gold", "{gold}", "--output", "{gold}"], "would replace the input"),
+        (["--source_field", "x"], "--source_field x is for tables"),
+        (["--source_language", "de"], "does not mark languages"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    models: Path, files: dict[str, Path], tmp_path: Path, capfd, flags: list[str], message: str
+) -> None:
+    (tmp_path / "short").write_text("0-0\n")
+    (tmp_path / "wrong").write_text("0-0\n1:1\n" + "\n" * 11)
+    places: dict[str, Any] = {name: tmp_path / name for name in ("short", "wrong", "gold")}
+    places |= {name: models / name for name in ("forward", "encoder")}
+    given = [flag.format(**places) for flag in flags]
+    status, lines, errors = align(capfd, models, "--input", files["source"], files["target"], *given)
+    assert (status, lines) == (2, [])
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_gold_links_of_other_pairs(models: Path, files: dict[str, Path], tmp_path: Path, capfd) -> None:
+    gold = tmp_path / "other"
+    gold.write_text("17-0\n" + "\n" * 12)
+    status, _, errors = align(capfd, models, "--input", files["source"], files["target"], "--gold", gold)
+    assert status == 2
+    assert f"line 1 of {gold} links words 17 and 0, and the pair has" in errors
+    (tmp_path / "rows").write_bytes(files["rows.jsonl"].read_bytes())  # JSON Lines whose number is not known
+    for count, message in (
+        (12, "the gold links end before line 13 of "),
+        (14, f"ends before line 14 of {gold}"),
+    ):
+        gold.write_text("\n" * count)
+        status, _, errors = align(capfd, models, "--input", tmp_path / "rows", "--gold", gold)
+        assert status == 2
+        assert message in errors
+
+
+def test_a_row_that_has_links_already(models: Path, tmp_path: Path, capfd) -> None:
+    table = tmp_path / "rows.jsonl"
+    table.write_text(json.dumps({**ROWS[0], "alignment": "0-0"}) + "\n")
+    status, _, errors = align(capfd, models, "--input", table)
+    assert status == 2
+    assert f"line 1 of {table} has a field 'alignment', which the output adds; rename it" in errors
+    assert align(capfd, models, "--input", table, "--output_field", "links")[0] == 0
