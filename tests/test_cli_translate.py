@@ -151,6 +151,33 @@ def test_every_output_begins_with_a_prefix(
     assert errors == "vaswani: prefix: '9 8' contains the banned phrase '8'; leave one of them out\n"
 
 
+def test_several_models_predict_together(model: Path, corpus: list[Path], tmp_path: Path, capfd) -> None:
+    other = save_toy_checkpoint(tmp_path / "other", d_model=16, norm_order="pre", decoder_layers=2)
+    together = ["--model", model, "--model", other]
+    for flags, options in (
+        ([], {}),
+        (["--ensemble_weights", "1,4"], {"ensemble_weights": [1, 4]}),
+        (["--ensemble_average", "log_probabilities"], {"ensemble_average": "log_probabilities"}),
+    ):
+        translator = Translator.from_pretrained([model, other], **options)
+        expected = translator(corpus[1].read_text().splitlines())
+        status, output, _ = in_process(capfd, "translate", *together, *flags, "--input", corpus[1])
+        assert (status, output.splitlines()) == (0, expected)
+        data = ["--data", *corpus[1:], "--output", tmp_path / "out.txt", "--json"]
+        status, output, _ = in_process(capfd, "evaluate", *together, *flags, *data)
+        assert status == 0
+        assert json.loads(output.splitlines()[-1])["model"] == [str(model), str(other)]
+        assert (tmp_path / "out.txt").read_text().splitlines() == expected
+    for flags, message in (
+        (["--ensemble_weights", "1,x"], "ensemble_weights=1,x must be numbers with commas between them"),
+        (["--ensemble_weights", "1"], "ensemble_weights has 1 weights, and there are 2 models"),
+        (["--ensemble_weights", "1,nan"], "ensemble_weights=nan must be above 0"),
+    ):
+        status, _, errors = in_process(capfd, "translate", *together, *flags)
+        assert (status, errors.count("\n")) == (2, 1)
+        assert message in errors
+
+
 @pytest.mark.process
 def test_each_line_is_answered_at_once_if_so_asked(model: Path, translator: Translator) -> None:
     with line_by_line(model) as process:

@@ -1,5 +1,8 @@
 """An ensemble is a model like its members, of their mean probabilities."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from transformers import (  # fmt: skip
     T5ForConditionalGeneration,
 )
 
-from toy_translation import toy_model, toy_sources, toy_tokenizer, toy_tokenizers
+from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani.errors import UserError
 from vaswani.inference.decoding import position_limit
 from vaswani.inference.translate.ensembling import Ensemble
@@ -233,3 +236,114 @@ def test_a_target_vocabulary_of_another_size_and_no_models_at_all() -> None:
         Ensemble([toy_model(), toy_model(separate=True)])
     with pytest.raises(UserError, match="an ensemble needs models"):
         Ensemble([])
+
+
+# Weights and the average.
+
+
+@pytest.mark.parametrize("weights", [None, [1, 3]])
+def test_logarithms_of_probabilities_are_averaged_too(weights: list[float] | None) -> None:
+    models, data = members(), batch()
+    logits = Ensemble(models, weights, "log_probabilities")(**data).logits
+    share = [0.5, 0.5] if weights is None else [0.25, 0.75]
+    log_probs = [model(**data, use_cache=False).logits.double().log_softmax(-1) for model in models]
+    expected = sum(part * each for part, each in zip(share, log_probs, strict=True)).log_softmax(-1)
+    torch.testing.assert_close(logits, expected.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(logits.shape[:2]))
+    assert (logits - Ensemble(models, weights)(**data).logits).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("weights", [[1.0, 3.0], [0.1, 0.3]])
+def test_weights_count_by_their_ratios(weights: list[float]) -> None:
+    models, data = members(), batch()
+    logits = Ensemble(models, weights)(**data).logits
+    probabilities = [model(**data, use_cache=False).logits.double().softmax(-1) for model in models]
+    expected = (0.25 * probabilities[0] + 0.75 * probabilities[1]).log().float()
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(Ensemble(models, [2, 2])(**data).logits, Ensemble(models)(**data).logits)
+
+
+@pytest.mark.parametrize("average", ["probabilities", "log_probabilities"])
+def test_an_ensemble_of_one_is_that_one_by_any_average(average: str) -> None:
+    model, data = toy_model(), batch()
+    logits = Ensemble([model], [7.0], average)(**data).logits
+    torch.testing.assert_close(logits, model(**data).logits.log_softmax(-1), rtol=1e-4, atol=1e-5)
+
+
+# By name.
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("members")
+    save_toy_checkpoint(folder / "first")
+    save_toy_checkpoint(folder / "second", d_model=16, norm_order="pre", decoder_layers=2)
+    save_toy_checkpoint(folder / "separate", separate=True)
+    return [folder / "first", folder / "second", folder / "separate"]
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"temperature": 1.0}], ids=str)
+def test_models_by_name_translate_together(folders: list[Path], options: dict[str, Any]) -> None:
+    together = Translator.from_pretrained(folders[:2], **options)
+    assert isinstance(together.model, Ensemble)
+    expected = translator_of(Ensemble(members()), **options)(SENTENCES)
+    assert together(SENTENCES) == expected
+    alone = Translator.from_pretrained(folders[:1], **options)(SENTENCES)
+    assert alone == translator_of(toy_model(), **options)(SENTENCES) != expected
+    weighted = Translator.from_pretrained(
+        folders[:2], ensemble_weights=[1, 9], ensemble_average="log_probabilities", **options
+    )
+    other = Ensemble(members(), [1, 9], "log_probabilities")
+    assert weighted(SENTENCES) == translator_of(other, **options)(SENTENCES) != expected
+
+
+def test_an_ensemble_has_the_options_of_decoding(folders: list[Path]) -> None:
+    translator = Translator.from_pretrained(folders[:2], banned_phrases=["8"], required_phrases=["5 5"])
+    for translation in translator.translate(SENTENCES, prefixes=["9"] * len(SENTENCES), n_best=3):
+        for hypothesis in translation.hypotheses:
+            assert hypothesis.text.startswith("9")
+            assert "5 5" in hypothesis.text
+            assert "8" not in hypothesis.text
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "message"),
+    [
+        (
+            [0],
+            {"ensemble_weights": [1]},
+            "ensemble_weights is for several models, and there is one; leave it out",
+        ),
+        ([0], {"ensemble_average": "probabilities"}, "ensemble_average is for several models"),
+        ([0, 1], {"ensemble_weights": [1]}, "ensemble_weights has 1 weights, and there are 2 models"),
+        ([0, 1], {"ensemble_weights": [1, 0]}, "ensemble_weights=0 must be above 0"),
+        (
+            [0, 1],
+            {"ensemble_average": "mean"},
+            "ensemble_average='mean' is unknown; expected probabilities or",
+        ),
+        ([0, 1], {"engine": "ctranslate2"}, "2 models form an ensemble, which engine=ctranslate2 has not"),
+        ([0, 1], {"revision": "v1"}, "revision='v1' is of one model, and there are 2; leave it out"),
+        ([], {}, "an ensemble needs models; give one or more"),
+    ],
+    ids=str,
+)
+def test_what_no_ensemble_can_be_is_refused_before_loading(
+    models: list[int], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Translator.from_pretrained([f"no/model{number}" for number in models], **options)
+
+
+def test_models_with_other_tokens_are_refused(folders: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="have different target vocabularies, such as"):
+        Translator.from_pretrained([folders[0], folders[2]])
+    # Of the same size, with two tokens that have changed places.
+    other = Path(shutil.copytree(folders[0], tmp_path / "other"))
+    for path in other.glob("tokenizer.json"):
+        known = json.loads(path.read_text())
+        vocabulary = known["model"]["vocab"]
+        vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+        path.write_text(json.dumps(known))
+    with pytest.raises(UserError, match=r"different source vocabularies, such as '[12]': \d+ and \d+; an"):
+        Translator.from_pretrained([folders[0], other])

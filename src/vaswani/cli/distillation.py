@@ -67,7 +67,9 @@ def student(
 
 
 @app.command()
-@takes_translator_options("revision", "engine", "quantization")  # which would be those of all models
+@takes_translator_options(  # left out: what would be that of all models
+    "revision", "engine", "quantization", "ensemble_weights", "ensemble_average"
+)
 def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub name of the teacher.", callback=check_models)],
     students: Annotated[

@@ -58,9 +58,10 @@ OF_SEARCH = (
     *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "temperature"),
     *("top_k", "top_p", "seed", "banned_phrases", "required_phrases"),
 )
+OF_MODELS = ("ensemble_weights", "ensemble_average", "engine", "quantization")
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {
-    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, "engine", "quantization", "task"), ("seq2seq",)),
+    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, *OF_MODELS, "task"), ("seq2seq",)),
     **{
         name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
         for name in chain.from_iterable(FIELDS.values())
@@ -77,15 +78,15 @@ class Asked:
     """What is to be evaluated.
 
     Args:
-        model: folder or name on the Hub.
-        folder: its configuration and tokenizers.
+        models: folders or names on the Hub; several encoder-decoders predict together.
+        folder: configuration and tokenizers of the first.
         kind: of the model, one of `NAMES`.
         files: the data, or its name.
         split: of the data.
         options: of the command; None for those that are not given.
     """
 
-    model: str
+    models: list[str]
     folder: Path
     kind: str
     files: list[str]
@@ -128,13 +129,21 @@ class Asked:
 
     def opened(self, of_class: Any, **more: Any) -> Any:
         """Load the model as the argument of a class for inference."""
-        return of_class.from_pretrained(self.model, **{name: self.options[name] for name in LOADING}, **more)
+        return of_class.from_pretrained(
+            self.models[0], **{name: self.options[name] for name in LOADING}, **more
+        )
 
 
 @app.command()
 @takes_translator_options()
 def evaluate(
-    model: Annotated[str, model_option("--model", help="Folder or Hub name of a trained model.")],
+    model: Annotated[
+        list[str],
+        model_option(
+            "--model",
+            help="Folder or Hub name of a trained model. Several encoder-decoders predict together.",
+        ),
+    ],
     data: Annotated[
         str,
         typer.Option(
@@ -255,7 +264,7 @@ def evaluate(
     begin_work()
     files = [data] if target_file is None else [data, target_file]
     check_not_input(output_name or os.devnull, *files)
-    folder = local_folder(model, options["revision"], weights=False)
+    folder = local_folder(model[0], options["revision"], weights=False)
     kind = _kind(folder, read_config(folder)) if options["engine"] == "torch" else "seq2seq"
     options |= {
         "dataset_config": dataset_config,
@@ -276,6 +285,11 @@ def evaluate(
         "output_name": output_name,
     }
     _check_options(kind, options)
+    if kind != "seq2seq" and len(model) > 1:
+        raise UserError(
+            f"several models predict together if they are encoder-decoders, and the first is {NAMES[kind]}; "
+            "give one"
+        )
     asked = Asked(model, folder, kind, files, split, options)
     if kind in EVALUATIONS:
         with LineWriter(output_name or os.devnull) as writer:
@@ -287,7 +301,7 @@ def evaluate(
     else:
         record = _evaluate_texts(asked)
     if as_json:
-        say(finite_json({"model": model, "data": files, **record}))
+        say(finite_json({"model": model if len(model) > 1 else model[0], "data": files, **record}))
 
 
 def _kind(folder: Path, config: "PreTrainedConfig") -> str:
@@ -334,12 +348,12 @@ def _evaluate_pairs(asked: Asked) -> Found:
 
     split, rows = asked.load(load_corpus, CorpusSpec, {})
     options = {name: asked.options[name] for name in TRANSLATOR_DEFAULTS}
-    translator = Translator.from_pretrained(asked.model, **options)
+    translator = Translator.from_pretrained(asked.models, **options)
     task = asked.options["task"] or "translation"
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
-    names = ("engine", "quantization", "num_beams", "length_penalty", "max_source_length", "max_length")
+    names = (*OF_MODELS, "num_beams", "length_penalty", "max_source_length", "max_length")
     search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
     return found, map(as_text, found.translations), {"split": split, **search}
@@ -408,7 +422,7 @@ def _evaluate_texts(asked: Asked) -> dict[str, Any]:
     from vaswani.training.runs.evaluation import evaluate_language_model
 
     options, files = asked.options, asked.files
-    folder = local_folder(asked.model, options["revision"])
+    folder = local_folder(asked.models[0], options["revision"])
     if len(files) == 2:
         raise UserError(f"a language model is evaluated on one file of texts, got {files[0]} and {files[1]}")
     split, place = located(files, asked.split)

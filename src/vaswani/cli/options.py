@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS, Bounds
+from vaswani.errors import UserError
 from vaswani.hub.names import check_model_name
 
 
@@ -63,6 +64,13 @@ def table_field(name: str, of: str, default: str) -> Any:
 
 ModelName = Annotated[
     str, model_option("--model", help="Folder of a trained model, or the Hub name of an encoder-decoder.")
+]
+ModelNames = Annotated[
+    list[str],
+    model_option(
+        "--model",
+        help="Folder of a trained model, or the Hub name of an encoder-decoder. Several predict together.",
+    ),
 ]
 Split = Annotated[str, typer.Option(help="Split of the data set: train, validation or test.")]
 DatasetConfig = Annotated[
@@ -250,6 +258,22 @@ Quantization = Annotated[
         help="Quantize the weights when they are loaded; with engine torch, on a CPU with VNNI instructions.",
     ),
 ]
+EnsembleWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--ensemble_weights",
+        metavar="W,W,...",
+        help="Weights of several models, above 0. Default: equal ones.",
+    ),
+]
+EnsembleAverage = Annotated[
+    str | None,
+    typer.Option(
+        "--ensemble_average",
+        metavar="probabilities|log_probabilities",
+        help="What several models average. Default: probabilities.",
+    ),
+]
 InputName = Annotated[
     str,
     typer.Option(
@@ -297,6 +321,8 @@ def _translator_options(
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
     source_prefix: SourcePrefix = None,
+    ensemble_weights: EnsembleWeights = None,
+    ensemble_average: EnsembleAverage = None,
     engine: Engine = "torch",
     revision: Revision = None,
     device: Device = None,
@@ -305,6 +331,14 @@ def _translator_options(
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Declare the options of `Translator.from_pretrained`."""
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    """Return the numbers of a text that commas separate; raise a UserError for anything else."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"{name}={text} must be numbers with commas between them, such as 2,1") from error
 
 
 _DECLARED = inspect.signature(_translator_options).parameters
@@ -332,6 +366,8 @@ def takes_translator_options(
         @wraps(command)
         def with_options(*args: Any, **kwargs: Any) -> None:
             kwargs["max_source_length"] = kwargs["max_source_length"] or "auto"
+            if kwargs.get("ensemble_weights") is not None:
+                kwargs["ensemble_weights"] = _numbers("ensemble_weights", kwargs["ensemble_weights"])
             command(*args, **kwargs)
 
         signature = inspect.signature(command)

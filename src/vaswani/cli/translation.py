@@ -9,7 +9,7 @@ from vaswani.cli.app import app
 from vaswani.cli.options import (
     BufferSize,
     InputName,
-    ModelName,
+    ModelNames,
     OutputName,
     number,
     table_field,
@@ -40,7 +40,7 @@ Scores = Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")]
 @app.command()
 @takes_translator_options()
 def translate(
-    model: ModelName,
+    model: ModelNames,
     input_name: InputName = "-",
     output_name: OutputName = "-",
     source_field: Annotated[str | None, table_field("source_field", "source text", "source")] = None,
@@ -75,7 +75,7 @@ def translate(
 @app.command()
 @takes_translator_options(max_length=512, no_repeat_ngram_size=3, too_long="cut")
 def summarize(
-    model: ModelName,
+    model: ModelNames,
     input_name: InputName = "-",
     output_name: OutputName = "-",
     documents: Annotated[
@@ -117,7 +117,7 @@ def summarize(
 
 
 def _translate(
-    model: str,
+    models: list[str],
     source: tuple[str, str | None, str, Any],
     target: tuple[str, str, str],
     *,
@@ -130,7 +130,7 @@ def _translate(
     """Write the outputs of an encoder-decoder for each text.
 
     Args:
-        model: folder or name on the Hub.
+        models: folders or names on the Hub; several predict together.
         source: name of the input, the table field that is given, its default, and what a document is.
         target: name of the output, the table field that is added, and what the report says is done.
         n_best: as in `translate_lines`.
@@ -162,7 +162,7 @@ def _translate(
             check_prefix(prefix, options["banned_phrases"] or ())
         begin_work()
         with LineWriter(output_name) as writer:
-            translator = Translator.from_pretrained(model, **options)
+            translator = Translator.from_pretrained(models, **options)
             with progress_of_texts(texts, output_name) as bar:
                 report = translate_lines(
                     translator,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
+from vaswani.data.text_codec import Side, TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
@@ -18,6 +19,7 @@ from vaswani.inference.quantization import check_quantization, quantize
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.ctranslate2_folder import WEIGHTS, read_ctranslate2_folder
 from vaswani.inference.translate.engine import Engine
+from vaswani.inference.translate.ensembling import AVERAGES, Ensemble, check_averaging
 from vaswani.inference.translate.onnx_model import load_onnx
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.interop.to_ctranslate2 import check_engine
@@ -51,6 +53,64 @@ def load_engine(engine: str, name: str | Path, options: LoadOptions) -> Loaded:
     if engine not in ENGINES:
         raise UserError(f"engine={engine!r} is unknown; expected {', '.join(ENGINES)}")
     return ENGINES[engine](name, options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions:
+    """How several models predict together; see `Ensemble`."""
+
+    weights: Sequence[float] | None = None
+    average: str | None = None
+
+    def check(self, models: int, engine: str, options: LoadOptions) -> None:
+        """Raise a UserError unless so many models can be loaded with these options."""
+        if not models:
+            raise UserError("an ensemble needs models; give one or more")
+        if models == 1:
+            for name, value in {"ensemble_weights": self.weights, "ensemble_average": self.average}.items():
+                if value is not None:
+                    raise UserError(f"{name} is for several models, and there is one; leave it out")
+            return
+        if engine != "torch":
+            raise UserError(
+                f"{models} models form an ensemble, which engine={engine} has not; use engine=torch"
+            )
+        if options.revision is not None:
+            raise UserError(
+                f"revision={options.revision!r} is of one model, and there are {models}; leave it out, or "
+                "give folders"
+            )
+        check_averaging(models, self.weights, self.average or AVERAGES[0])
+
+
+def load_ensemble(names: Sequence[str | Path], options: LoadOptions, ensemble: EnsembleOptions) -> Loaded:
+    """Load several models as an `Ensemble`, with the tokenizers of the first.
+
+    Raises:
+        UserError: a model cannot be loaded, or the tokens of the models differ.
+    """
+    loaded = [_load_torch(name, options) for name in names]
+    first = loaded[0]
+    for name, other in zip(names[1:], loaded[1:], strict=True):
+        _check_same_tokens(names[0], first, name, other)
+    models = [cast(TorchEngine, engine).model for engine, _, _ in loaded]
+    average = ensemble.average or AVERAGES[0]
+    return TorchEngine(Ensemble(models, ensemble.weights, average)), *first[1:]
+
+
+def _check_same_tokens(name: str | Path, first: Loaded, other_name: str | Path, other: Loaded) -> None:
+    """Raise a UserError unless two models read and write the same tokens by the same numbers."""
+    sides: dict[Side, Any] = {"source": (first[1], other[1]), "target": (first[2], other[2])}
+    for side, tokenizers in sides.items():
+        of_first, of_other = (TextCodec(each, side).vocabulary() for each in tokenizers)
+        if of_first != of_other:
+            token = next(
+                each for each in {**of_first, **of_other} if of_first.get(each) != of_other.get(each)
+            )
+            raise UserError(
+                f"{name} and {other_name} have different {side} vocabularies, such as {token!r}: "
+                f"{of_first.get(token)} and {of_other.get(token)}; an ensemble needs the same tokens"
+            )
 
 
 def _load_torch(name: str | Path, options: LoadOptions) -> Loaded:

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import EncoderDecoderCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from vaswani.bounds import Bounds
 from vaswani.errors import UserError
 from vaswani.inference.decoding import Side, masking_inputs, position_limit
 
@@ -60,13 +61,25 @@ class Ensemble(PreTrainedModel, GenerationMixin):
 
     Args:
         models: with the same tokens and on one device; not copied, but put into evaluation mode.
+        weights: of the models, above 0; only their ratios count. None means equal ones.
+        average: "probabilities" is their weighted mean; "log_probabilities" is the weighted mean of the
+            logarithms, scaled so that probabilities sum to 1 (a weighted geometric mean).
 
     Raises:
-        UserError: there are no models, or their vocabularies or special tokens differ.
+        UserError: there are no models, their vocabularies or special tokens differ, there is not one weight
+            for each, or the average is unknown.
     """
 
-    def __init__(self, models: Sequence[PreTrainedModel]):
+    def __init__(
+        self,
+        models: Sequence[PreTrainedModel],
+        weights: Sequence[float] | None = None,
+        average: str = "probabilities",
+    ):
         _check_agreement(models)
+        check_averaging(len(models), weights, average)
+        self.weights = None if weights is None else [weight / sum(weights) for weight in weights]
+        self.average = average
         first = models[0]
         self.widths: list[int] = [model.config.hidden_size for model in models]
         fields: dict[str, Any] = {
@@ -96,7 +109,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = False,
         return_dict: bool = True,
     ) -> Seq2SeqLMOutput:
-        """Return the logarithm of the members' mean probability of each token as `logits`, float32 [B, T, V].
+        """Return the logarithm of the members' averaged probabilities as `logits`, float32 [B, T, V].
 
         Args:
             input_ids: int64 [B, S], unless `encoder_outputs` is given.
@@ -130,12 +143,23 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             )
             for member, state, cache in zip(self.members, states, caches, strict=True)
         ]
-        log_probs = (output.logits.float().log_softmax(-1) for output in outputs)
+        log_probs = [output.logits.float().log_softmax(-1) for output in outputs]
         new_cache: Any = EnsembleCache([output.past_key_values for output in outputs]) if use_cache else None
         return Seq2SeqLMOutput(
-            logits=reduce(torch.logaddexp, log_probs) - math.log(len(outputs)),
+            logits=self._averaged(log_probs),
             past_key_values=new_cache,
         )
+
+    def _averaged(self, log_probs: list[torch.Tensor]) -> torch.Tensor:
+        """Return the logarithms of the average of the members' probabilities, each [B, T, V]."""
+        if self.average == "probabilities":
+            if self.weights is None:
+                return reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
+            weighted = [each + math.log(weight) for each, weight in zip(log_probs, self.weights, strict=True)]
+            return reduce(torch.logaddexp, weighted)
+        weights = self.weights or [1 / len(log_probs)] * len(log_probs)
+        mean: Any = sum(weight * each for each, weight in zip(log_probs, weights, strict=True))
+        return mean.log_softmax(-1)
 
     def get_encoder(self, modality: str | None = None) -> EnsembleEncoder:
         """Return the encoders of all members as one."""
@@ -148,6 +172,21 @@ class Ensemble(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         """Return those of the first member, with a row for each target token."""
         return self.members[0].get_output_embeddings()
+
+
+AVERAGES = ("probabilities", "log_probabilities")
+
+
+def check_averaging(models: int, weights: Sequence[float] | None, average: str) -> None:
+    """Raise a UserError unless there is a weight above 0 for each model, and the average is known."""
+    if average not in AVERAGES:
+        raise UserError(f"ensemble_average={average!r} is unknown; expected {' or '.join(AVERAGES)}")
+    if weights is None:
+        return
+    for weight in weights:
+        Bounds(above=0).check("ensemble_weights", weight)
+    if len(weights) != models:
+        raise UserError(f"ensemble_weights has {len(weights)} weights, and there are {models} models")
 
 
 def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:

@@ -29,7 +29,13 @@ from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.required_phrases import Phrase, tokens_needed
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
-from vaswani.inference.translate.engines import EngineName, LoadOptions, load_engine
+from vaswani.inference.translate.engines import (
+    EngineName,
+    EnsembleOptions,
+    LoadOptions,
+    load_engine,
+    load_ensemble,
+)
 from vaswani.inference.translate.lengths import TargetLengths
 from vaswani.inference.translate.phrases import (
     Line,
@@ -178,9 +184,11 @@ class Translator:
     @classmethod
     def from_pretrained(
         cls,
-        name: str | Path,
+        name: str | Path | Sequence[str | Path],
         *,
         engine: EngineName = "torch",
+        ensemble_weights: Sequence[float] | None = None,
+        ensemble_average: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         quantization: str | None = None,
@@ -188,12 +196,15 @@ class Translator:
         allow_mismatch: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a model with its tokenizers.
+        """Load a model with its tokenizers, or several that predict together.
 
         Args:
             name: a folder, or a name on the Hub, of an encoder-decoder of transformers or vaswani; for other
-                engines than torch, of what `vaswani export` or the engine's own converter wrote.
+                engines than torch, of what `vaswani export` or the engine's own converter wrote. Of a list
+                the models form an `Ensemble` with the tokenizers of the first; they have the same tokens.
             engine: that searches.
+            ensemble_weights: of the models, above 0; None means equal ones.
+            ensemble_average: of their predictions, "probabilities" (the default) or "log_probabilities".
             device: None means a CUDA device if there is one, else the CPU.
             dtype: of the weights; None means as saved. CTranslate2 also has "int8" and other types.
             quantization: `"int8"` quantizes the weights after loading (see `vaswani.inference.quantization`);
@@ -203,8 +214,8 @@ class Translator:
             options: of the class.
 
         Raises:
-            UserError: an option is out of range; the model cannot be loaded (see `load_checkpoint`); or the
-                engine is unknown or not installed.
+            UserError: an option is out of range; a model cannot be loaded (see `load_checkpoint`); the
+                engine is unknown or not installed; or several models have other tokens.
         """
         # These raise before a model is loaded.
         _lengths_and_search(options, others=True)
@@ -216,7 +227,12 @@ class Translator:
             revision=revision,
             allow_mismatch=allow_mismatch,
         )
-        return cls(*load_engine(engine, name, load), **options)
+        names = [name] if isinstance(name, str | Path) else [*name]
+        ensemble = EnsembleOptions(weights=ensemble_weights, average=ensemble_average)
+        ensemble.check(len(names), engine, load)
+        if len(names) == 1:
+            return cls(*load_engine(engine, names[0], load), **options)
+        return cls(*load_ensemble(names, load, ensemble), **options)
 
     @property
     def model(self) -> Any:
