@@ -188,6 +188,13 @@ SamplingSeed = Annotated[
     int | None,
     number("--seed", help="Seed of sampling. Default: 0.", at_least=0, at_most=LARGEST_SEED),
 ]
+ReplaceUnknown = Annotated[
+    bool,
+    typer.Option(
+        "--replace_unknown",
+        help="Put the word of the source that it attends to most in the place of each unknown token.",
+    ),
+]
 BannedPhrases = Annotated[
     list[str] | None,
     typer.Option("--ban", metavar="TEXT", help="No output contains this text; may be given several times."),
@@ -315,6 +322,7 @@ def _translator_options(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: SamplingSeed = None,
+    replace_unknown: ReplaceUnknown = False,
     banned_phrases: BannedPhrases = None,
     required_phrases: RequiredPhrases = None,
     max_tokens_per_batch: MaxTokensPerBatch = 8192,

@@ -53,6 +53,7 @@ class SearchOptions:
         top_p: of sampling, see `Sampling`; None means 1, all tokens.
         seed: of sampling; None means 0.
         suppress_sequences: token ids that never follow each other in a translation.
+        attention_of: a token of which each `Output` gives the attention; None for none.
 
     Raises:
         UserError: an option is out of range, or one of sampling is given without `temperature`, or beams with
@@ -69,6 +70,7 @@ class SearchOptions:
     top_p: float | None = None
     seed: int | None = None
     suppress_sequences: tuple[tuple[int, ...], ...] = ()
+    attention_of: int | None = None
 
     def __post_init__(self) -> None:
         for name, bounds in BOUNDS.items():
@@ -138,12 +140,14 @@ class Output:
         complete: whether it ends with the end token, and not at the length limit.
         log_prob: the sum of the natural log-probabilities of the tokens; None without scores.
         coverage: what `SearchOptions.coverage_penalty` adds to its score.
+        attention: for each occurrence of `SearchOptions.attention_of`, the weights of the source's tokens.
     """
 
     token_ids: list[int]
     complete: bool
     log_prob: float | None = None
     coverage: float = 0.0
+    attention: tuple[tuple[float, ...], ...] = ()
 
     def score(self, length_penalty: Any) -> float | None:
         """`log_prob` / lp(Y) + `coverage`, lp as a `GNMTLengthPenalty` says; None without scores."""
@@ -186,9 +190,16 @@ class Engine(ABC):
                 raise self._lacks(f"{name}={value!r}")
 
     def check_texts(
-        self, *, prefix: str = "", required_phrases: Sequence[str] = (), banned_phrases: Sequence[str] = ()
+        self,
+        *,
+        prefix: str = "",
+        required_phrases: Sequence[str] = (),
+        banned_phrases: Sequence[str] = (),
+        replace_unknown: bool = False,
     ) -> None:
-        """Raise a UserError unless the engine supports the texts that outputs must, or must not, hold."""
+        """Raise a UserError unless the engine supports what is asked of the texts of outputs."""
+        if replace_unknown and "attention_of" not in self.supports:
+            raise self._lacks("replace_unknown")
         if prefix and "prefix" not in self.supports:
             raise self._lacks(f"prefix={prefix!r}")
         if required_phrases and "required" not in self.supports:

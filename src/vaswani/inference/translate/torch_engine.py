@@ -62,10 +62,12 @@ class TorchEngine(Engine):
         return self.model.generation_config
 
     def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
-        """See `Engine.check`; also that the model returns the weights that coverage needs."""
+        """See `Engine.check`; also that the model returns the weights of its attention where needed."""
         super().check(options, start_options)
         if options.coverage_penalty:
             check_returns_weights(self.model, f"coverage_penalty={options.coverage_penalty}")
+        if options.attention_of is not None:
+            check_returns_weights(self.model, "replace_unknown")
 
     @torch.inference_mode()
     def search(
@@ -120,24 +122,26 @@ class TorchEngine(Engine):
     def _outputs(self, found: _Found, options: SearchOptions, with_scores: bool) -> list[Output]:
         """Return the hypotheses of all sources."""
         count = len(found.sequences)
-        log_probs, coverages = [None] * count, [0.0] * count
+        log_probs, coverages, attention = [None] * count, [0.0] * count, [()] * count
         if with_scores:
             scores = sequence_log_probs(
                 self.model, **found.inputs, sequences=found.sequences, lengths=found.lengths
             )
             check_finite_scores(scores.isfinite().all(), self.model)
             log_probs = scores.tolist()
-        if options.coverage_penalty:
+        attends = options.attention_of is not None and bool((found.sequences == options.attention_of).any())
+        if options.coverage_penalty or attends:
             weights = cross_attention(self.model, **found.inputs, sequences=found.sequences)
             mask = found.inputs["attention_mask"]
             source_mask = mask.repeat_interleave(count // len(mask), dim=0)
-            coverages = (options.coverage_penalty * coverage(weights, found.lengths, source_mask)).tolist()
+            if options.coverage_penalty:
+                covered = coverage(weights, found.lengths, source_mask)
+                coverages = (options.coverage_penalty * covered).tolist()
+            attention = _attention_of(options.attention_of, found, weights, source_mask)
         tokens = found.sequences[:, 1:].tolist()
-        columns = (tokens, found.lengths.tolist(), found.complete.tolist(), log_probs, coverages)
-        return [
-            Output(row[:length], end, log_prob, covered)
-            for row, length, end, log_prob, covered in zip(*columns, strict=True)
-        ]
+        columns = (found.complete.tolist(), log_probs, coverages, attention)
+        rows = zip(tokens, found.lengths.tolist(), strict=True)
+        return [Output(row[:length], *rest) for (row, length), *rest in zip(rows, *columns, strict=True)]
 
     def _processors(
         self, demands: list[Demands], limits: list[int], prompt_length: int
@@ -187,6 +191,18 @@ class TorchEngine(Engine):
         is_end = torch.isin(tokens, end_token_ids) & within_limit  # [S·K, T]
         complete = is_end.any(dim=1)
         return torch.where(complete, is_end.int().argmax(dim=1) + 1, limits), complete
+
+
+def _attention_of(
+    token: int | None, found: _Found, weights: torch.Tensor, source_mask: torch.Tensor
+) -> list[Any]:
+    """Return the weights [S·K, T, L] of each occurrence of a token, without padding of the source."""
+    attention: list[Any] = []
+    for row, length in enumerate(found.lengths.tolist()):
+        places = (found.sequences[row, 1 : 1 + length] == (-1 if token is None else token)).nonzero()[:, 0]
+        kept = weights[row, places][:, source_mask[row] != 0]
+        attention.append(tuple(map(tuple, kept.tolist())))
+    return attention
 
 
 def _repeated(rows: Sequence[Any], times: int) -> Iterator[Any]:

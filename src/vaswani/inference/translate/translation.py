@@ -46,6 +46,7 @@ from vaswani.inference.translate.phrases import (
     written_by,
 )
 from vaswani.inference.translate.torch_engine import TorchEngine
+from vaswani.inference.translate.unknown_words import UnknownWords
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -117,6 +118,7 @@ class Translator:
         target_language: likewise.
         source_prefix: comes before each sentence, as T5's "translate English to German: ". None means the
             one that is saved with the tokenizer.
+        replace_unknown: put words of the source in the place of unknown tokens (see `UnknownWords`).
         banned_phrases: texts that no translation contains, not as a part of a word either.
         required_phrases: texts that every translation contains (see `RequiredPhrases`).
         options: of the lengths of translations (see `TargetLengths`) and of the search or sampling (see
@@ -139,6 +141,7 @@ class Translator:
         source_language: str | None = None,
         target_language: str | None = None,
         source_prefix: str | None = None,
+        replace_unknown: bool = False,
         banned_phrases: Sequence[str] | None = None,
         required_phrases: Sequence[str] | None = None,
         **options: Any,
@@ -172,9 +175,14 @@ class Translator:
             self.lengths.max_length, self.engine.target_positions or self.lengths.max_length
         )
         self.max_tokens_per_batch = max_tokens_per_batch
-        self.engine.check_texts(required_phrases=self.required_phrases, banned_phrases=self.banned_phrases)
+        self.engine.check_texts(
+            required_phrases=self.required_phrases,
+            banned_phrases=self.banned_phrases,
+            replace_unknown=replace_unknown,
+        )
         self._forced_tokens = self._count_forced_tokens()
         suppressed = banned_spellings(self._targets, self.banned_phrases)
+        self._unknown_words = self._checked_unknown_words() if replace_unknown else None
         sequences = dict.fromkeys((*self.options.suppress_sequences, *suppressed))
         self.options = replace(self.options, suppress_sequences=tuple(sequences))
         self._spellings: dict[str, Phrase] = {}
@@ -424,7 +432,24 @@ class Translator:
             with_scores=asked.with_scores,
         )
         texts = iter(self._targets.decode([output.token_ids for output in chain.from_iterable(found)]))
-        return [[_Written(next(texts), output) for output in outputs] for outputs in found]
+        return [
+            [_Written(self._completed(next(texts), output, row), output) for output in outputs]
+            for row, outputs in zip(rows, found, strict=True)
+        ]
+
+    def _completed(self, text: str, output: Output, row: _Row) -> str:
+        """Return a text with words of the source for unknown ones, if there are any to replace."""
+        if self._unknown_words is None or not output.attention:
+            return text
+        return self._unknown_words.text(output.token_ids, output.attention, row.line.sentence, row.token_ids)
+
+    def _checked_unknown_words(self) -> UnknownWords:
+        """Ask the engine for the attention of unknown tokens; raise a UserError if there is no such token."""
+        unknown = self._targets.unknown_id()
+        if unknown is None:
+            raise UserError("replace_unknown: the target tokenizer has no unknown token; leave it out")
+        self.options = replace(self.options, attention_of=unknown)
+        return UnknownWords(self._sources, self._targets)
 
     def _translation(self, row: _Row, found: list[_Written], asked: _Asked) -> Translation:
         """Return the translation of a line; search again while a hypothesis has a banned phrase."""

@@ -1,0 +1,198 @@
+"""Unknown tokens are replaced by the words of the source that they attend to."""
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from library_translators import save_translator
+from toy_translation import SHAPE, WORDS, save_toy_checkpoint, toy_model, toy_tokenizer
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.cli import run
+from vaswani.data.text_codec import TextCodec
+from vaswani.errors import UserError
+from vaswani.inference.translate.cross_attention import cross_attention
+from vaswani.inference.translate.torch_engine import TorchEngine
+from vaswani.inference.translate.translation import Translator
+from vaswani.inference.translate.unknown_words import UnknownWords
+
+KNOWN, DIGITS = WORDS[:6], [str(digit) for digit in range(6)]
+UNKNOWN = 3
+
+
+@cache
+def word_tokenizer() -> PreTrainedTokenizerBase:
+    """Whole words; others are unknown."""
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", *KNOWN, *DIGITS]
+    words = Tokenizer(
+        models.WordLevel({token: number for number, token in enumerate(tokens)}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, **special)
+
+
+def word_model(kind: str) -> Any:
+    """A model that translates known words, and unknown ones as unknown."""
+    return _models()[kind]
+
+
+@cache
+def _models() -> dict[str, Any]:
+    torch.manual_seed(0)
+    size = len(word_tokenizer())
+    shape = {**SHAPE, "dropout": 0.0}
+    tokens = {"pad_token_id": 0, "eos_token_id": 2}
+    marian = MarianConfig(
+        **shape,
+        **tokens,
+        vocab_size=size,
+        init_std=0.1,
+        max_position_embeddings=64,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+    )
+    made: dict[str, Any] = {
+        "vaswani": VaswaniForConditionalGeneration(VaswaniConfig(**shape, vocab_size=size)),
+        "marian": MarianMTModel(marian),
+    }
+    return {kind: _trained(model) for kind, model in made.items()}
+
+
+def _trained(model: Any) -> Any:
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    generator = random.Random(0)
+    for _ in range(250):
+        rows = [generator.choices(range(8), k=generator.randint(1, 5)) for _ in range(32)]
+        sources = [" ".join([*KNOWN, "x", "y"][place] for place in row) for row in rows]
+        targets = [" ".join([*DIGITS, "x", "y"][place] for place in row) for row in rows]
+        batch, labels = (
+            word_tokenizer()(texts, padding=True, return_tensors="pt") for texts in (sources, targets)
+        )
+        wanted = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
+        given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        model(**given, labels=wanted).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+BOTH = pytest.mark.parametrize("kind", ["vaswani", "marian"])
+SENTENCES = ["one Ada two", "Bob", "zero one", "three  four\tGrace", "Eve two Alan"]
+
+
+@BOTH
+@pytest.mark.parametrize("search", [{"num_beams": 1}, {"num_beams": 3}, {"temperature": 0.1}], ids=str)
+def test_words_that_are_attended_to_are_copied(kind: str, search: dict[str, Any]) -> None:
+    plain = Translator(word_model(kind), word_tokenizer(), **search)
+    copying = Translator(word_model(kind), word_tokenizer(), replace_unknown=True, **search)
+    assert plain(["zero one"]) == copying(["zero one"])
+    texts = copying(SENTENCES)
+    assert texts != plain(SENTENCES)
+    for sentence, text, without in zip(SENTENCES, texts, plain(SENTENCES), strict=True):
+        copied = [word for word in text.split() if word not in DIGITS]
+        assert set(copied) <= set(sentence.split())
+        assert [word for word in text.split() if word in DIGITS] == without.split()
+    assert texts[1].split()[0] == "Bob"
+    alone = [copying.translate([sentence], n_best=1) for sentence in SENTENCES]
+    if "num_beams" in search:
+        assert [next(each).text for each in alone] == texts
+
+
+@BOTH
+def test_the_word_with_most_attention_is_the_one(kind: str) -> None:
+    translator = Translator(word_model(kind), word_tokenizer(), num_beams=1, replace_unknown=True)
+    right = 0
+    for sentence in ("one Ada two", "Bob zero five", "three four Grace", "zero Eve"):
+        ids = TextCodec(word_tokenizer()).token_ids([sentence])[0]
+        ((best,),) = translator.engine.search([ids], [12], translator.options, start_options={})
+        assert best.token_ids.count(UNKNOWN) == len(best.attention)
+        start = translator.model.generation_config.decoder_start_token_id
+        given = torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.long)
+        weights = cross_attention(translator.model, *given, torch.tensor([[start, *best.token_ids]]))[0]
+        place = best.token_ids.index(UNKNOWN)
+        assert best.attention[0] == pytest.approx(weights[place].tolist(), abs=1e-5)
+        word = sentence.split()[int(weights[place, :-1].argmax())]  # without the end token
+        (text,) = translator([sentence])
+        assert word in text.split()
+        right += word[0].isupper()
+    assert right >= 3
+
+
+def test_a_word_of_several_tokens_and_a_source_that_is_cut_off() -> None:
+    sources, targets = TextCodec(toy_tokenizer()), TextCodec(word_tokenizer(), "target")
+    words = UnknownWords(sources, targets)
+    sentence = " one  Lovelace two"
+    ids = sources.token_ids([sentence])[0]
+    found = {sentence[place]: tokens for tokens, place in words._words(sentence, ids).items()}
+    assert list(found) == ["one", "Lovelace", "two"]
+    assert len(found["Lovelace"]) > 3
+    assert [*found["one"], *found["Lovelace"], *found["two"]] == list(range(found["one"].start, len(ids) - 1))
+    weights = [1.0 if place in found["Lovelace"] else 0.9 for place in range(len(ids))]
+    assert (
+        words.text([5 + len(KNOWN), UNKNOWN, UNKNOWN, 2], [weights, weights], sentence, ids) == "1 Lovelace"
+    )
+    cut = sources.frame().cut(ids, found["Lovelace"].start + 2)
+    assert words.text([UNKNOWN, 2], [[1.0] * len(cut)], sentence, cut) in ("one", "Lovelace", "two")
+
+
+def test_all_at_once_for_a_model_of_the_library_with_its_tokenizer(tmp_path: Path) -> None:
+    folder = save_translator("marian", tmp_path / "marian")
+    plain = Translator.from_pretrained(folder, num_beams=2, max_length=3)
+    unknown = plain.target_tokenizer.unk_token_id
+    translator = Translator(
+        plain.model,
+        plain.source_tokenizer,
+        plain.target_tokenizer,
+        num_beams=2,
+        max_length=3,
+        replace_unknown=True,
+    )
+    with torch.no_grad():
+        plain.model.final_logits_bias[0, unknown] = 50.0
+    sentences = ["the big cat", "the small hen sees nine dogs"]
+    assert plain(sentences) == ["", ""]
+    for sentence, text in zip(sentences, translator(sentences), strict=True):
+        assert text
+        assert set(text.split()) <= set(sentence.split())
+
+
+def test_a_tokenizer_without_an_unknown_token_and_an_engine_without_attention() -> None:
+    with pytest.raises(
+        UserError, match="replace_unknown: the target tokenizer has no unknown token; leave it"
+    ):
+        Translator(toy_model(), toy_tokenizer(), replace_unknown=True)
+
+    class Lacking(TorchEngine):
+        name = "lacking"
+        supports = TorchEngine.supports - {"attention_of"}
+
+    with pytest.raises(UserError, match="replace_unknown is not supported by engine=lacking; leave it out"):
+        Translator(Lacking(toy_model()), word_tokenizer(), replace_unknown=True)
+
+
+def test_the_command_replaces_unknown_words(tmp_path: Path, capfd) -> None:
+    word_model("vaswani").save_pretrained(tmp_path / "model")
+    word_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "in.txt").write_text("one Ada two\n")
+    command = ["translate", "--model", str(tmp_path / "model"), "--input", str(tmp_path / "in.txt")]
+    lines = []
+    for flags in ([], ["--replace_unknown"]):
+        assert run([*command, *flags]) == 0
+        lines.append(capfd.readouterr().out)
+    assert lines[0] != lines[1]
+    assert set(lines[1].split()) - set(DIGITS) <= {"one", "Ada", "two"}
+    save_toy_checkpoint(tmp_path / "toy")
+    assert run(["translate", "--model", str(tmp_path / "toy"), "--replace_unknown"]) == 2
+    assert "the target tokenizer has no unknown token" in capfd.readouterr().err
