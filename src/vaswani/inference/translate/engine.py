@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -209,6 +209,23 @@ class Engine(ABC):
 
     def _lacks(self, what: str) -> UserError:
         return UserError(f"{what} is not supported by engine={self.name}; leave it out, or use engine=torch")
+
+    def stream(
+        self,
+        source: list[int],
+        limit: int,
+        options: SearchOptions,
+        *,
+        start_options: dict[str, int],
+        demands: Demands,
+    ) -> Iterator[int]:
+        """Yield the tokens of greedy search, or of one sample, as they are found; see `search`.
+
+        Raises:
+            UserError: the engine finds them all at once.
+            RunError: the model's scores are NaN or infinite.
+        """
+        raise self._lacks("stream")
 
     @abstractmethod
     def search(

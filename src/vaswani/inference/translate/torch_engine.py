@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
 from vaswani.inference.forced_prefixes import ForcedPrefixes
@@ -22,6 +28,7 @@ from vaswani.inference.translate.cross_attention import check_returns_weights, c
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
+from vaswani.inference.translate.token_stream import TokenStream
 
 
 @dataclass(frozen=True)
@@ -89,26 +96,10 @@ class TorchEngine(Engine):
         chooses = ranks or any(demand.prefix for demand in demands)  # from all that was found
         returned = options.num_beams if chooses else n_best // copies  # of each row
         inputs, most = self._inputs(sources), torch.tensor(limits, device=self.model.device)
-        finite = FiniteScores(options.num_beams)
-        forced = start_options.get("forced_bos_token_id", self.generation_config.forced_bos_token_id)
-        prompt_length = 1 if forced is None else 2
-        processors = [finite, *self._processors(demands, limits, prompt_length)]
-        if options.sampling is not None:
-            processors.append(SeededSampling(_seeds(options, demands, copies), max(limits), options.sampling))
-        sequences = self.model.generate(  # [S·K, 1 + T], with the decoder's start token
-            **inputs,
-            num_return_sequences=returned,
-            do_sample=False,
-            use_cache=True,  # training may have disabled it in the configuration
-            max_new_tokens=None,
-            max_length=1 + max(limits),
-            forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
-            stopping_criteria=StoppingCriteriaList([LengthLimits(most)]),
-            logits_processor=LogitsProcessorList(processors),
-            **start_options,
-            **self._options_of_generate(options),
+        prompt_length = self._prompt_length(start_options)
+        sequences = self._generate(
+            inputs, limits, options, start_options, demands, samples=copies, num_return_sequences=returned
         )
-        finite.check(self.model)
         lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(returned))
         found = _Found(inputs, sequences, lengths, complete)
         outputs = self._outputs(found, options, with_scores or ranks)
@@ -118,6 +109,74 @@ class TorchEngine(Engine):
             _best(group, demand, options, prompt_length)[:n_best]
             for group, demand in zip(groups, demands[::copies], strict=True)
         ]
+
+    def stream(
+        self,
+        source: list[int],
+        limit: int,
+        options: SearchOptions,
+        *,
+        start_options: dict[str, int],
+        demands: Demands,
+    ) -> Iterator[int]:
+        """See `Engine.stream`."""
+        stream = TokenStream()
+        inputs = self._inputs([source])
+
+        @torch.inference_mode()  # which is of a thread
+        def search() -> None:
+            self._generate(inputs, [limit], options, start_options, [demands], stream=stream)
+
+        given = self.generation_config.eos_token_id
+        ends = given if isinstance(given, list) else [given]
+        is_open = True
+        for place, token in enumerate(
+            stream.tokens_of(search), start=1
+        ):  # to its end, which checks the scores
+            if is_open:
+                yield token
+            is_open = is_open and place < limit and token not in ends
+
+    def _generate(
+        self,
+        inputs: dict[str, torch.Tensor],
+        limits: list[int],
+        options: SearchOptions,
+        start_options: dict[str, int],
+        demands: list[Demands],
+        samples: int = 1,
+        num_return_sequences: int = 1,
+        stream: TokenStream | None = None,
+    ) -> torch.Tensor:
+        """Return hypotheses with the decoder's start token, int64 [S·K, 1 + T]; check the scores."""
+        finite = FiniteScores(options.num_beams)
+        processors = [finite, *self._processors(demands, limits, self._prompt_length(start_options))]
+        if options.sampling is not None:
+            seeds = _seeds(options, demands, samples)
+            processors.append(SeededSampling(seeds, max(limits), options.sampling))
+        criteria: list[StoppingCriteria] = [LengthLimits(torch.tensor(limits, device=self.model.device))]
+        given = {} if stream is None else {"streamer": stream}
+        sequences = self.model.generate(
+            **inputs,
+            num_return_sequences=num_return_sequences,
+            do_sample=False,
+            use_cache=True,  # training may have disabled it in the configuration
+            max_new_tokens=None,
+            max_length=1 + max(limits),
+            forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
+            stopping_criteria=StoppingCriteriaList([*criteria, *given.values()]),
+            logits_processor=LogitsProcessorList(processors),
+            **given,
+            **start_options,
+            **self._options_of_generate(options),
+        )
+        finite.check(self.model)
+        return sequences
+
+    def _prompt_length(self, start_options: dict[str, int]) -> int:
+        """Return how many tokens come before the first that a search chooses."""
+        of_model = self.generation_config.forced_bos_token_id
+        return 1 if start_options.get("forced_bos_token_id", of_model) is None else 2
 
     def _outputs(self, found: _Found, options: SearchOptions, with_scores: bool) -> list[Output]:
         """Return the hypotheses of all sources."""

@@ -25,7 +25,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
-from vaswani.errors import UserError, check_positive
+from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.required_phrases import Phrase, tokens_needed
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
@@ -297,6 +297,70 @@ class Translator:
         asked = _Asked(n_best, with_scores, progress or (lambda count: None))
         lines = _lines(sentences, prefixes, required)
         return chain.from_iterable(self._translate_buffers(buffers(lines, buffer_size), asked))
+
+    def stream(self, sentence: str, *, prefix: str = "", required: Sequence[str] = ()) -> Iterator[str]:
+        """Yield pieces of the translation of a sentence as they are found; together they are the translation.
+
+            for piece in translator.stream("mercredi 27 janvier 1999"):
+                print(piece, end="", flush=True)
+
+        Args:
+            sentence: an empty one gives no pieces.
+            prefix: the translation begins with it.
+            required: phrases that it contains, beside `required_phrases`.
+
+        Raises:
+            UserError: the search has beams, or options that need the whole translation; the engine finds it
+                at once; or the sentence cannot be translated, for example because it is too long.
+            RunError: during iteration, if the scores are NaN or infinite.
+        """
+        self._check_stream()
+        self.engine.check_texts(prefix=prefix, required_phrases=required)
+        line = Line(sentence, prefix, tuple(required))
+        token_ids = self._encode([line], [0])
+        if not token_ids:
+            return iter(())
+        self._cut_off(token_ids)
+        row = _Row(line, token_ids[0], self._demands(line, token_ids[0], 0))
+        tokens = self.engine.stream(
+            row.token_ids,
+            self._limit(len(row.token_ids)),
+            self.options,
+            start_options=self.start_options,
+            demands=row.demands,
+        )
+        return self._pieces(tokens)
+
+    def _check_stream(self) -> None:
+        """Raise a UserError unless a translation is found from left to right."""
+        if self.options.num_beams > 1:
+            raise UserError(
+                f"stream follows one hypothesis, and num_beams={self.options.num_beams}; give num_beams=1, "
+                "or a temperature"
+            )
+        whole = {"banned_phrases": self.banned_phrases, "replace_unknown": self._unknown_words}
+        for name, value in whole.items():
+            if value:
+                raise UserError(
+                    f"{name} needs the whole translation, which stream does not have; leave it out"
+                )
+
+    def _pieces(self, tokens: Iterator[int]) -> Iterator[str]:
+        """Yield the words of tokens as soon as they are complete; a later token may still change the last."""
+        found: list[int] = []
+        written = ""
+        for token in tokens:
+            found.append(token)
+            (text,) = self._targets.decode([found])
+            complete = text[: text.rfind(" ") + 1]
+            if complete.startswith(written) and complete != written:
+                yield complete[len(written) :]
+                written = complete
+        (text,) = self._targets.decode([found])
+        if not text.startswith(written):
+            raise RunError(f"the tokenizer has changed the text {written!r}, which is given, to {text!r}")
+        if text != written:
+            yield text[len(written) :]
 
     def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
         """Return the tokens of a text that translations can begin with, or raise a UserError."""

@@ -1,0 +1,63 @@
+"""The tokens of a running `generate`, one by one, in the thread that asks for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import Queue
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+
+class TokenStream(BaseStreamer, StoppingCriteria):
+    """Runs a search in a thread of its own and yields its tokens.
+
+        stream = TokenStream()
+        for token in stream.tokens_of(lambda: model.generate(input_ids, streamer=stream, num_beams=1)):
+            print(token)
+
+    It is a streamer of `generate`, for one row, and also a stopping criterion that ends a search whose tokens
+    nobody asks for any more.
+    """
+
+    def __init__(self) -> None:
+        self._queue: Queue[int | BaseException | None] = Queue()
+        self._is_abandoned = threading.Event()
+        self._has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the tokens of a step; the first are the prompt."""
+        if self._has_prompt:
+            self._queue.put(int(value.flatten()[0]))
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """The search tells its end by returning."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        """Whether to stop: bool [rows]."""
+        return torch.full((len(input_ids),), self._is_abandoned.is_set(), device=input_ids.device)  # type: ignore[return-value]
+
+    def tokens_of(self, search: Callable[[], object]) -> Iterator[int]:
+        """Yield the tokens of a search, and raise what it raises."""
+        thread = threading.Thread(target=self._run, args=(search,), daemon=True)
+        thread.start()
+        try:
+            while (token := self._queue.get()) is not None:
+                if isinstance(token, BaseException):
+                    raise token
+                yield token
+        finally:
+            self._is_abandoned.set()
+            thread.join()
+
+    def _run(self, search: Callable[[], object]) -> None:
+        try:
+            search()
+        except BaseException as error:  # which the other thread raises
+            self._queue.put(error)
+        finally:
+            self._queue.put(None)
