@@ -57,6 +57,15 @@ def test_files_and_n_best_lists(run_example: RunExample, first_example: tuple[Pa
     assert lines[-4] == "'' []"
 
 
+def test_a_server_translates_with_ctranslate2(
+    run_example: RunExample, first_example: tuple[Path, list[str]]
+) -> None:
+    pytest.importorskip("ctranslate2")
+    lines = run_example("08_serve_with_ctranslate2.py", first_example[0])
+    assert "27. Januar 1999  ->  1999-01-27" in lines
+    assert lines[-1] == "the same as with PyTorch"
+
+
 def test_a_library_model_becomes_sparse_and_stays_so(run_example: RunExample, tmp_path: Path) -> None:
     times, loaded = run_example("04_long_documents.py", tmp_path)
     assert times.startswith("4,096 tokens: ")
