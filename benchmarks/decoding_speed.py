@@ -1,13 +1,18 @@
-"""Decoding speed: our `generate` beside MarianMT's, with the same weights, sentences and outputs.
+r"""Decoding speed: our `generate` beside MarianMT's and engines, with the same weights and sentences.
 
     python benchmarks/decoding_speed.py [--model DIR] [--data FILE|FOLDER] [--quick] [--json]
+    python benchmarks/decoding_speed.py --shape small base deep --train-steps 0 --source-tokens 20 200 \
+        --batch-sizes 1 32 128 --beams 1 4 --threads 1 2 --sentences 128
 
 Without `--model`, a model is first trained on the corpus for two minutes. Such a model does not know yet
-where to end, so each of its outputs is made to end where the reference does: the work is a finished model's.
+where to end, so it never does, and each output has as many tokens as the longest reference of its batch, or
+as the sources of `--source-tokens`. With `--model` a finished model ends its outputs by itself.
 
-Both sides call transformers' `generate` with the same arguments and take turns: each batch is decoded by
-one, then by the other. The ratio is that of the medians of their times for all sentences, which is a ratio of
-tokens per second, for the tokens are the same: they are compared one by one.
+Engines run what `vaswani export` writes: CTranslate2 with `CTranslate2Engine` in float32 and in int8, and by
+hand, with a call of its `translate_batch` and its own length penalty; ONNX Runtime with `generate`.
+
+All sides take turns: each batch is decoded by one after the other. A ratio is that of the medians of their
+times for all sentences. Outputs are compared one by one with ours.
 """
 
 import argparse
@@ -16,121 +21,224 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 
 import side_by_side
 from vaswani import VaswaniForConditionalGeneration
-from vaswani.data.tokenization import load_tokenizers
-from vaswani.inference.decoding import EXTRA_LENGTH, LengthLimits
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.inference.decoding import EXTRA_LENGTH
+from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
+from vaswani.inference.translate.ctranslate2_folder import read_ctranslate2_folder
+from vaswani.inference.translate.engine import SearchOptions
+from vaswani.inference.translate.onnx_model import load_onnx
+from vaswani.interop.to_ctranslate2 import export_to_ctranslate2
+from vaswani.interop.to_onnx import export_to_onnx
+
+MARIAN, OURS, CTRANSLATE2, INT8, BY_HAND, ONNX = SIDES = (
+    *("MarianMT", "vaswani", "CTranslate2", "CTranslate2 int8", "CTranslate2 by hand", "ONNX Runtime"),
+)
+ENGINES = {"ctranslate2": (CTRANSLATE2, INT8, BY_HAND), "onnx": (ONNX,)}
+ALPHA = 0.6  # of the length penalty
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: how to decode, and on how many threads."""
+    """One row of the table: how to decode what, and on how many threads."""
 
     num_beams: int
     batch_size: int
     sentences: int
     threads: int
+    source_tokens: int | None = None
 
     def __str__(self) -> str:
         search = f"beam {self.num_beams}" if self.num_beams > 1 else "greedy"
-        return f"{search}, batch {self.batch_size}, {self.threads} thread{'s' * (self.threads > 1)}"
+        sources = "" if self.source_tokens is None else f", {self.source_tokens} tokens"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"{search}, batch {self.batch_size}{sources}, {threads}"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sources [rows, length], their mask, and the outputs' lengths [rows] unless the model decides."""
+    """Sources, and the number of tokens of each output unless the model decides."""
 
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    lengths: torch.Tensor | None
+    sources: list[list[int]]
+    length: int | None
+
+    @property
+    def most(self) -> int:
+        """The most tokens of an output."""
+        return self.length or max(map(len, self.sources)) + EXTRA_LENGTH
+
+
+# Decodes a batch with a number of beams to the tokens of each output, its end token included.
+Decode = Callable[[Batch, int], list[list[int]]]
 
 
 @dataclass
 class Comparison:
-    """Tokens per second of both sides, and how many outputs are the same."""
+    """Seconds that each side takes, how many of its outputs are ours, and the tokens of all outputs."""
 
-    ours: float
-    marian: float
+    seconds: dict[str, float]
+    same: dict[str, int]
     tokens: int
-    identical: int
     sentences: int
 
-    @property
-    def ratio(self) -> float:
-        """How many times faster ours is."""
-        return self.ours / self.marian
+    def speed(self, side: str) -> float:
+        """Tokens per second, of our outputs."""
+        return self.tokens / self.seconds[side]
+
+    def ratio(self, side: str, other: str) -> float:
+        """How many times faster the one side is than the other."""
+        return self.seconds[other] / self.seconds[side]
 
 
-def compare(
-    ours: Any, marian: Any, sentences: Dataset, setting: Setting, rounds: int, reference_lengths: bool
-) -> Comparison:
-    """Decode all sentences `rounds` times with both, after a round of warm-up, taking turns at each batch."""
-    torch.set_num_threads(setting.threads)
-    rows = sentences.select(range(setting.sentences))
-    batches = list(make_batches(rows, setting.batch_size, ours.config.pad_token_id, reference_lengths))
-    seconds: dict[str, list[float]] = {"ours": [], "marian": []}
+def compare(sides: dict[str, Decode], batches: list[Batch], num_beams: int, rounds: int) -> Comparison:
+    """Decode all sentences `rounds` times, after a round of warm-up, taking turns at each batch."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds + 1):
-        outputs: dict[str, list[list[int]]] = {"ours": [], "marian": []}
-        spent = dict.fromkeys(outputs, 0.0)
+        outputs: dict[str, list[list[int]]] = {name: [] for name in sides}
+        spent = dict.fromkeys(sides, 0.0)
         for batch in batches:
-            for name, model in (("ours", ours), ("marian", marian)):
+            for name, decode in sides.items():
                 start = time.perf_counter()
-                generated = generate(model, batch, setting.num_beams)
+                outputs[name] += decode(batch, num_beams)
                 spent[name] += time.perf_counter() - start
-                outputs[name] += without_padding(generated, batch.lengths, ours.config.eos_token_id)
             print(".", end="", file=sys.stderr, flush=True)
-        for name in seconds:
+        for name in sides:
             seconds[name].append(spent[name])
-    ours_seconds, marian_seconds = (statistics.median(times[1:]) for times in seconds.values())
-    same = sum(a == b for a, b in zip(outputs["ours"], outputs["marian"], strict=True))
-    tokens = sum(map(len, outputs["marian"]))
-    return Comparison(tokens / ours_seconds, tokens / marian_seconds, tokens, same, len(outputs["ours"]))
+    return Comparison(
+        {name: statistics.median(times[1:]) for name, times in seconds.items()},
+        {name: sum(a == b for a, b in zip(outputs[OURS], outputs[name], strict=True)) for name in sides},
+        sum(map(len, outputs[OURS])),
+        len(outputs[OURS]),
+    )
 
 
-def generate(model: Any, batch: Batch, num_beams: int) -> torch.Tensor:
-    """Token ids [rows, length], without the start token."""
-    options: dict[str, Any] = {"num_beams": num_beams, "do_sample": False}
-    if num_beams > 1:
-        options["length_penalty"] = 0.6
-    if batch.lengths is not None:
-        options["max_length"] = 1 + int(batch.lengths.max())
-        options["stopping_criteria"] = StoppingCriteriaList([LengthLimits(batch.lengths)])
-        options["suppress_tokens"] = [model.config.eos_token_id, model.config.pad_token_id]
-    else:
-        options["max_length"] = 1 + batch.input_ids.shape[1] + EXTRA_LENGTH
-    generated = model.generate(batch.input_ids, attention_mask=batch.attention_mask, **options)
-    return generated[:, 1:]
+# ------------------------------------------------------------------------------------------------- the sides
 
 
-def make_batches(
-    sentences: Dataset, size: int, pad_token_id: int, reference_lengths: bool
-) -> Iterator[Batch]:
-    """Batches of sentences in the order of the corpus."""
-    for rows in sentences.iter(size):
-        sources = [torch.tensor(source) for source in rows["input_ids"]]
-        input_ids = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=pad_token_id)
-        lengths = torch.tensor([len(reference) for reference in rows["labels"]])
-        attention_mask = (input_ids != pad_token_id).long()
-        yield Batch(input_ids, attention_mask, lengths if reference_lengths else None)
+def by_generate(model: Any) -> Decode:
+    """Decode by transformers' `generate`."""
+
+    def decode(batch: Batch, num_beams: int) -> list[list[int]]:
+        rows = [torch.tensor(source) for source in batch.sources]
+        inputs = torch.nn.utils.rnn.pad_sequence(rows, True, model.config.pad_token_id)
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], True)
+        options: dict[str, Any] = {"num_beams": num_beams, "do_sample": False, "max_length": 1 + batch.most}
+        if num_beams > 1:
+            options["length_penalty"] = ALPHA
+        found = model.generate(inputs, attention_mask=mask, **options)[:, 1:].tolist()
+        return [without_padding(row, model.config.eos_token_id) for row in found]
+
+    return decode
 
 
-def without_padding(
-    generated: torch.Tensor, lengths: torch.Tensor | None, end_token_id: int
-) -> list[list[int]]:
-    """The tokens of each row, its end-of-sequence token included."""
-    rows = generated.tolist()
-    if lengths is not None:
-        return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
-    return [row[: row.index(end_token_id) + 1] if end_token_id in row else row for row in rows]
+def without_padding(row: list[int], end_token_id: int) -> list[int]:
+    """The tokens of a row, its end token included."""
+    return row[: row.index(end_token_id) + 1] if end_token_id in row else row
+
+
+def by_engine(engine: CTranslate2Engine) -> Decode:
+    """Decode by an engine, with one limit for all as the others."""
+
+    def decode(batch: Batch, num_beams: int) -> list[list[int]]:
+        options = SearchOptions(num_beams=num_beams, length_penalty=ALPHA)
+        limits = [batch.most] * len(batch.sources)
+        found = engine.search(batch.sources, limits, options, start_options={})
+        return [outputs[0].token_ids for outputs in found]
+
+    return decode
+
+
+def by_hand(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """Decode by CTranslate2 as its documents show."""
+    import ctranslate2
+
+    translator = ctranslate2.Translator(str(folder), intra_threads=torch.get_num_threads())
+
+    def decode(batch: Batch, num_beams: int) -> list[list[int]]:
+        found = translator.translate_batch(
+            [tokenizer.convert_ids_to_tokens(source) for source in batch.sources],
+            beam_size=num_beams,
+            length_penalty=ALPHA,
+            max_decoding_length=batch.most,
+            max_input_length=0,
+            return_end_token=True,
+        )
+        return [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in found]
+
+    return decode
+
+
+def make_sides(
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    engines: list[str],
+) -> dict[str, Decode]:
+    """All sides, with as many threads as torch has now."""
+    sides = {MARIAN: by_generate(side_by_side.marian_twin(model)), OURS: by_generate(model)}
+    if "ctranslate2" in engines:
+        read = read_ctranslate2_folder(folder / "ctranslate2")
+        sides[CTRANSLATE2] = by_engine(CTranslate2Engine(read, "cpu"))
+        sides[INT8] = by_engine(CTranslate2Engine(read, "cpu", "int8"))
+        sides[BY_HAND] = by_hand(read.path, tokenizer)
+    if "onnx" in engines:
+        sides[ONNX] = by_generate(load_onnx(folder / "onnx"))
+    return sides
+
+
+def export(
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    engines: list[str],
+) -> None:
+    """Write what the engines run."""
+    for engine in engines:
+        place = folder / engine
+        place.mkdir()
+        if engine == "onnx":
+            export_to_onnx(model, place)
+        else:
+            export_to_ctranslate2(model, (tokenizer, tokenizer), place)
+        save_tokenizers(tokenizer, tokenizer, place)
+        model.generation_config.save_pretrained(place)
+
+
+# ------------------------------------------------------------------------------------- the work and the model
+
+
+def make_batches(sentences: Dataset, setting: Setting, reference_lengths: bool) -> Iterator[Batch]:
+    """Batches of sentences in the order of the corpus, or of sources of one length that it is cut into."""
+    if setting.source_tokens is not None:
+        sources = of_length(sentences, setting.source_tokens, setting.sentences)
+        for start in range(0, len(sources), setting.batch_size):
+            length = setting.source_tokens if reference_lengths else None
+            yield Batch(sources[start : start + setting.batch_size], length)
+        return
+    for rows in sentences.select(range(setting.sentences)).iter(setting.batch_size):
+        yield Batch(rows["input_ids"], max(map(len, rows["labels"])) if reference_lengths else None)
+
+
+def of_length(sentences: Dataset, length: int, count: int) -> list[list[int]]:
+    """Sources of so many tokens, the end token included, of the tokens of the corpus."""
+    end = sentences[0]["input_ids"][-1]
+    tokens: list[int] = []
+    while len(tokens) < count * (length - 1):
+        tokens += [token for row in sentences["input_ids"] for token in row[:-1]]
+    return [
+        [*tokens[start : start + length - 1], end] for start in range(0, count * (length - 1), length - 1)
+    ]
 
 
 def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> VaswaniForConditionalGeneration:
@@ -138,7 +246,7 @@ def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> Vaswa
     with tempfile.TemporaryDirectory() as folder:
         arguments = {
             "output_dir": folder,
-            "max_steps": steps,
+            "max_steps": max(1, steps),
             "warmup_steps": steps // 2,
             "learning_rate": 0.02 * side_by_side.SHAPES[shape]["d_model"] ** -0.5,
             "max_tokens_per_batch": 1024,
@@ -149,8 +257,21 @@ def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> Vaswa
         }
         trainer = side_by_side.our_trainer(shape, corpus.tokenizer, corpus.train, arguments)
         trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        if steps:
+            trainer.train()
     return trainer.model
+
+
+def never_ending(model: VaswaniForConditionalGeneration) -> VaswaniForConditionalGeneration:
+    """The model with a bias by which no output ends, nor has padding."""
+    endless = VaswaniForConditionalGeneration(
+        type(model.config)(**{**model.config.to_dict(), "lm_head_bias": True})
+    )
+    endless.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        endless.lm_head.bias.zero_()
+        endless.lm_head.bias[[model.config.eos_token_id, model.config.pad_token_id]] = -1e4
+    return endless
 
 
 def load(directory: str) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
@@ -167,25 +288,42 @@ def load(directory: str) -> tuple[VaswaniForConditionalGeneration, PreTrainedTok
     return model, load_tokenizers(directory)[0]
 
 
-def settings(threads: list[int], sentences: int) -> list[Setting]:
-    """The rows of the table."""
+# ----------------------------------------------------------------------------------------------- the command
+
+
+def settings(args: argparse.Namespace, threads: int) -> list[Setting]:
+    """The rows of the table for a number of threads."""
+    usual = [(4, 32), (1, 32), (1, 1)]
+    if args.beams or args.batch_sizes:
+        usual = [(beams, size) for beams in args.beams or [4] for size in args.batch_sizes or [32]]
     return [
-        Setting(num_beams, batch_size, min(sentences, limit), count)
-        for count in threads
-        for num_beams, batch_size, limit in ((4, 32, sentences), (1, 32, sentences), (1, 1, sentences // 8))
+        Setting(beams, size, max(size, args.sentences // (8 if size == 1 else 1)), threads, tokens)
+        for tokens in args.source_tokens or [None]
+        for beams, size in usual
     ]
 
 
-def table_row(setting: Setting, result: Comparison) -> tuple[str, ...]:
+def table_row(shape: str, setting: Setting, result: Comparison) -> tuple[str, ...]:
     """One row of the table."""
-    return (
-        str(setting),
-        f"{result.identical} of {result.sentences}",
-        f"{result.tokens / result.sentences:.1f}",
-        f"{result.marian:,.0f}",
-        f"{result.ours:,.0f}",
-        f"{result.ratio:.2f}",
-    )
+    others = [name for name in SIDES if name in result.same and name not in (OURS, BY_HAND)]
+    row = [shape, str(setting), f"{result.tokens / result.sentences:.1f}"]
+    row.append(f"{', '.join(str(result.same[name]) for name in others)} of {result.sentences}")
+    row += [f"{result.speed(name):,.0f}" for name in SIDES if name in result.seconds and name != BY_HAND]
+    row.append(f"{result.ratio(OURS, MARIAN):.2f}")
+    row += [f"{result.ratio(name, OURS):.2f}" for name in others[1:]]
+    if BY_HAND in result.seconds:
+        row.append(f"{result.ratio(CTRANSLATE2, BY_HAND):.2f}")
+    return tuple(row)
+
+
+def columns(engines: list[str]) -> tuple[str, ...]:
+    """The head of the table."""
+    known = [side for engine in ENGINES if engine in engines for side in ENGINES[engine] if side != BY_HAND]
+    equal = f"equal to ours: {', '.join([MARIAN, *known])}"
+    speeds = [f"{side}, tokens/s" for side in (MARIAN, OURS, *known)]
+    ratios = [f"{OURS} / {MARIAN}", *(f"{side} / {OURS}" for side in known)]
+    by_hand = ["engine / by hand"] if "ctranslate2" in engines else []
+    return ("shape", "search", "tokens/sentence", equal, *speeds, *ratios, *by_hand)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -193,17 +331,40 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     side_by_side.corpus_arguments(parser)
     parser.add_argument("--model", help="folder of a trained model, which ends its outputs by itself")
-    parser.add_argument("--shape", choices=side_by_side.SHAPES, default="base", help="of the model to train")
-    parser.add_argument("--train-steps", type=int, default=100)
+    parser.add_argument(
+        "--shape", nargs="+", choices=side_by_side.SHAPES, default=["base"], help="of the models to train"
+    )
+    parser.add_argument("--train-steps", type=int, default=100, help="0: a model that has learned nothing")
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=[*ENGINES], help="default: all")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--beams", type=int, nargs="+", help="with each of --batch-sizes; 1 is greedy")
+    parser.add_argument("--batch-sizes", type=int, nargs="+")
+    parser.add_argument("--source-tokens", type=int, nargs="+", help="default: the sentences of the corpus")
     parser.add_argument("--sentences", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3, help="times that all sentences are decoded")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few sentences: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()
     if args.quick:
-        args.shape, args.train_steps, args.threads, args.sentences, args.rounds = "tiny", 20, [1], 32, 1
+        args.shape, args.train_steps, args.threads, args.sentences, args.rounds = ["tiny"], 20, [1], 32, 1
     return args
+
+
+def measure(
+    args: argparse.Namespace, model: VaswaniForConditionalGeneration, corpus: side_by_side.TokenizedCorpus
+) -> Iterator[tuple[Setting, Comparison]]:
+    """Compare all sides with one model."""
+    model.eval()
+    model.generation_config.num_beams = 1  # the arguments of each call decide
+    model.generation_config.length_penalty = model.generation_config.max_length = None
+    with tempfile.TemporaryDirectory() as folder:
+        export(model, corpus.tokenizer, Path(folder), args.engines)
+        for threads in args.threads:
+            torch.set_num_threads(threads)
+            sides = make_sides(model, corpus.tokenizer, Path(folder), args.engines)
+            for setting in settings(args, threads):
+                batches = list(make_batches(corpus.test, setting, args.model is None))
+                yield setting, compare(sides, batches, setting.num_beams, args.rounds)
 
 
 def main() -> None:
@@ -212,30 +373,29 @@ def main() -> None:
     side_by_side.quiet()
     model, tokenizer = load(args.model) if args.model else (None, None)
     corpus = side_by_side.load_tokens(args, tokenizer)
-    if model is None:
-        model = train(corpus, args.shape, args.train_steps)
-    model.eval()
-    model.generation_config.num_beams = 1  # the arguments of each call decide
-    model.generation_config.length_penalty = model.generation_config.max_length = None
-    marian = side_by_side.marian_twin(model)
-    results = {
-        setting: compare(model, marian, corpus.test, setting, args.rounds, args.model is None)
-        for setting in settings(args.threads, args.sentences)
-    }
+    rows, results = [], []
+    for shape in args.shape[: 1 if args.model else None]:
+        measured = model or never_ending(train(corpus, shape, args.train_steps))
+        for setting, result in measure(args, measured, corpus):
+            rows.append(table_row(side_by_side.describe_shape(measured.config), setting, result))
+            results.append((setting, result))
     print(file=sys.stderr)
 
     print(side_by_side.describe_setting(corpus.name, args.threads))
-    print(f"{side_by_side.describe_shape(model.config)}, vocabulary of {model.config.vocab_size:,} tokens\n")
-    side_by_side.print_table(
-        (
-            *("search", "identical outputs", "tokens/sentence", "MarianMT, tokens/s", "vaswani, tokens/s"),
-            "vaswani: × faster",
-        ),
-        [table_row(setting, result) for setting, result in results.items()],
-    )
+    print(f"vocabulary of {len(corpus.tokenizer):,} tokens\n")
+    side_by_side.print_table(columns(args.engines), rows)
     if args.json:
-        ratio = min(result.ratio for setting, result in results.items() if setting.num_beams > 1)
-        print(json.dumps({"ratio_vs_marian": round(ratio, 3)}))
+        print(json.dumps(summary(results)))
+
+
+def summary(results: list[tuple[Setting, Comparison]]) -> dict[str, float]:
+    """The least ratios: to MarianMT with several beams, or greedy without, and to CTranslate2 by hand."""
+    searches = [result for setting, result in results if setting.num_beams > 1]
+    compared = searches or [result for _, result in results]
+    found = {"ratio_vs_marian": min(result.ratio(OURS, MARIAN) for result in compared)}
+    if all(BY_HAND in result.seconds for _, result in results):
+        found["engine_vs_by_hand"] = min(result.ratio(CTRANSLATE2, BY_HAND) for _, result in results)
+    return {name: round(ratio, 3) for name, ratio in found.items()}
 
 
 if __name__ == "__main__":

@@ -76,7 +76,10 @@ def translation(shape: str, is_peer: bool) -> Call:
 
 def encoder_config(shape: str, vocab_size: int, is_peer: bool) -> VaswaniEncoderConfig | BertConfig:
     """An encoder of that shape, ours or the library's."""
-    width, layers, heads, ffn_dim = side_by_side.SHAPES[shape].values()
+    of_shape = side_by_side.SHAPES[shape]
+    width, layers, heads, ffn_dim = (
+        of_shape[name] for name in ("d_model", "layers", "attention_heads", "ffn_dim")
+    )
     if is_peer:
         return BertConfig(
             vocab_size=vocab_size,

@@ -28,14 +28,15 @@ VOCAB_SIZE = 8_000  # at most; the dates have fewer sub-words
 _TINY = {"d_model": 32, "layers": 1, "attention_heads": 2, "ffn_dim": 64}
 _SMALL = {"d_model": 128, "layers": 4, "attention_heads": 4, "ffn_dim": 256}
 _BASE = {"d_model": 512, "layers": 6, "attention_heads": 8, "ffn_dim": 2048}
-SHAPES = {"tiny": _TINY, "small": _SMALL, "base": _BASE}
+_DEEP = {**_BASE, "layers": 12, "decoder_layers": 1}  # of translators that must be fast
+SHAPES = {"tiny": _TINY, "small": _SMALL, "base": _BASE, "deep": _DEEP}
 
 
 def our_config(shape: str, vocab_size: int = VOCAB_SIZE) -> VaswaniConfig:
-    """A configuration with as many and as wide layers in both stacks, and sinusoids in Marian's order."""
+    """A configuration with equally wide layers in both stacks, and sinusoids in Marian's order."""
     fields: dict[str, Any] = dict(SHAPES[shape])
     stacks = {
-        f"{stack}_{name}": fields[name]
+        f"{stack}_{name}": fields.get(f"{stack}_{name}", fields[name])
         for stack in ("encoder", "decoder")
         for name in ("layers", "attention_heads", "ffn_dim")
     }
@@ -80,6 +81,8 @@ def marian_twin(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     """A MarianMT model with the weights of ours (whose sinusoids must be in Marian's order)."""
     twin = MarianMTModel(marian_config(model.config))
     weights = model.state_dict()
+    if "lm_head.bias" in weights:
+        twin.final_logits_bias = weights.pop("lm_head.bias")[None]
     weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
     missing, unexpected = twin.load_state_dict(weights, strict=False)
     strange = [name for name in missing if not name.endswith(("embed_positions.weight", "final_logits_bias"))]

@@ -264,14 +264,34 @@ def test_the_arithmetic_of_a_layer_is_what_torch_counts(side_by_side: ModuleType
 
 @pytest.mark.slow
 def test_decoding_speed(run: Run, corpus: Path):
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("onnxruntime")
     rows, result = run("decoding_speed.py", "--data", corpus)
-    assert result.keys() == {"ratio_vs_marian"}
-    assert result["ratio_vs_marian"] > 0
-    assert rows[0][0] == "beam 4, batch 32, 1 thread"
+    assert result.keys() == {"ratio_vs_marian", "engine_vs_by_hand"}
+    assert min(result.values()) > 0
+    assert [row[:2] for row in rows] == [
+        ["d 32, 1+1 layers", f"{search}, 1 thread"]
+        for search in ("beam 4, batch 32", "greedy, batch 32", "greedy, batch 1")
+    ]
     for row in rows:
-        identical, _, sentences = row[1].partition(" of ")
-        assert identical == sentences
+        equal, _, sentences = row[3].partition(" of ")
+        marian, ctranslate2, _, onnx = equal.split(", ")  # int8 may differ
+        assert {marian, ctranslate2, onnx} == {sentences}
+        assert all(float(number.replace(",", "")) > 0 for number in row[4:])
     assert rows[0][2] == rows[1][2]  # outputs of beam search and of greedy search end where references do
+
+
+@pytest.mark.slow
+def test_decoding_speed_of_a_grid(run: Run, corpus: Path):
+    grid = ["--source-tokens", 5, 9, "--batch-sizes", 1, 16, "--beams", 1, 2]
+    rows, _ = run("decoding_speed.py", "--data", corpus, *grid, "--engines", "ctranslate2")
+    assert [row[1] for row in rows] == [
+        f"{search}, batch {size}, {tokens} tokens, 1 thread"
+        for tokens in (5, 9)
+        for search in ("greedy", "beam 2")
+        for size in (1, 16)
+    ]
+    assert [row[2] for row in rows] == ["5.0"] * 4 + ["9.0"] * 4
 
 
 def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
