@@ -182,6 +182,23 @@ def test_where_tokens_are_excluded_hypotheses_have_the_models_probabilities(with
         assert translation.hypotheses[0].log_prob == pytest.approx(log_probs.sum().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_prefixes_of_single_sentences(num_beams, exported):
+    sentences = SENTENCES[:60]
+    prefixes = [("", "7", "2 5", "9 9 9")[number % 4] for number in range(len(sentences))]
+    options: dict[str, Any] = {"num_beams": num_beams, "max_length": 12}
+    expected = list(torch_translator(**options).translate(sentences, prefixes=prefixes))
+    found = list(engine_translator(exported, **options).translate(sentences, prefixes=prefixes))
+    assert all(one.text.startswith(prefix) for one, prefix in zip(found, prefixes, strict=True))
+    assert [one.text for one in found] != engine_translator(exported, **options)(sentences)
+    same = [one.text == other.text for one, other in zip(found, expected, strict=True)]
+    assert sum(same) >= len(sentences) - (num_beams > 1)  # a search that ends earlier
+    assert any(one.text == prefix != "" for one, prefix in zip(found, prefixes, strict=True))
+    for is_same, ours, theirs in zip(same, expected, found, strict=True):
+        if is_same:
+            assert theirs.hypotheses[0].log_prob == pytest.approx(ours.hypotheses[0].log_prob, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -34,6 +34,7 @@ from vaswani.interop.to_ctranslate2 import check_engine
 # tokens more, so that few translations come to the lowest limit of a call.
 SIMILAR_LIMITS = 25
 PATIENCE = 2  # finished hypotheses for each beam, for n-best lists (Kasai et al., 2022, arXiv:2204.05424)
+IMPOSSIBLE = -1e9  # the score of a beam that stands for none, behind a prefix
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
 # Options of generation_config.json that CTranslate2 lacks, with the values that have no effect.
 LACKING: dict[str, Any] = {
@@ -69,7 +70,7 @@ class CTranslate2Engine(Engine):
     supports = frozenset(
         {
             *("num_beams", "length_penalty", "no_repeat_ngram_size", "repetition_penalty"),
-            *("suppress_sequences", "min_length"),
+            *("suppress_sequences", "min_length", "prefix"),
         }
     )
 
@@ -121,13 +122,15 @@ class CTranslate2Engine(Engine):
         demands = demands or [Demands()] * len(sources)
         call = _Call(self._options(options, n_best), self._start(start_options), self._forced(start_options))
         rows = [
-            _Row(self._source(source), limit, self._least(demand))
+            _Row(self._source(source), limit, self._least(demand), self._prefix(demand))
             for source, limit, demand in zip(sources, limits, demands, strict=True)
         ]
         with _known_failures():
             found = self._hypotheses(rows, call)
-            is_changed = call.changes_probabilities or any(row.least for row in rows)
+            is_changed = call.changes_probabilities or any(row.least or row.prefix for row in rows)
             if is_changed and (with_scores or options.num_beams > 1):
+                if options.num_beams > 1:
+                    found = self._with_bare_prefixes(rows, found, call)
                 found = self._scored(rows, found, call.start)
         self._check_finite(found)
         best = [_best(outputs, options, n_best) for outputs in found]
@@ -198,6 +201,9 @@ class CTranslate2Engine(Engine):
             of_model = (generation.min_length or 0) - 1
         return max(0, of_model, demand.min_length - 1)
 
+    def _prefix(self, demand: Demands) -> list[str]:
+        return [self._target_tokens[token] for token in demand.prefix]
+
     def _suppressed(self, options: SearchOptions) -> list[list[str]]:
         """Return the sequences that no output may hold, as the options and generation_config.json say.
 
@@ -238,18 +244,55 @@ class CTranslate2Engine(Engine):
         """Return all hypotheses of each source of a group, whose demands are the same, by its number."""
         least = min(limit, rows[group[0]].least)
         options = {**call.options, "max_decoding_length": limit, "min_decoding_length": least}
-        prefix = [*call.start, *call.forced]
-        prefixes = [prefix] * len(group) if prefix else None
+        prefixes = [[*call.start, *call.forced, *rows[number].prefix] for number in group]
         sources = [rows[number].source for number in group]
-        results = self._translator.translate_batch(sources, prefixes, **options)
+        given = prefixes if any(prefixes) else None
+        results = self._translator.translate_batch(sources, given, **options)
         ends, ids = {*options["end_token"]}, self.folder.target_ids
         return {
             number: [
                 Output([ids[token] for token in tokens], tokens[-1] in ends, score)
                 for tokens, score in zip(result.hypotheses, result.scores, strict=True)
+                if score > IMPOSSIBLE
             ]
             for number, result in zip(group, results, strict=True)
         }
+
+    def _with_bare_prefixes(
+        self, rows: list[_Row], found: list[list[Output]], call: _Call
+    ) -> list[list[Output]]:
+        """Add the hypotheses that end behind their prefixes.
+
+        CTranslate2 takes an end token there only if no other token is more probable; transformers if it is
+        among as many of the most probable tokens as there are beams.
+        """
+        prefixes = [[*call.forced, *row.prefix] if row.prefix else [] for row in rows]
+        group = [
+            number
+            for number, prefix in enumerate(prefixes)
+            if prefix and rows[number].least <= len(prefix) < rows[number].limit
+        ]
+        if not group:
+            return found
+        options = {**call.options, "beam_size": 1, "num_hypotheses": call.options["beam_size"], "patience": 1}
+        options["end_token"] = [self._unknown]  # the alternatives are without what ends the search
+        results = self._translator.translate_batch(
+            [rows[number].source for number in group],
+            [[*call.start, *prefixes[number]] for number in group],
+            **options,
+            return_alternatives=True,
+            min_decoding_length=0,
+            max_decoding_length=1 + max(len(prefixes[number]) for number in group),
+        )
+        found = [*found]
+        for number, result in zip(group, results, strict=True):
+            length = len(prefixes[number])
+            for tokens in result.hypotheses:
+                if tokens[length : length + 1] and tokens[length] in call.options["end_token"]:
+                    bare = [self.folder.target_ids[token] for token in tokens[: length + 1]]
+                    if all(output.token_ids != bare for output in found[number]):
+                        found[number] = [*found[number], Output(bare, True)]
+        return found
 
     def _scored(self, rows: list[_Row], found: list[list[Output]], start: list[str]) -> list[list[Output]]:
         """Return hypotheses with the model's own log-probabilities."""
@@ -286,11 +329,13 @@ class _Row:
         source: its tokens.
         limit: the most tokens of its target, the end token included.
         least: the least tokens before the end token.
+        prefix: tokens that its target begins with, after those of the call.
     """
 
     source: list[str]
     limit: int
     least: int
+    prefix: list[str]
 
 
 @dataclass(frozen=True)
