@@ -5,12 +5,15 @@ The models are two half-trained toys, one of them a MarianMT of the library.
 
 import math
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from library_translators import save_translator
 from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.errors import UserError
 from vaswani.inference.decoding import GNMTLengthPenalty
@@ -291,6 +294,19 @@ def test_coverage_does_not_depend_on_the_batch_and_leaves_the_model_as_it_was(ki
     assert translator.model.config._attn_implementation == "sdpa"
 
 
+def test_threads_that_share_a_model_of_the_library_get_what_one_gets() -> None:
+    """The weights are computed by other operations, of which a search at the same time must not know."""
+    model = toy_marian()
+    model.set_attn_implementation("sdpa")
+    covering = translator_of("marian", coverage_penalty=1.0)
+    plain = translator_of("marian")
+    batches = [toy_sources(5, seed=-100 - number) for number in range(12)]
+    expected = [(covering(batch), plain(batch)) for batch in batches]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda batch: (covering(batch), plain(batch)), batches * 2)
+        assert list(found) == expected * 2
+
+
 def test_an_ensemble_covers_with_the_mean_of_its_members() -> None:
     members = [toy_model(), toy_model(d_model=16, norm_order="pre", decoder_layers=2)]
     ids = toy_tokenizer()(SENTENCES[:2], padding=True, return_tensors="pt")
@@ -311,3 +327,27 @@ def test_samples_are_ranked_by_coverage_too() -> None:
         sorted(h.text for h in t.hypotheses) for t in lists[1]
     ]
     assert [t.text for t in lists[0]] != [t.text for t in lists[1]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["marian", "marian of two vocabularies", "fsmt", "m2m100", "mbart", "bart", "pegasus", "t5", "led"],
+)
+def test_coverage_of_each_model_of_the_library(kind: str, tmp_path: Path) -> None:
+    folder = save_translator(kind, tmp_path / "model")
+    translator = Translator.from_pretrained(folder, temperature=1.0, coverage_penalty=0.5, max_length=2)
+    given = translator.model.config._attn_implementation
+    plain = Translator.from_pretrained(folder, temperature=1.0, max_length=2)
+    sentences = ["the big cat sees two dogs", "the small hen"]
+    for one, other in zip(
+        translator.translate(sentences, n_best=3), plain.translate(sentences, n_best=3), strict=True
+    ):
+        scores = [hypothesis.score for hypothesis in one.hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert sum(scores) < sum(hypothesis.score for hypothesis in other.hypotheses)
+    ids = translator._sources.token_ids(sentences)
+    source = torch.tensor(ids[:1])
+    weights = cross_attention(translator.model, source, torch.ones_like(source), torch.tensor([[5, 6, 7, 8]]))
+    assert weights.shape == (1, 3, len(ids[0]))
+    torch.testing.assert_close(weights.sum(dim=2), torch.ones(1, 3))
+    assert translator.model.config._attn_implementation == given

@@ -8,10 +8,8 @@ S sources · K targets of each · L source length · T target length · H heads
 
 from __future__ import annotations
 
+import copy
 import inspect
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +22,6 @@ from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.model.stacks import VaswaniPreTrainedModel
 
 _WEIGHTS_AT_ONCE = 1 << 25  # 128 MiB in float32, of a layer
-_implementation_lock = threading.Lock()
 
 
 @torch.inference_mode()
@@ -73,42 +70,40 @@ def _weights(
     model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, sequences: torch.Tensor
 ) -> torch.Tensor:
     """Return the weights of one model, [S·K, T, L]."""
+    model = _returning_weights(model)
     rows_per_source = len(sequences) // len(input_ids)
     states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     source_of_row = torch.arange(len(input_ids), device=states.device).repeat_interleave(rows_per_source)
     of_a_row = sequences.shape[1] * (input_ids.shape[1] + sequences.shape[1]) * 16  # heads, about
+    rows_at_once = max(1, _WEIGHTS_AT_ONCE // of_a_row)
     found = []
-    with _returning_weights(model):
-        for rows in torch.arange(len(sequences), device=states.device).split(
-            max(1, _WEIGHTS_AT_ONCE // of_a_row)
-        ):
-            outputs = model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=states[source_of_row[rows]]),
-                attention_mask=attention_mask[source_of_row[rows]],
-                decoder_input_ids=sequences[rows, :-1],
-                use_cache=False,
-                output_attentions=True,
-                **masking_inputs(model, sequences[rows, :-1]),
-            )
-            if not outputs.cross_attentions or outputs.cross_attentions[-1] is None:
-                raise _returns_no_weights(model, "an option of decoding")
-            found.append(outputs.cross_attentions[-1].float().mean(dim=1))  # [rows, H, T, L]
+    for rows in torch.arange(len(sequences), device=states.device).split(rows_at_once):
+        outputs = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states[source_of_row[rows]]),
+            attention_mask=attention_mask[source_of_row[rows]],
+            decoder_input_ids=sequences[rows, :-1],
+            use_cache=False,
+            output_attentions=True,
+            **masking_inputs(model, sequences[rows, :-1]),
+        )
+        if not outputs.cross_attentions or outputs.cross_attentions[-1] is None:
+            raise _returns_no_weights(model, "an option of decoding")
+        found.append(outputs.cross_attentions[-1].float().mean(dim=1))  # [rows, H, T, L]
     return torch.cat(found)
 
 
-@contextmanager
-def _returning_weights(model: Any) -> Iterator[None]:
-    """Let a model compute its attention so that it can return the weights; ours always can."""
-    given = model.config._attn_implementation
-    if given == "eager" or isinstance(model, VaswaniPreTrainedModel):
-        yield
-        return
-    with _implementation_lock:  # other threads get the same results by the other way meanwhile
-        model.set_attn_implementation("eager")
-        try:
-            yield
-        finally:
-            model.set_attn_implementation(given)
+def _returning_weights(model: Any) -> Any:
+    """Return a model that can return its weights: ours always can, others with attention in plain operations.
+
+    The other one shares all tensors with the model, and has a configuration of its own, so that other threads
+    can go on with the model.
+    """
+    if model.config._attn_implementation == "eager" or isinstance(model, VaswaniPreTrainedModel):
+        return model
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    twin.set_attn_implementation("eager")
+    return twin
 
 
 def coverage(weights: torch.Tensor, lengths: torch.Tensor, source_mask: torch.Tensor) -> torch.Tensor:
