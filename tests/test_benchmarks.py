@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,21 @@ def test_the_table_has_aligned_columns(side_by_side: ModuleType, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[1].endswith("-: |")
+
+
+@pytest.mark.slow
+def test_ways_to_translate(run: Run, corpus: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    options = {**TINY_RUN, "train_file": corpus, "source_field": "en", "target_field": "de"}
+    options |= {"save_steps": 1, "max_steps": 6, "norm_order": "post", "output_dir": folder}
+    train(load_config(None, as_flags(options)))
+    rows, result = run("ways_to_translate.py", "--data", corpus, "--model", folder, folder)
+    same = {row[0]: row[1] for row in rows}
+    for way in ("ctranslate2, greedy", "onnx, beam 4", "marian, beam 4", "marian, greedy"):
+        assert re.match(r"(\d+) of \1", same[way]), way
+    assert result["ensemble of 2"]["bleu"][1] == pytest.approx(0.0)
+    assert result["mean of the last 5 checkpoints"]["chrf"][1] != 0.0
+    assert result["torch, beam 4, int8"].keys() == {"bleu", "chrf"}
 
 
 @pytest.mark.slow

@@ -66,6 +66,15 @@ def test_a_server_translates_with_ctranslate2(
     assert lines[-1] == "the same as with PyTorch"
 
 
+def test_onnx_runtime_translates_the_same(
+    run_example: RunExample, first_example: tuple[Path, list[str]]
+) -> None:
+    lines = run_example("09_onnx.py", first_example[0])
+    assert "the same as with PyTorch" in lines
+    assert any(line.startswith("int8: ") for line in lines)
+    assert lines[-1].startswith("encoder: (1, ")
+
+
 def test_a_library_model_becomes_sparse_and_stays_so(run_example: RunExample, tmp_path: Path) -> None:
     times, loaded = run_example("04_long_documents.py", tmp_path)
     assert times.startswith("4,096 tokens: ")
