@@ -17,9 +17,9 @@ from vaswani import Aligner, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import RunError, UserError
-from vaswani.inference.align.aligner import Alignment, SymmetricAligner, aligned_words
+from vaswani.inference.align.aligner import Alignment, SymmetricAligner
 from vaswani.inference.align.attention import cross_attention
-from vaswani.inference.align.links import AlignmentErrors, GoldLinks
+from vaswani.inference.align.links import AlignmentErrors, GoldLinks, aligned_words
 from vaswani.inference.align.words import words_by_decoding, words_of_texts
 from vaswani.inference.translate.ensembling import Ensemble
 

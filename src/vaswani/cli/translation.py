@@ -35,6 +35,13 @@ RequireField = Annotated[
     str | None, table_field("require_field", "text, or list of texts, that the row's output contains", "none")
 ]
 Scores = Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")]
+Alignments = Annotated[
+    bool,
+    typer.Option(
+        "--alignments",
+        help="Write JSONL as --scores does, with pairs of a source word and a word of the output, from 0.",
+    ),
+]
 
 
 @app.command()
@@ -49,6 +56,7 @@ def translate(
     ] = "translation",
     n_best: NBest = None,
     scores: Scores = False,
+    alignments: Alignments = False,
     prefix: Prefix = None,
     prefix_field: PrefixField = None,
     require_field: RequireField = None,
@@ -64,7 +72,8 @@ def translate(
         model,
         (input_name, source_field, "source", "line"),
         (output_name, output_field, "translated"),
-        n_best=1 if scores and n_best is None else n_best,
+        n_best=1 if (scores or alignments) and n_best is None else n_best,
+        alignments=alignments,
         prefix=prefix,
         fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,

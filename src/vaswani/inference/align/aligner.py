@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.align.attention import STEPS, Layer, Step, cross_attention, use_reference_attention
-from vaswani.inference.align.links import Links, check_method, symmetrize
+from vaswani.inference.align.links import Links, aligned_words, check_method, symmetrize
 from vaswani.inference.align.words import Words, words_of_texts
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.pairs import Pair, PairEncoder
@@ -185,27 +185,6 @@ def _problem(
         if problem or words is None:
             return f"its {side} {problem or untold}"
     return None
-
-
-def aligned_words(weights: torch.Tensor, source_words: Words, target_words: Words) -> Links:
-    """Return the links of the words of a pair: each target word to the source word it attends to most.
-
-    Args:
-        weights: of the target tokens to the source tokens, float [T, S].
-        source_words: the word of each source token [S]; None for tokens of no word.
-        target_words: likewise of the target tokens [T or more].
-    """
-    sources = sorted({word for word in source_words if word is not None})
-    if not sources:
-        return frozenset()
-    columns = torch.stack(
-        [weights[:, [at for at, each in enumerate(source_words) if each == word]].sum(1) for word in sources]
-    )  # [source words, T]
-    links = set()
-    for word in sorted({word for word in target_words[: len(weights)] if word is not None}):
-        rows = [at for at, each in enumerate(target_words[: len(weights)]) if each == word]
-        links.add((sources[int(columns[:, rows].sum(1).argmax())], word))
-    return frozenset(links)
 
 
 class SymmetricAligner:

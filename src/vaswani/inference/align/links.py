@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
+import torch
+
 from vaswani.errors import UserError
+from vaswani.inference.align.words import Words
 
 Link = tuple[int, int]
 Links = frozenset[Link]
@@ -180,3 +183,24 @@ def check_inside(gold: GoldLinks, num_source: int, num_target: int, place: str) 
                 f"{place} links words {source} and {target}, and the pair has {num_source} and {num_target} "
                 "words, which count from 0; give the links of these pairs"
             )
+
+
+def aligned_words(weights: torch.Tensor, source_words: Words, target_words: Words) -> Links:
+    """Return the links of the words of a pair: each target word to the source word it attends to most.
+
+    Args:
+        weights: of the target tokens to the source tokens, float [T, S].
+        source_words: the word of each source token [S]; None for tokens of no word.
+        target_words: likewise of the target tokens [T or more].
+    """
+    sources = sorted({word for word in source_words if word is not None})
+    if not sources:
+        return frozenset()
+    columns = torch.stack(
+        [weights[:, [at for at, each in enumerate(source_words) if each == word]].sum(1) for word in sources]
+    )  # [source words, T]
+    links = set()
+    for word in sorted({word for word in target_words[: len(weights)] if word is not None}):
+        rows = [at for at, each in enumerate(target_words[: len(weights)]) if each == word]
+        links.add((sources[int(columns[:, rows].sum(1).argmax())], word))
+    return frozenset(links)

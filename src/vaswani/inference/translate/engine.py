@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from transformers import GenerationConfig
 
@@ -53,7 +53,7 @@ class SearchOptions:
         top_p: of sampling, see `Sampling`; None means 1, all tokens.
         seed: of sampling; None means 0.
         suppress_sequences: token ids that never follow each other in a translation.
-        attention_of: a token of which each `Output` gives the attention; None for none.
+        attention_of: a token of which each `Output` gives the attention, or `"all"`; None for none.
 
     Raises:
         UserError: an option is out of range, or one of sampling is given without `temperature`, or beams with
@@ -70,7 +70,7 @@ class SearchOptions:
     top_p: float | None = None
     seed: int | None = None
     suppress_sequences: tuple[tuple[int, ...], ...] = ()
-    attention_of: int | None = None
+    attention_of: int | Literal["all"] | None = None
 
     def __post_init__(self) -> None:
         for name, bounds in BOUNDS.items():
@@ -196,10 +196,12 @@ class Engine(ABC):
         required_phrases: Sequence[str] = (),
         banned_phrases: Sequence[str] = (),
         replace_unknown: bool = False,
+        alignments: bool = False,
     ) -> None:
         """Raise a UserError unless the engine supports what is asked of the texts of outputs."""
-        if replace_unknown and "attention_of" not in self.supports:
-            raise self._lacks("replace_unknown")
+        for name, asked in {"replace_unknown": replace_unknown, "alignments": alignments}.items():
+            if asked and "attention_of" not in self.supports:
+                raise self._lacks(name)
         if prefix and "prefix" not in self.supports:
             raise self._lacks(f"prefix={prefix!r}")
         if required_phrases and "required" not in self.supports:

@@ -93,6 +93,9 @@ def _line(texts: Texts, translation: Translation, n_best: int | None, output_fie
     for name in ("problem", "source_cut_off"):
         if not fields[name]:
             del fields[name]
+    for hypothesis in fields["hypotheses"]:
+        if hypothesis["alignment"] is None:
+            del hypothesis["alignment"]
     return texts.record(**fields)
 
 

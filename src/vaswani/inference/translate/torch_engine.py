@@ -74,7 +74,8 @@ class TorchEngine(Engine):
         if options.coverage_penalty:
             check_returns_weights(self.model, f"coverage_penalty={options.coverage_penalty}")
         if options.attention_of is not None:
-            check_returns_weights(self.model, "replace_unknown")
+            option = "alignments" if options.attention_of == "all" else "replace_unknown"
+            check_returns_weights(self.model, option)
 
     @torch.inference_mode()
     def search(
@@ -188,7 +189,8 @@ class TorchEngine(Engine):
             )
             check_finite_scores(scores.isfinite().all(), self.model)
             log_probs = scores.tolist()
-        attends = options.attention_of is not None and bool((found.sequences == options.attention_of).any())
+        token = options.attention_of
+        attends = token == "all" or (token is not None and bool((found.sequences == token).any()))
         if options.coverage_penalty or attends:
             weights = cross_attention(self.model, **found.inputs, sequences=found.sequences)
             mask = found.inputs["attention_mask"]
@@ -196,7 +198,7 @@ class TorchEngine(Engine):
             if options.coverage_penalty:
                 covered = coverage(weights, found.lengths, source_mask)
                 coverages = (options.coverage_penalty * covered).tolist()
-            attention = _attention_of(options.attention_of, found, weights, source_mask)
+            attention = _attention_of(token, found, weights, source_mask)
         tokens = found.sequences[:, 1:].tolist()
         columns = (found.complete.tolist(), log_probs, coverages, attention)
         rows = zip(tokens, found.lengths.tolist(), strict=True)
@@ -252,13 +254,17 @@ class TorchEngine(Engine):
         return torch.where(complete, is_end.int().argmax(dim=1) + 1, limits), complete
 
 
-def _attention_of(
-    token: int | None, found: _Found, weights: torch.Tensor, source_mask: torch.Tensor
-) -> list[Any]:
-    """Return the weights [S·K, T, L] of each occurrence of a token, without padding of the source."""
+def _attention_of(token: Any, found: _Found, weights: torch.Tensor, source_mask: torch.Tensor) -> list[Any]:
+    """Return the weights of each occurrence of a token, or of all, without padding of the source.
+
+    The weights of all tokens are [S·K, T, L].
+    """
+    if token is None:
+        return [()] * len(found.sequences)
     attention: list[Any] = []
     for row, length in enumerate(found.lengths.tolist()):
-        places = (found.sequences[row, 1 : 1 + length] == (-1 if token is None else token)).nonzero()[:, 0]
+        tokens = found.sequences[row, 1 : 1 + length]
+        places = torch.arange(length) if token == "all" else tokens.eq(token).nonzero()[:, 0]
         kept = weights[row, places][:, source_mask[row] != 0]
         attention.append(tuple(map(tuple, kept.tolist())))
     return attention

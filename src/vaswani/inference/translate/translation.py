@@ -47,6 +47,7 @@ from vaswani.inference.translate.phrases import (
 )
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.unknown_words import UnknownWords
+from vaswani.inference.translate.word_alignment import WordAlignment, word_alignment
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,12 +68,15 @@ class Hypothesis:
         complete: whether it ends with `</s>`, and not at the length limit.
         score: ranks hypotheses: `log_prob` / lp(Y); None without scores.
         log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
+        alignment: pairs of a source word and a word of the translation, which count from 0; None without
+            alignments, or where they are not known (see `word_alignment`).
     """
 
     text: str
     complete: bool
     score: float | None = None
     log_prob: float | None = None
+    alignment: WordAlignment | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ class Translator:
         source_prefix: comes before each sentence, as T5's "translate English to German: ". None means the
             one that is saved with the tokenizer.
         replace_unknown: put words of the source in the place of unknown tokens (see `UnknownWords`).
+        alignments: tell which words of the source each hypothesis comes from.
         banned_phrases: texts that no translation contains, not as a part of a word either.
         required_phrases: texts that every translation contains (see `RequiredPhrases`).
         options: of the lengths of translations (see `TargetLengths`) and of the search or sampling (see
@@ -142,6 +147,7 @@ class Translator:
         target_language: str | None = None,
         source_prefix: str | None = None,
         replace_unknown: bool = False,
+        alignments: bool = False,
         banned_phrases: Sequence[str] | None = None,
         required_phrases: Sequence[str] | None = None,
         **options: Any,
@@ -179,10 +185,17 @@ class Translator:
             required_phrases=self.required_phrases,
             banned_phrases=self.banned_phrases,
             replace_unknown=replace_unknown,
+            alignments=alignments,
         )
         self._forced_tokens = self._count_forced_tokens()
         suppressed = banned_spellings(self._targets, self.banned_phrases)
+        if alignments and replace_unknown:
+            raise UserError(
+                "alignments tell of the model's own words, which replace_unknown changes; give one"
+            )
         self._unknown_words = self._checked_unknown_words() if replace_unknown else None
+        if alignments:
+            self.options = replace(self.options, attention_of="all")
         sequences = dict.fromkeys((*self.options.suppress_sequences, *suppressed))
         self.options = replace(self.options, suppress_sequences=tuple(sequences))
         self._spellings: dict[str, Phrase] = {}
@@ -338,7 +351,11 @@ class Translator:
                 f"stream follows one hypothesis, and num_beams={self.options.num_beams}; give num_beams=1, "
                 "or a temperature"
             )
-        whole = {"banned_phrases": self.banned_phrases, "replace_unknown": self._unknown_words}
+        whole = {
+            "banned_phrases": self.banned_phrases,
+            "replace_unknown": self._unknown_words,
+            "alignments": self.options.attention_of == "all",
+        }
         for name, value in whole.items():
             if value:
                 raise UserError(
@@ -533,7 +550,7 @@ class Translator:
         ]
         if not kept:
             return Translation(sentence, problem="no text that was found has its prefix and required phrases")
-        hypotheses = [self._hypothesis(written) for written in kept]
+        hypotheses = [self._hypothesis(row, written) for written in kept]
         return Translation(sentence, _ranked(hypotheses) if self._ranks_by_score else tuple(hypotheses))
 
     def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
@@ -553,10 +570,13 @@ class Translator:
         penalty = self.options.repetition_penalty
         return self.options.sampling is not None or (of_model if penalty is None else penalty) in (None, 1)
 
-    def _hypothesis(self, written: _Written) -> Hypothesis:
-        output = written.output
+    def _hypothesis(self, row: _Row, written: _Written) -> Hypothesis:
+        output, alignment = written.output, None
+        if self.options.attention_of == "all":
+            codecs = self._sources, self._targets
+            alignment = word_alignment(codecs, row.line.sentence, row.token_ids, output)
         score = output.score(self.options.length_penalty)
-        return Hypothesis(written.text, output.complete, score, output.log_prob)
+        return Hypothesis(written.text, output.complete, score, output.log_prob, alignment)
 
 
 @dataclass(frozen=True)
