@@ -94,6 +94,8 @@ WRITE_NOTHING_THERE = {
     "summarize": "summarized 1 document",
     "predict": "predicted 4 lines",
     "embed": "embedded 4 lines",
+    "align": "aligned 4 rows",
+    "score": "scored 4 rows",
 }
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tiny import batch, tiny_model
-from vaswani.kernels import short_attention
+from vaswani.kernels import search, short_attention
 from vaswani.kernels.dropout import draw_kept
 from vaswani.kernels.short_attention import gains_from_short_attention, short_attention_forward
 from vaswani.model.attention import eager_attention_forward
@@ -123,6 +123,7 @@ def test_the_beams_of_a_step_take_it(num_beams: int, monkeypatch: pytest.MonkeyP
         return short_attention_forward(module, query, *arguments, **options)
 
     monkeypatch.setattr(short_attention, "short_attention_forward", record)
+    monkeypatch.setattr(search, "is_plain", lambda model: False)  # a step by the calls of modules
     model, data = tiny_model("sdpa"), batch()
     source = {name: data[name] for name in ("input_ids", "attention_mask")}
     model.generate(**source, num_beams=num_beams, max_new_tokens=3)

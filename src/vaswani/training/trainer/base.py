@@ -33,7 +33,7 @@ from transformers.trainer_utils import (
 )
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
-from vaswani.errors import UserError
+from vaswani.errors import StoppedError, UserError
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
@@ -431,8 +431,14 @@ class BaseTrainer(Trainer):
         rows when processes hold different numbers of them. The random numbers of the training go on as if
         there were no evaluation: when it evaluates does not change what it learns.
         """
-        with torch.random.fork_rng(devices=_gpus(self.args.device)):
-            return self._evaluate_batches(dataloader, prediction_loss_only, ignore_keys, metric_key_prefix)
+        try:
+            with torch.random.fork_rng(devices=_gpus(self.args.device)):
+                return self._evaluate_batches(
+                    dataloader, prediction_loss_only, ignore_keys, metric_key_prefix
+                )
+        except StoppedError:
+            self.stop_on_signal.save()
+            raise
 
     def _evaluate_batches(
         self,

@@ -71,11 +71,17 @@ class StopOnSignal(TrainerCallback):
             self.has_stopped = control.should_save = control.should_training_stop = True
 
     def on_prediction_step(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        """Stop in an evaluation during training, which takes longer than a scheduler waits."""
+        """Stop in an evaluation during training, which takes longer than a scheduler waits.
+
+        The trainer calls `save` once the random numbers are those of the training again.
+        """
         if self._before is not None and self._agreed(args):
-            self.trainer._save_checkpoint(self.trainer.model, trial=None)
-            self.on_train_end()  # which will not be told
             raise StoppedError(self.message)
+
+    def save(self) -> None:
+        """Save a checkpoint of the training that ended in an evaluation."""
+        self.trainer._save_checkpoint(self.trainer.model, trial=None)
+        self.on_train_end()  # which will not be told
 
     def raise_if_stopped(self) -> None:
         """Raise `StoppedError` if the signal ended the training."""
