@@ -18,7 +18,7 @@ from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.inference.align.aligner import Alignment, SymmetricAligner
-from vaswani.inference.align.attention import cross_attention
+from vaswani.inference.align.attention import attention_of_pairs
 from vaswani.inference.align.links import AlignmentErrors, GoldLinks, aligned_words
 from vaswani.inference.align.words import words_by_decoding, words_of_texts
 from vaswani.inference.translate.ensembling import Ensemble
@@ -116,7 +116,7 @@ def test_weights_of_models_of_the_library(kind: str, tmp_path: Path) -> None:
     targets = [each.token_ids for each in found.pairs.encode_targets([pair[1] for pair in pairs], [True] * 2)]
     start = found.pairs.start_token_id
     for step in ("predict", "read"):
-        weights = cross_attention(found.model, sources, targets, start, step=step)
+        weights = attention_of_pairs(found.model, sources, targets, start, step=step)
         for source, target, of_pair in zip(sources, targets, weights, strict=True):
             longer = [*target, 0] if step == "read" else target
             expected = by_hand(model, source, start, longer, -1, slice(None))
@@ -130,14 +130,14 @@ def test_weights_of_models_of_the_library(kind: str, tmp_path: Path) -> None:
 def test_weights_of_a_layer_and_heads(layer: Any, heads: list[int] | None) -> None:
     model = toy_model(decoder_layers=2)
     sources, targets = [[5, 6, 7, 2], [9, 2]], [[11, 12, 2], [13, 14, 15, 16, 2]]
-    found = cross_attention(model, sources, targets, 1, layer=layer, heads=heads)
+    found = attention_of_pairs(model, sources, targets, 1, layer=layer, heads=heads)
     for source, target, weights in zip(sources, targets, found, strict=True):
         of_layer = -1 if layer is None else layer
         expected = by_hand(model, source, 1, target, of_layer, heads or slice(None))
         torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
     with patch("vaswani.inference.translate.scoring._LOGITS_AT_ONCE", 1):
         for part, whole in zip(
-            cross_attention(model, sources, targets, 1, layer=layer, heads=heads), found, strict=True
+            attention_of_pairs(model, sources, targets, 1, layer=layer, heads=heads), found, strict=True
         ):
             torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-6)
 
@@ -146,7 +146,7 @@ def test_the_layer_that_is_used_unless_one_is_given() -> None:
     for layers, expected in {1: 0, 3: 2, 4: 2, 6: 4}.items():
         model = VaswaniForConditionalGeneration(VaswaniConfig(**{**SHAPE, "decoder_layers": layers})).eval()
         (by_default,), (given,) = (
-            cross_attention(model, [[5, 6, 2]], [[7, 8, 2]], 1, layer=layer) for layer in (None, expected)
+            attention_of_pairs(model, [[5, 6, 2]], [[7, 8, 2]], 1, layer=layer) for layer in (None, expected)
         )
         assert torch.equal(by_default, given)
 
@@ -156,7 +156,7 @@ def test_sparse_encoders_keep_their_pattern(attention: str) -> None:
     fields = {"encoder_attention": attention} if attention == "sparse" else {}
     model = toy_model(**fields)
     tokens = [list(range(5, 45))]
-    (weights,) = cross_attention(model, tokens, [[9, 8, 2]], 1)
+    (weights,) = attention_of_pairs(model, tokens, [[9, 8, 2]], 1)
     expected = by_hand(model, tokens[0], 1, [9, 8, 2], 0, slice(None))
     torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
 
@@ -215,6 +215,21 @@ def test_words_of_a_slow_tokenizer_behind_a_prefix(tmp_path: Path) -> None:
     assert words is not None
     kept = [token for token, word in zip(ids, words, strict=True) if word is not None]
     assert codec.decode([kept])[0].strip() == text
+
+
+@pytest.mark.parametrize("kind", ["toy", "marian"])
+def test_words_of_a_source_that_is_cut_off(kind: str, tmp_path: Path) -> None:
+    """With offsets and without."""
+    tokenizer = toy_tokenizer() if kind == "toy" else load_tokenizers(save_translator(kind, tmp_path))[0]
+    codec, text = TextCodec(tokenizer), "the big small hen"
+    assert tokenizer.is_fast == (kind == "toy")
+    (ids,) = codec.token_ids([text])
+    (whole,) = words_of_texts(codec, [text], [ids])
+    assert whole is not None
+    for most in range(2, len(ids)):
+        cut = codec.frame().cut(ids, most)
+        (words,) = words_of_texts(codec, [text], [cut])
+        assert words == [*whole[: most - 1], None]
 
 
 def test_words_by_decoding_agree_with_offsets() -> None:
@@ -285,14 +300,35 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         Aligner(toy_model(), toy_tokenizer(), **options)
 
 
+def silent_model() -> Any:
+    """A model whose class takes no `output_attentions`."""
+
+    class Silent(VaswaniForConditionalGeneration):
+        def forward(self, input_ids: Any = None, decoder_input_ids: Any = None) -> Any:
+            raise NotImplementedError
+
+    return Silent(toy_model().config)
+
+
+def test_an_ensemble_aligns_by_the_mean_of_its_members() -> None:
+    model = reversing_model()
+    expected = Aligner(model, toy_tokenizer())(ROWS)
+    assert Aligner(Ensemble([model]), toy_tokenizer())(ROWS) == expected
+    other = toy_model(decoder_layers=2)
+    both = Aligner(Ensemble([model, other]), toy_tokenizer())
+    (weights,) = attention_of_pairs(both.model, [[5, 6, 2]], [[7, 8, 2]], 1)
+    each = [attention_of_pairs(member, [[5, 6, 2]], [[7, 8, 2]], 1)[0] for member in (model, other)]
+    torch.testing.assert_close(weights, sum(each) / 2)
+
+
 def test_wrong_pairs_and_models() -> None:
     found = Aligner(toy_model(), toy_tokenizer())
     with pytest.raises(UserError, match="expected a list of pairs, got one text"):
         found("one")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="expected a source and a target, got 'one'"):
         found(["one"])  # type: ignore[list-item]
-    with pytest.raises(UserError, match="Ensemble returns no weights of cross-attention"):
-        Aligner(Ensemble([toy_model()]), toy_tokenizer())
+    with pytest.raises(UserError, match="Silent returns no weights of cross-attention, which an alignment"):
+        Aligner(silent_model(), toy_tokenizer())
     model = toy_model()
     with torch.no_grad():
         model.model.encoder.layers[0].fc1.weight[3] = math.nan

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from library_translators import save_translator
 from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.errors import UserError
+from vaswani.inference.cross_attention import cross_attention
 from vaswani.inference.decoding import GNMTLengthPenalty
-from vaswani.inference.translate.cross_attention import cross_attention
 from vaswani.inference.translate.engine import Output, SearchOptions
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.inference.translate.phrases import Line

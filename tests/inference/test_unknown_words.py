@@ -21,7 +21,9 @@ from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.cli import run
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
-from vaswani.inference.translate.cross_attention import cross_attention
+from vaswani.inference.align.words import words_of_texts
+from vaswani.inference.cross_attention import cross_attention
+from vaswani.inference.translate.engine import Output
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 from vaswani.inference.translate.unknown_words import UnknownWords
@@ -131,20 +133,28 @@ def test_the_word_with_most_attention_is_the_one(kind: str) -> None:
 
 
 def test_a_word_of_several_tokens_and_a_source_that_is_cut_off() -> None:
-    sources, targets = TextCodec(toy_tokenizer()), TextCodec(word_tokenizer(), "target")
-    words = UnknownWords(sources, targets)
+    sources, unknown = TextCodec(toy_tokenizer()), UnknownWords(TextCodec(word_tokenizer(), "target"))
     sentence = " one  Lovelace two"
+    words = sentence.split()
     ids = sources.token_ids([sentence])[0]
-    found = {sentence[place]: tokens for tokens, place in words._words(sentence, ids).items()}
-    assert list(found) == ["one", "Lovelace", "two"]
-    assert len(found["Lovelace"]) > 3
-    assert [*found["one"], *found["Lovelace"], *found["two"]] == list(range(found["one"].start, len(ids) - 1))
-    weights = [1.0 if place in found["Lovelace"] else 0.9 for place in range(len(ids))]
-    assert (
-        words.text([5 + len(KNOWN), UNKNOWN, UNKNOWN, 2], [weights, weights], sentence, ids) == "1 Lovelace"
-    )
-    cut = sources.frame().cut(ids, found["Lovelace"].start + 2)
-    assert words.text([UNKNOWN, 2], [[1.0] * len(cut)], sentence, cut) in ("one", "Lovelace", "two")
+    (of_tokens,) = words_of_texts(sources, [sentence], [ids])
+    assert of_tokens is not None
+    places = {
+        word: [at for at, each in enumerate(of_tokens) if each == number] for number, word in enumerate(words)
+    }
+    assert len(places["Lovelace"]) > 3
+    assert of_tokens[-1] is None  # the end token
+    in_order = [*places["one"], *places["Lovelace"], *places["two"]]
+    assert in_order == sorted(in_order)
+    assert all(sources.decode([[ids[at] for at in places[word]]])[0].strip() == word for word in words)
+    weights = tuple(1.0 if at in places["Lovelace"] else 0.9 for at in range(len(ids)))
+    output = Output([5 + len(KNOWN), UNKNOWN, UNKNOWN, 2], True, attention=(weights, weights))
+    assert unknown.text(output, words, of_tokens) == "1 Lovelace"
+    cut = sources.frame().cut(ids, places["Lovelace"][0] + 2)
+    (left,) = words_of_texts(sources, [sentence], [cut])
+    assert left == [*of_tokens[: len(cut) - 1], None]
+    of_cut = Output([UNKNOWN, 2], True, attention=((1.0,) * len(cut),))
+    assert unknown.text(of_cut, words, left) in ("one", "Lovelace")
 
 
 def test_all_at_once_for_a_model_of_the_library_with_its_tokenizer(tmp_path: Path) -> None:

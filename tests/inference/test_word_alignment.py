@@ -50,12 +50,19 @@ def test_each_hypothesis_has_its_own_and_texts_stay_as_they_are() -> None:
             assert {target for _, target in each.alignment or ()} == set(range(len(each.text.split())))
 
 
-def test_a_source_that_is_cut_off_has_none() -> None:
-    short = Translator(toy_model(), toy_tokenizer(), alignments=True, max_source_length=4)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_source_that_is_cut_off_is_aligned_to_the_words_that_are_left(side: str) -> None:
+    tokenizer = toy_tokenizer()
+    tokenizer.truncation_side = side
+    short = Translator(toy_model(), tokenizer, alignments=True, max_source_length=4)
     cut, whole = short.translate(["one two three four five six", "one"])
     assert cut.source_cut_off
-    assert cut.hypotheses[0].alignment is None
-    assert whole.hypotheses[0].alignment is not None
+    (ids,) = tokenizer(["one two three four five six"], truncation=True, max_length=4)["input_ids"]
+    left = tokenizer.decode(ids, skip_special_tokens=True).split()
+    words = range(6 - len(left), 6) if side == "left" else range(len(left))
+    assert cut.hypotheses[0].alignment
+    assert {source for source, _ in cut.hypotheses[0].alignment} <= set(words)
+    assert whole.hypotheses[0].alignment
 
 
 @pytest.mark.parametrize("name", OF_ANY_TOKENIZER[:2])
@@ -76,7 +83,7 @@ def test_what_contradicts_is_an_error() -> None:
 
     with pytest.raises(UserError, match="alignments is not supported by engine=lacking; leave it out"):
         Translator(Lacking(toy_model()), toy_tokenizer(), alignments=True)
-    with pytest.raises(UserError, match="alignments tell of the model's own words, which replace_unknown"):
+    with pytest.raises(UserError, match="alignments and replace_unknown exclude each other, because a word"):
         Translator(toy_model(), toy_tokenizer(), alignments=True, replace_unknown=True)
     with pytest.raises(UserError, match="alignments needs the whole translation, which stream does not have"):
         next(Translator(toy_model(), toy_tokenizer(), num_beams=1, alignments=True).stream("one"))

@@ -7,8 +7,6 @@ share a scale, so that what a layer computes for a row does not depend on the ot
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -37,6 +35,8 @@ class Int8Linear(nn.Module):
 
     weight: torch.Tensor
     scales: torch.Tensor
+    zero_points: torch.Tensor
+    packed: torch.Tensor  # the weights as oneDNN wants them
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -46,8 +46,10 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight", (weight / scales[:, None]).round().to(torch.int8))
         self.register_buffer("scales", scales)
         self.bias = linear.bias
-        self._packed: Any = torch.ops.onednn.qlinear_prepack(self.weight, None)
-        self._zero_points = torch.zeros(self.out_features, dtype=torch.int32)
+        zero_points = torch.zeros(self.out_features, dtype=torch.int32)
+        self.register_buffer("zero_points", zero_points, persistent=False)
+        packed = torch.ops.onednn.qlinear_prepack(self.weight, None)
+        self.register_buffer("packed", packed, persistent=False)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """float32 [..., K] -> [..., N]."""
@@ -55,7 +57,7 @@ class Int8Linear(nn.Module):
         rounded = (states / scale).add_(ZERO_POINT).round_().to(torch.uint8)
         output = torch.ops.onednn.qlinear_pointwise(
             *(rounded, 1.0, ZERO_POINT),
-            *(self._packed, self.scales, self._zero_points, None),
+            *(self.packed, self.scales, self.zero_points, None),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
         output = output.mul_(scale)

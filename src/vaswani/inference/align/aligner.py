@@ -16,10 +16,11 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.errors import UserError, check_positive
-from vaswani.inference.align.attention import STEPS, Layer, Step, cross_attention, use_reference_attention
+from vaswani.inference.align.attention import STEPS, Step, attention_of_pairs
 from vaswani.inference.align.links import Links, aligned_words, check_method, symmetrize
 from vaswani.inference.align.words import Words, words_of_texts
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.cross_attention import Layer, check_returns_weights
 from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.pretrained import FromPretrained
 
@@ -44,7 +45,7 @@ class Aligner(FromPretrained):
         aligner([("March 3, 2024", "2024-03-03")])[0].links
 
     Args:
-        model: is put into evaluation mode, and set to its reference attention.
+        model: is put into evaluation mode.
         source_tokenizer: encodes sources.
         target_tokenizer: encodes targets; None means the source tokenizer.
         layer: of the decoder, from 0, or from -1 backward; `"all"` is the mean of all. None means the last
@@ -83,7 +84,7 @@ class Aligner(FromPretrained):
         if heads is not None and not heads:
             raise UserError("heads is empty; give numbers of heads, or leave it out for all")
         self.model = model.eval()
-        use_reference_attention(model)
+        check_returns_weights(model, "an alignment")
         options = {"max_length": max_length, "too_long": "skip", **pair_options}
         self.pairs = PairEncoder(model, source_tokenizer, target_tokenizer, **options)
         self.layer, self.heads, self.step = layer, heads, step
@@ -152,7 +153,7 @@ class Aligner(FromPretrained):
         return alignments
 
     def _weights(self, sources: list[list[int]], targets: list[list[int]]) -> list[torch.Tensor]:
-        return cross_attention(
+        return attention_of_pairs(
             self.model,
             sources,
             targets,

@@ -21,7 +21,8 @@ def words_of_texts(
     Args:
         codec: has encoded the texts.
         texts: without a source prefix, whose tokens belong to no word.
-        token_ids: of each text, with its special tokens; an end token may be added or lack.
+        token_ids: of each text, with its special tokens. A source may be cut off (see `Frame.cut`); of a
+            target an end token may be added or lack.
 
     Returns:
         For each text as many values as tokens; None where the tokenizer does not tell.
@@ -29,14 +30,26 @@ def words_of_texts(
     if not texts:
         return []
     prefix = source_prefix(codec.tokenizer) if codec.side == "source" else ""
+    found: list[Words | None]
     if not codec.tokenizer.is_fast:
-        return _without_offsets(codec, prefix, texts, token_ids)
-    offsets = codec.encode(list(texts), return_offsets_mapping=True)["offset_mapping"]
-    found: list[Words | None] = []
-    for text, spans, ids in zip(texts, offsets, token_ids, strict=True):
-        words = _of_spans(prefix + text, len(prefix), spans)
-        found.append([*words, *[None] * len(ids)][: len(ids)])
-    return found
+        whole = codec.token_ids(texts) if codec.side == "source" else token_ids
+        found = _without_offsets(codec, prefix, texts, whole)
+    else:
+        offsets = codec.encode(list(texts), return_offsets_mapping=True)["offset_mapping"]
+        found = [
+            _of_spans(prefix + text, len(prefix), spans) for text, spans in zip(texts, offsets, strict=True)
+        ]
+    return [
+        None if words is None else _of_length(words, codec, len(ids))
+        for words, ids in zip(found, token_ids, strict=True)
+    ]
+
+
+def _of_length(words: Words, codec: TextCodec, length: int) -> Words:
+    """Return the words of the tokens that are left of a text, or that it has more, which belong to none."""
+    if codec.side == "source":
+        return codec.frame().cut(words, length)
+    return [*words, *[None] * length][:length]
 
 
 def _of_spans(text: str, start: int, spans: Sequence[tuple[int, int]]) -> Words:

@@ -20,11 +20,11 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from vaswani.inference.cross_attention import check_returns_weights, coverage, cross_attention
 from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
-from vaswani.inference.translate.cross_attention import check_returns_weights, coverage, cross_attention
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
@@ -192,8 +192,8 @@ class TorchEngine(Engine):
         token = options.attention_of
         attends = token == "all" or (token is not None and bool((found.sequences == token).any()))
         if options.coverage_penalty or attends:
-            weights = cross_attention(self.model, **found.inputs, sequences=found.sequences)
             mask = found.inputs["attention_mask"]
+            weights = cross_attention(self.model, found.inputs["input_ids"], mask, found.sequences)
             source_mask = mask.repeat_interleave(count // len(mask), dim=0)
             if options.coverage_penalty:
                 covered = coverage(weights, found.lengths, source_mask)

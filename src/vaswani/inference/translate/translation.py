@@ -26,6 +26,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive
+from vaswani.inference.align.words import Words, words_of_texts
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.required_phrases import Phrase, tokens_needed
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
@@ -191,7 +192,8 @@ class Translator:
         suppressed = banned_spellings(self._targets, self.banned_phrases)
         if alignments and replace_unknown:
             raise UserError(
-                "alignments tell of the model's own words, which replace_unknown changes; give one"
+                "alignments and replace_unknown exclude each other, because a word that replaces an unknown "
+                "one is not aligned; give one of them"
             )
         self._unknown_words = self._checked_unknown_words() if replace_unknown else None
         if alignments:
@@ -513,16 +515,28 @@ class Translator:
             with_scores=asked.with_scores,
         )
         texts = iter(self._targets.decode([output.token_ids for output in chain.from_iterable(found)]))
+        words = self._words_of_sources(rows) if options.attention_of is not None else [None] * len(rows)
         return [
-            [_Written(self._completed(next(texts), output, row), output) for output in outputs]
-            for row, outputs in zip(rows, found, strict=True)
+            [self._written(next(texts), output, row.line.sentence, of_source) for output in outputs]
+            for row, outputs, of_source in zip(rows, found, words, strict=True)
         ]
 
-    def _completed(self, text: str, output: Output, row: _Row) -> str:
-        """Return a text with words of the source for unknown ones, if there are any to replace."""
-        if self._unknown_words is None or not output.attention:
-            return text
-        return self._unknown_words.text(output.token_ids, output.attention, row.line.sentence, row.token_ids)
+    def _words_of_sources(self, rows: list[_Row]) -> list[Words | None]:
+        """Return the word of each token of the sources; None where no token belongs to a word."""
+        sentences, token_ids = [row.line.sentence for row in rows], [row.token_ids for row in rows]
+        found = words_of_texts(self._sources, sentences, token_ids)
+        return [words if any(word is not None for word in words or ()) else None for words in found]
+
+    def _written(self, text: str, output: Output, sentence: str, source_words: Words | None) -> _Written:
+        """Return an output with its text, in which unknown words are replaced, and with its alignment."""
+        if source_words is None:
+            return _Written(text, output)
+        if self._unknown_words is not None and output.attention:
+            text = self._unknown_words.text(output, sentence.split(), source_words)
+        is_aligned = self.options.attention_of == "all"
+        return _Written(
+            text, output, word_alignment(self._targets, source_words, output) if is_aligned else None
+        )
 
     def _checked_unknown_words(self) -> UnknownWords:
         """Ask the engine for the attention of unknown tokens; raise a UserError if there is no such token."""
@@ -530,7 +544,7 @@ class Translator:
         if unknown is None:
             raise UserError("replace_unknown: the target tokenizer has no unknown token; leave it out")
         self.options = replace(self.options, attention_of=unknown)
-        return UnknownWords(self._sources, self._targets)
+        return UnknownWords(self._targets)
 
     def _translation(self, row: _Row, found: list[_Written], asked: _Asked) -> Translation:
         """Return the translation of a line; search again while a hypothesis has a banned phrase."""
@@ -550,7 +564,7 @@ class Translator:
         ]
         if not kept:
             return Translation(sentence, problem="no text that was found has its prefix and required phrases")
-        hypotheses = [self._hypothesis(row, written) for written in kept]
+        hypotheses = [self._hypothesis(written) for written in kept]
         return Translation(sentence, _ranked(hypotheses) if self._ranks_by_score else tuple(hypotheses))
 
     def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
@@ -570,13 +584,10 @@ class Translator:
         penalty = self.options.repetition_penalty
         return self.options.sampling is not None or (of_model if penalty is None else penalty) in (None, 1)
 
-    def _hypothesis(self, row: _Row, written: _Written) -> Hypothesis:
-        output, alignment = written.output, None
-        if self.options.attention_of == "all":
-            codecs = self._sources, self._targets
-            alignment = word_alignment(codecs, row.line.sentence, row.token_ids, output)
+    def _hypothesis(self, written: _Written) -> Hypothesis:
+        output = written.output
         score = output.score(self.options.length_penalty)
-        return Hypothesis(written.text, output.complete, score, output.log_prob, alignment)
+        return Hypothesis(written.text, output.complete, score, output.log_prob, written.alignment)
 
 
 @dataclass(frozen=True)
@@ -593,6 +604,7 @@ class _Written(NamedTuple):
 
     text: str
     output: Output
+    alignment: WordAlignment | None = None
 
 
 @dataclass(frozen=True)

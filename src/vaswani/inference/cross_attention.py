@@ -1,0 +1,182 @@
+"""The cross-attention of an encoder-decoder: what each token of a given target attends to in its source.
+
+S sources · K targets of each · L source length · T target length · H heads
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from vaswani.errors import UserError
+from vaswani.inference.decoding import masking_inputs
+from vaswani.inference.translate.ensembling import Ensemble
+from vaswani.inference.translate.finite_scores import check_finite_scores
+from vaswani.inference.translate.scoring import rows_at_once
+from vaswani.interop.attention_interface import IMPLEMENTATION
+from vaswani.model.stacks import VaswaniPreTrainedModel
+
+Layer = int | Literal["all"]
+FEW_LAYERS = 3  # of which the last aligns best; of more it is the last but one (arXiv:1909.02074)
+
+
+@torch.inference_mode()
+def cross_attention(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    sequences: torch.Tensor,
+    *,
+    layer: Layer | None = -1,
+    heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Return the weights by which each target token is predicted from the source tokens.
+
+    Args:
+        model: an encoder-decoder in evaluation mode, or an `Ensemble`, of which the mean is returned.
+        input_ids: int64 [S, L].
+        attention_mask: int64 [S, L], 0 for padding of the source.
+        sequences: int64 [S·K, 1 + T]: start token and target; the K targets of a source are adjacent.
+        layer: of the decoder, from 0, or from -1 backward; `"all"` is the mean of all. None means the last
+            but one (Garg et al., 2019, arXiv:1909.02074), or of up to three layers the last.
+        heads: whose mean is taken, from 0; None means all.
+
+    Returns:
+        float32 [S·K, T, L]; the weights of a token sum to 1.
+
+    Raises:
+        UserError: the model returns no weights, or has no such layer or head.
+        RunError: the model's results are not finite.
+    """
+    members = members_of(model)
+    weights = [_weights(each, input_ids, attention_mask, sequences, layer, heads) for each in members]
+    return torch.stack(weights).mean(dim=0)
+
+
+def check_returns_weights(model: PreTrainedModel, option: str) -> None:
+    """Raise a UserError if the class of a model cannot return its weights, which an option needs."""
+    for member in members_of(model):
+        known = inspect.signature(member.forward).parameters
+        if "output_attentions" not in known and all(each.kind != each.VAR_KEYWORD for each in known.values()):
+            raise _returns_no_weights(member, option)
+
+
+def members_of(model: Any) -> list[Any]:
+    """Return the models of an ensemble, or the one model."""
+    return [*model.members] if isinstance(model, Ensemble) else [model]
+
+
+def _returns_no_weights(model: Any, option: str) -> UserError:
+    return UserError(
+        f"{type(model).__name__} returns no weights of cross-attention, which {option} needs; leave it out, "
+        "or use another model"
+    )
+
+
+def _weights(
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    sequences: torch.Tensor,
+    layer: Layer | None,
+    heads: Sequence[int] | None,
+) -> torch.Tensor:
+    """Return the weights of one model, [S·K, T, L]."""
+    model = _returning_weights(model)
+    rows_per_source = len(sequences) // len(input_ids)
+    states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    source_of_row = torch.arange(len(input_ids), device=states.device).repeat_interleave(rows_per_source)
+    size = _size_of_outputs(model, sequences.shape[1], input_ids.shape[1])
+    found = []
+    for rows in rows_at_once(len(sequences), size, states.device):
+        outputs = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states[source_of_row[rows]]),
+            attention_mask=attention_mask[source_of_row[rows]],
+            decoder_input_ids=sequences[rows, :-1],
+            use_cache=False,
+            output_attentions=True,
+            **masking_inputs(model, sequences[rows, :-1]),
+        )
+        weights = _mean(model, outputs.cross_attentions, layer, heads)
+        is_finite = weights.isfinite().all() & outputs.logits.amax(dim=-1).isfinite().all()
+        check_finite_scores(is_finite, model)  # the logits are not finite if a later layer fails
+        found.append(weights)
+    return torch.cat(found)
+
+
+def _returning_weights(model: Any) -> Any:
+    """Return a model that can return its weights: ours always can, others with attention in plain operations.
+
+    The other one shares all tensors with the model, and has a configuration of its own, so that other threads
+    can go on with the model.
+    """
+    returns = model.config._attn_implementation in ("eager", IMPLEMENTATION)
+    if returns or isinstance(model, VaswaniPreTrainedModel):
+        return model
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    twin.set_attn_implementation("eager")
+    return twin
+
+
+def _size_of_outputs(model: Any, target_length: int, source_length: int) -> int:
+    """Return how many numbers the outputs of a row hold: logits, and the weights of all layers."""
+    config = model.config
+    names = ("decoder_layers", "num_hidden_layers"), ("decoder_attention_heads", "num_attention_heads")
+    layers, heads = (next((getattr(config, name, None) or 8 for name in each), 8) for each in names)
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    return target_length * (vocab_size + layers * heads * (source_length + target_length))
+
+
+def _mean(model: Any, attentions: Any, layer: Layer | None, heads: Sequence[int] | None) -> torch.Tensor:
+    """Return the mean of the weights of layers and heads: float32 [rows, T, L]."""
+    if not attentions or any(weights is None for weights in attentions):
+        raise _returns_no_weights(model, "this option")
+    if layer is None:
+        layer = -2 if len(attentions) > FEW_LAYERS else -1
+    if layer != "all":
+        _check_numbers("layer", [layer], len(attentions))
+    chosen = attentions if layer == "all" else [attentions[layer]]
+    if heads is not None:
+        count = attentions[0].shape[1]
+        _check_numbers("heads", heads, count)
+        if len({head % count for head in heads}) < len(heads):
+            raise UserError(f"heads={','.join(map(str, heads))} names a head twice; give each once")
+        chosen = [weights[:, list(heads)] for weights in chosen]
+    return torch.stack([weights.float().mean(dim=1) for weights in chosen]).mean(dim=0)
+
+
+def _check_numbers(option: str, numbers: Sequence[int], count: int) -> None:
+    """Raise a UserError for numbers of layers or heads that the model does not have."""
+    for number in numbers:
+        if not -count <= number < count:
+            raise UserError(
+                f"{option}={number}: the model's decoder has {count}; expected 0 to {count - 1}, or "
+                f"-{count} to -1"
+            )
+
+
+def coverage(weights: torch.Tensor, lengths: torch.Tensor, source_mask: torch.Tensor) -> torch.Tensor:
+    """Return Σ_i log(min(Σ_j p_ij, 1)) of each target: how much of its source it has read, at most 0.
+
+    Wu et al., 2016, arXiv:1609.08144, equation 14: i are the source tokens, the end token included, and j the
+    target tokens.
+
+    Args:
+        weights: p_ji, float32 [S·K, T, L].
+        lengths: int64 [S·K], the tokens of each target; later tokens do not count.
+        source_mask: int64 [S·K, L], 0 for padding.
+
+    Returns:
+        float32 [S·K].
+    """
+    counts = torch.arange(weights.shape[1], device=weights.device) < lengths[:, None]  # [S·K, T]
+    attended = weights.masked_fill(~counts[..., None], 0.0).sum(dim=1)  # [S·K, L]
+    logs = attended.clamp(torch.finfo(weights.dtype).tiny, 1.0).log()
+    return logs.masked_fill(source_mask == 0, 0.0).sum(dim=1)
