@@ -267,7 +267,7 @@ def test_what_cannot_be_read_has_a_problem_and_an_empty_side_no_links() -> None:
     assert [len(alignment.links) for alignment in found] == [1, 0, 0, 0, 0]
     problems = [alignment.problem for alignment in found]
     assert problems[1:] == [
-        "its source has 13 tokens, and the model has positions for 12; truncate it (too_long=cut)",
+        "its source has 13 tokens, and the model has positions for 12; too_long=cut would truncate it",
         "its target has 13 tokens, and the model has positions for 12",
         None,
         None,

@@ -18,6 +18,7 @@ from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.errors import UserError
 from vaswani.inference.cross_attention import cross_attention
 from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.sides import EncodedText
 from vaswani.inference.translate.engine import Output, SearchOptions
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.inference.translate.phrases import Line
@@ -41,7 +42,7 @@ def outputs_of(translator: Translator, sentences: list[str] = SENTENCES, **optio
     found = []
     for sentence in sentences:
         (source,) = translator._sources.token_ids([sentence])
-        demands = [translator._demands(Line(sentence), source, 0)]
+        demands = [translator._demands(Line(sentence), EncodedText(source), 0)]
         limits = [translator._limit(len(source))]
         found += translator.engine.search(
             [source], limits, translator.options, start_options={}, demands=demands, **options

@@ -165,7 +165,8 @@ def test_what_cannot_be_read_has_a_problem_and_the_rest_a_score() -> None:
     assert [score.log_prob is None for score in scores] == [False, True, True, True, False]
     problems = [score.problem for score in scores]
     assert problems[1:4] == [
-        "its source has 13 tokens, and the model has positions for 12; truncate it (too_long=cut)",
+        "its source has 13 tokens, and the model has positions for 12; max_source_length=12 would truncate "
+        "it",
         "its target has 13 tokens, and the model has positions for 12",
         "its source is empty",
     ]

@@ -315,7 +315,7 @@ def test_what_is_too_long_is_skipped_or_cut_as_asked() -> None:
     )
     assert skipped == [cut[0], Translation(sentences[1], problem=problem), cut[2]]
     unlimited = toy_translator(num_beams=1, max_length=5)
-    unlimited.max_source_length = 9  # as if it were the default: what nobody asked for does not cut
+    unlimited.sides.max_source_length = 9  # as if it were the default: what nobody asked for does not cut
     assert next(unlimited.translate(sentences[1:2])).problem == problem
     with pytest.raises(UserError, match="too_long='drop' is unknown; expected 'cut' or 'skip'"):
         toy_translator(too_long="drop")
@@ -437,7 +437,7 @@ def test_any_encoder_decoder_of_the_auto_classes_will_do(name: str, tmp_path) ->
     if name != "t5":
         (long,) = translator.translate(["one " * 128])
         assert "the model has positions for 128" in str(long.problem)
-        translator.max_source_length, translator.too_long = 128, "cut"
+        translator.sides.max_source_length, translator.sides.too_long = 128, "cut"
         (long,) = translator.translate(["one " * 128])
         assert long.hypotheses
         assert long.source_cut_off

@@ -110,7 +110,7 @@ def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
     if options.get("max_source_length", "auto") == "auto":
         limits = [each.translator.max_source_length for each in candidates]
         for each in candidates:
-            each.translator.max_source_length = min(filter(None, limits), default=None)
+            each.translator.sides.max_source_length = min(filter(None, limits), default=None)
     return candidates
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import TextCodec, end_token_id, for_languages
+from vaswani.data.text_codec import TextCodec, end_token_id
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.decoding import DEFAULT_LENGTH, position_limit
-from vaswani.inference.translate.translation import TooLong, check_language, default_source_length
+from vaswani.inference.sides import EncodedText, Sides
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,6 @@ class Pair:
         return len(self.source) + len(self.target)
 
 
-@dataclass(frozen=True)
-class EncodedText:
-    """The tokens of a text.
-
-    Args:
-        token_ids: with special tokens.
-        problem: why the model cannot read them, as in "has 9 tokens, ..."; None if it can.
-        cut_off: whether these are only the beginning of the text.
-    """
-
-    token_ids: list[int]
-    problem: str | None = None
-    cut_off: bool = False
-
-
 class PairEncoder:
     """Encodes the sources and targets of an encoder-decoder.
 
@@ -57,11 +42,10 @@ class PairEncoder:
         model: an encoder-decoder.
         source_tokenizer: encodes sources.
         target_tokenizer: encodes targets; None means the source tokenizer.
-        max_source_length: maximum tokens of a source (see `Translator`).
-        too_long: `"cut"` truncates a longer source, `"skip"` makes it a problem (see `Translator`).
         max_length: maximum tokens of a target, of which longer ones are a problem. None means the model's
             positions, or 4,096 if there is no limit.
-        source_language, target_language, source_prefix: of a multilingual model (see `Translator`).
+        of_sides: `max_source_length`, `too_long`, `source_language`, `target_language` and `source_prefix`,
+            see `Sides`.
 
     Attributes:
         sources, targets: the codecs of the two sides.
@@ -78,44 +62,25 @@ class PairEncoder:
         source_tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        max_source_length: int | Literal["auto"] | None = "auto",
-        too_long: TooLong | None = None,
         max_length: int | None = None,
-        source_language: str | None = None,
-        target_language: str | None = None,
-        source_prefix: str | None = None,
+        **of_sides: Any,
     ):
         if max_length is not None:
             check_positive(max_length=max_length)
-        if too_long not in (None, "cut", "skip"):
-            raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
-        source, target = for_languages(
-            source_tokenizer,
-            target_tokenizer or source_tokenizer,
-            source_language=source_language,
-            target_language=target_language,
-            source_prefix=source_prefix,
-        )
-        self.sources, self.targets = TextCodec(source, "source"), TextCodec(target, "target")
-        start_options = self.targets.start_options()
-        if target_language is None:
-            check_language(model.generation_config, target, start_options)
-        self.start_token_id = _start_token_id(model, start_options)
-        self._cuts = too_long == "cut" or (too_long is None and isinstance(max_source_length, int))
-        if max_source_length == "auto":
-            max_source_length = default_source_length(model.generation_config, source_tokenizer)
-        self._source_frame = self.sources.frame()
-        self._source_frame.check_room(max_source_length=max_source_length)
-        self.max_source_length = max_source_length
+        generation_config: Any = model.generation_config
+        tokenizers = source_tokenizer, target_tokenizer
+        self._sides = Sides(generation_config, position_limit(model, "source"), *tokenizers, **of_sides)
+        self.sources, self.targets = self._sides.sources, self._sides.targets
+        self.start_token_id = _start_token_id(model, self._sides.start_options)
         self.max_length = max_length or DEFAULT_LENGTH
-        self._positions = position_limit(model, "source"), position_limit(model, "target")
+        self._positions = position_limit(model, "target")
         self._behind_end, self._missing_end = _ending(model, self.targets)
 
     def encode_sources(self, texts: Sequence[str]) -> list[EncodedText]:
         """Return the tokens of each source; one without text has a problem."""
         return [
-            self._source(ids) if text.strip() else EncodedText(ids, "is empty")
-            for text, ids in zip(texts, self.sources.token_ids(texts), strict=True)
+            encoded if text.strip() else EncodedText(encoded.token_ids, "is empty")
+            for text, encoded in zip(texts, self._sides.encode_sources(texts), strict=True)
         ]
 
     def encode_targets(self, texts: Sequence[str], complete: Sequence[bool]) -> list[EncodedText]:
@@ -125,23 +90,10 @@ class PairEncoder:
             for ids, is_complete in zip(self.targets.token_ids(texts), complete, strict=True)
         ]
 
-    def _source(self, ids: list[int]) -> EncodedText:
-        positions, most = self._positions[0], self.max_source_length
-        limit = min((each for each in (positions, most) if each is not None), default=len(ids))
-        if len(ids) <= limit:
-            return EncodedText(ids)
-        if self._cuts:
-            return EncodedText(self._source_frame.cut(ids, limit), cut_off=True)
-        if limit == most:
-            problem = f"more than max_source_length={most}; raise that, or truncate it (too_long=cut)"
-        else:
-            problem = f"and the model has positions for {positions:,}; truncate it (too_long=cut)"
-        return EncodedText(ids, f"has {len(ids):,} tokens, {problem}")
-
     def _target(self, ids: list[int], complete: bool) -> EncodedText:
         ids = [*ids[: len(ids) - self._behind_end], *self._missing_end]
         ids = ids if complete else ids[:-1]
-        positions = self._positions[1]
+        positions = self._positions
         if positions is not None and len(ids) > positions:
             return EncodedText(ids, f"has {len(ids):,} tokens, and the model has positions for {positions:,}")
         if len(ids) > self.max_length:

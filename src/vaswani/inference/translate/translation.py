@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import TextCodec, for_languages
-from vaswani.data.tokenization import length_limit
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.align.words import Words, words_of_texts
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.required_phrases import Phrase, tokens_needed
+from vaswani.inference.sides import EncodedText, Sides, TooLong
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.engines import (
     EngineName,
@@ -53,9 +52,6 @@ from vaswani.inference.translate.word_alignment import WordAlignment, word_align
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-TooLong = Literal["cut", "skip"]
-
-DEFAULT_SOURCE_LENGTH = 1024  # tokens; a search takes seconds, not hours
 _MISSING: Any = object()
 _MOST_SPELLINGS = 200  # of banned phrases that the search of a sentence finds and is then kept from
 
@@ -157,27 +153,21 @@ class Translator:
         self.lengths, self.options = _lengths_and_search(options)
         self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
-        self.source_tokenizer, self.target_tokenizer = for_languages(
+        self.sides = Sides(
+            self.engine.generation_config,
+            self.engine.source_positions,
             source_tokenizer,
-            target_tokenizer or source_tokenizer,
+            target_tokenizer,
+            max_source_length=max_source_length,
+            too_long=too_long,
             source_language=source_language,
             target_language=target_language,
             source_prefix=source_prefix,
         )
-        self._sources = TextCodec(self.source_tokenizer, "source")
-        self._targets = TextCodec(self.target_tokenizer, "target")
-        self.start_options = self._targets.start_options()
-        if target_language is None:
-            check_language(self.engine.generation_config, self.target_tokenizer, self.start_options)
+        self.start_options = self.sides.start_options
+        self._sources, self._targets = self.sides.sources, self.sides.targets
+        self.source_tokenizer, self.target_tokenizer = self._sources.tokenizer, self._targets.tokenizer
         _check_special_tokens(self.engine)
-        self.positions = self.engine.source_positions
-        if too_long not in (None, "cut", "skip"):
-            raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
-        self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
-        if max_source_length == "auto":
-            max_source_length = default_source_length(self.engine.generation_config, source_tokenizer)
-        self._sources.frame().check_room(max_source_length=max_source_length)
-        self.max_source_length = max_source_length
         self.max_length = min(
             self.lengths.max_length, self.engine.target_positions or self.lengths.max_length
         )
@@ -258,6 +248,11 @@ class Translator:
         return cls(*load_ensemble(names, load, ensemble), **options)
 
     @property
+    def max_source_length(self) -> int | None:
+        """Maximum tokens of a source."""
+        return self.sides.max_source_length
+
+    @property
     def model(self) -> Any:
         """The model of a `TorchEngine`."""
         return cast(TorchEngine, self.engine).model
@@ -332,11 +327,10 @@ class Translator:
         self._check_stream()
         self.engine.check_texts(prefix=prefix, required_phrases=required)
         line = Line(sentence, prefix, tuple(required))
-        token_ids = self._encode([line], [0])
-        if not token_ids:
+        encoded = self._encode([line], [0])
+        if not encoded:
             return iter(())
-        self._cut_off(token_ids)
-        row = _Row(line, token_ids[0], self._demands(line, token_ids[0], 0))
+        row = _Row(line, encoded[0].token_ids, self._demands(line, encoded[0], 0))
         tokens = self.engine.stream(
             row.token_ids,
             self._limit(len(row.token_ids)),
@@ -397,23 +391,24 @@ class Translator:
         for line in lines:
             self.engine.check_texts(prefix=line.prefix, required_phrases=line.required)
         rows_of = self._equal_rows(lines)  # of the first of equal rows
-        token_ids = self._encode(lines, rows_of)
-        cut_off = self._cut_off(token_ids)
-        demands: dict[int, Demands] = {}
-        for row, ids in [*token_ids.items()]:
+        encoded = self._encode(lines, rows_of)
+        rows: dict[int, _Row] = {}
+        for number, source in encoded.items():
             try:
-                demands[row] = self._demands(lines[row], ids, start + row)
+                demands = self._demands(lines[number], source, start + number)
             except UserError as error:
-                del token_ids[row]
-                for same in rows_of[row]:
-                    translations[same] = Translation(lines[row].sentence, problem=str(error))
-        asked.done(len(lines) - sum(len(rows_of[row]) for row in token_ids))
-        tokens = {row: len(ids) + self._limit(len(ids)) for row, ids in token_ids.items()}
+                for same in rows_of[number]:
+                    translations[same] = Translation(lines[number].sentence, problem=str(error))
+            else:
+                rows[number] = _Row(lines[number], source.token_ids, demands)
+        asked.done(len(lines) - sum(len(rows_of[number]) for number in rows))
+        lengths = {number: len(row.token_ids) for number, row in rows.items()}
+        tokens = {number: length + self._limit(length) for number, length in lengths.items()}
         for batch in batches(tokens, self.max_tokens_per_batch):
-            given = [_Row(lines[row], token_ids[row], demands[row]) for row in batch]
-            for row, translation in zip(batch, self._translate_batch(given, asked), strict=True):
+            found = self._translate_batch([rows[number] for number in batch], asked)
+            for row, translation in zip(batch, found, strict=True):
                 for same in rows_of[row]:
-                    translations[same] = replace(translation, source_cut_off=row in cut_off)
+                    translations[same] = replace(translation, source_cut_off=encoded[row].cut_off)
             asked.done(sum(len(rows_of[row]) for row in batch))
         return translations
 
@@ -426,54 +421,30 @@ class Translator:
             rows.setdefault(line, []).append(row)
         return {same[0]: same for same in rows.values()}
 
-    def _encode(self, lines: list[Line], rows: Iterable[int]) -> dict[int, list[int]]:
-        """Return token ids of the sentences of these rows that are not empty."""
+    def _encode(self, lines: list[Line], rows: Iterable[int]) -> dict[int, EncodedText]:
+        """Return the sentences of these rows that are not empty, as tokens."""
         rows = [row for row in rows if lines[row].sentence.strip()]
-        return dict(zip(rows, self._sources.token_ids([lines[row].sentence for row in rows]), strict=True))
-
-    def _cut_off(self, token_ids: dict[int, list[int]]) -> set[int]:
-        """Truncate sources that are too long, if `too_long` is "cut"; return their rows."""
-        limits = [limit for limit in (self.max_source_length, self.positions) if limit is not None]
-        most = min(limits, default=None) if self.too_long == "cut" else None
-        longer = {} if most is None else {row: ids for row, ids in token_ids.items() if len(ids) > most}
-        if most is not None and longer:
-            frame = self._sources.frame()
-            token_ids.update({row: frame.cut(ids, most) for row, ids in longer.items()})
-        return set(longer)
-
-    def _problem(self, length: int) -> str | None:
-        """Describe why a source of this length is not translated; None if it is."""
-        if self.positions is not None and length > self.positions:
-            return (
-                f"it has {length:,} tokens, and the model has positions for {self.positions:,}; "
-                f"max_source_length={self.positions} would truncate it"
-            )
-        if self.max_source_length is not None and length > self.max_source_length:
-            return (
-                f"it has {length:,} tokens, more than max_source_length={self.max_source_length}; "
-                "raise that, or truncate it (too_long=cut)"
-            )
-        return None
+        return dict(zip(rows, self.sides.encode_sources([lines[row].sentence for row in rows]), strict=True))
 
     def _limit(self, source_length: int) -> int:
         """Return the maximum length of a translation for a source of this length (see `TargetLengths`)."""
         return min(self.lengths.most(source_length), self.max_length)
 
-    def _demands(self, line: Line, token_ids: list[int], number: int) -> Demands:
+    def _demands(self, line: Line, source: EncodedText, number: int) -> Demands:
         """Return what the translation of a line must be; `number` is its place.
 
         Raises:
             UserError: there is none, for the reason in the message.
         """
-        if problem := self._problem(len(token_ids)):
-            raise UserError(problem)
+        if source.problem:
+            raise UserError(f"it {source.problem}")
         prefix: tuple[int, ...] = ()
         if line.prefix:
             prefix = self.prefix_tokens(line.prefix)
         _, required = check_phrases(self.banned_phrases, (*self.required_phrases, *line.required))
-        limit = self._limit(len(token_ids))
+        limit = self._limit(len(source.token_ids))
         phrases = self._check_room(required, len(prefix), limit)
-        least = min(self.lengths.least(len(token_ids)), limit)
+        least = min(self.lengths.least(len(source.token_ids)), limit)
         return Demands(min_length=least, number=number, prefix=prefix, required=phrases)
 
     def _check_room(
@@ -655,13 +626,6 @@ def _ranked(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
     return tuple(sorted(hypotheses, key=lambda hypothesis: -(hypothesis.score or 0.0)))
 
 
-def default_source_length(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the default of `max_source_length` (see `Translator`)."""
-    trained = getattr(generation_config, "max_source_length", None)  # saved by training
-    known = [length for length in (length_limit(tokenizer), trained) if isinstance(length, int)]
-    return max([DEFAULT_SOURCE_LENGTH, *known])
-
-
 def _check_special_tokens(engine: Engine) -> None:
     """Raise a UserError unless the model has tokens that begin and end its outputs."""
     generation: Any = engine.generation_config
@@ -675,18 +639,3 @@ def _check_special_tokens(engine: Engine) -> None:
             f"the model's generation_config.json has no {' and no '.join(names)}, so it cannot translate; "
             "add them, or use another checkpoint"
         )
-
-
-def check_language(
-    generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
-) -> None:
-    """Raise a UserError if the tokenizer and the model name different target languages."""
-    languages = getattr(tokenizer, "lang_code_to_id", {}).values()
-    for option, token in start_options.items():
-        of_model = getattr(generation_config, option)
-        names_language = option == "forced_bos_token_id" or of_model in languages
-        if names_language and of_model not in (None, token):
-            raise UserError(
-                f"the tokenizer's target language is token {token}, and the model has {option}={of_model}; "
-                f"let tgt_lang in tokenizer_config.json and {option} in generation_config.json agree"
-            )

@@ -1,0 +1,129 @@
+"""The two sides of an encoder-decoder: how it encodes sources, and what begins its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from vaswani.data.text_codec import TextCodec, for_languages
+from vaswani.data.tokenization import length_limit
+from vaswani.errors import UserError
+
+TooLong = Literal["cut", "skip"]
+
+DEFAULT_SOURCE_LENGTH = 1024  # tokens; a search takes seconds, not hours
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """The tokens of a text.
+
+    Args:
+        token_ids: with special tokens.
+        problem: why the model cannot read them, as in "has 9 tokens, ..."; None if it can.
+        cut_off: whether these are only the beginning of the text.
+    """
+
+    token_ids: list[int]
+    problem: str | None = None
+    cut_off: bool = False
+
+
+class Sides:
+    """Encodes the sources of an encoder-decoder, and knows its targets.
+
+    Args:
+        generation_config: of the model.
+        positions: the longest source that the model has positions for, or None if there is no limit.
+        source_tokenizer: encodes sources.
+        target_tokenizer: of the targets; None means the source tokenizer.
+        max_source_length, too_long, source_language, target_language, source_prefix: see `Translator`.
+
+    Attributes:
+        sources, targets: the codecs, for the languages that are given.
+        max_source_length: the most tokens of a source, or None.
+        too_long: what happens to a longer one: "cut" or "skip".
+        start_options: options of `generate` that select the target language.
+
+    Raises:
+        UserError: an option is out of range, the tokenizer does not know a language, or it and the model name
+            different ones.
+    """
+
+    def __init__(
+        self,
+        generation_config: GenerationConfig,
+        positions: int | None,
+        source_tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        max_source_length: int | Literal["auto"] | None = "auto",
+        too_long: TooLong | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        source_prefix: str | None = None,
+    ):
+        if too_long not in (None, "cut", "skip"):
+            raise UserError(f"too_long={too_long!r} is unknown; expected 'cut' or 'skip'")
+        source, target = for_languages(
+            source_tokenizer,
+            target_tokenizer or source_tokenizer,
+            source_language=source_language,
+            target_language=target_language,
+            source_prefix=source_prefix,
+        )
+        self.sources, self.targets = TextCodec(source, "source"), TextCodec(target, "target")
+        self.start_options = self.targets.start_options()
+        if target_language is None:
+            _check_language(generation_config, target, self.start_options)
+        self._positions = positions
+        self._skips_as_asked = too_long == "skip"
+        self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
+        if max_source_length == "auto":
+            max_source_length = _default_source_length(generation_config, source_tokenizer)
+        self._frame = self.sources.frame()
+        self._frame.check_room(max_source_length=max_source_length)
+        self.max_source_length = max_source_length
+
+    def encode_sources(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Return the tokens of each source; longer ones are truncated, or have a problem."""
+        return [self._source(token_ids) for token_ids in self.sources.token_ids(texts)]
+
+    def _source(self, token_ids: list[int]) -> EncodedText:
+        length, most, positions = len(token_ids), self.max_source_length, self._positions
+        limits = [limit for limit in (most, positions) if limit is not None and length > limit]
+        if not limits:
+            return EncodedText(token_ids)
+        if self.too_long == "cut":
+            return EncodedText(self._frame.cut(token_ids, min(limits)), cut_off=True)
+        if positions in limits:
+            remedy = "too_long=cut" if self._skips_as_asked else f"max_source_length={positions}"
+            problem = f"and the model has positions for {positions:,}; {remedy} would truncate it"
+        else:
+            problem = f"more than max_source_length={most}; raise that, or truncate it (too_long=cut)"
+        return EncodedText(token_ids, f"has {length:,} tokens, {problem}")
+
+
+def _default_source_length(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the default of `max_source_length` (see `Translator`)."""
+    trained = getattr(generation_config, "max_source_length", None)  # saved by training
+    known = [length for length in (length_limit(tokenizer), trained) if isinstance(length, int)]
+    return max([DEFAULT_SOURCE_LENGTH, *known])
+
+
+def _check_language(
+    generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
+) -> None:
+    """Raise a UserError if the tokenizer and the model name different target languages."""
+    languages = getattr(tokenizer, "lang_code_to_id", {}).values()
+    for option, token in start_options.items():
+        of_model = getattr(generation_config, option)
+        names_language = option == "forced_bos_token_id" or of_model in languages
+        if names_language and of_model not in (None, token):
+            raise UserError(
+                f"the tokenizer's target language is token {token}, and the model has {option}={of_model}; "
+                f"let tgt_lang in tokenizer_config.json and {option} in generation_config.json agree"
+            )
