@@ -256,7 +256,7 @@ def test_int8_and_other_types(exported, tmp_path):
 
 
 def convert(kind: str, folder: Path, files: tuple[str, ...]) -> tuple[Path, Path]:
-    """A model of the library, and what CTranslate2's own converter makes of it."""
+    """Save a model of the library, and convert it by CTranslate2's own converter."""
     original = save_translator(kind, folder / "original")
     model = AutoModelForSeq2SeqLM.from_pretrained(original)
     torch.manual_seed(0)

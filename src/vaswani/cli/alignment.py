@@ -7,15 +7,11 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import (
-    AllowMismatch,
     BufferSize,
-    Device,
-    DType,
     MaxSourceLength,
     OutputName,
     PaddedTokensPerBatch,
     PairsName,
-    Revision,
     SourceLanguage,
     SourcePrefix,
     TargetFile,
@@ -23,12 +19,14 @@ from vaswani.cli.options import (
     model_option,
     number,
     table_field,
+    takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
 
 
 @app.command()
+@takes_loading_options
 def align(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of an encoder-decoder.")],
     input_name: PairsName = "-",
@@ -96,10 +94,7 @@ def align(
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
     source_prefix: SourcePrefix = None,
-    revision: Revision = None,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **loading: Any,
 ) -> None:
     """Align the words of sources and targets by an encoder-decoder's attention.
 
@@ -118,6 +113,7 @@ def align(
     if symmetrize is not None and reverse_model is None:
         raise UserError("--symmetrize is for two directions; add --reverse_model, or leave it out")
     check_method(method := symmetrize or "grow-diag-final-and")
+    revision = loading.pop("revision")  # of one model
     options: dict[str, Any] = {
         "layer": _layer(layer),
         "heads": _heads(heads),
@@ -125,9 +121,7 @@ def align(
         "max_length": max_length,
         "max_tokens_per_batch": max_tokens_per_batch,
         "max_source_length": max_source_length or "auto",
-        "device": device,
-        "dtype": dtype,
-        "allow_mismatch": allow_mismatch,
+        **loading,
     }
     languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
     turned: dict[str, Any] = {"source_language": target_language, "target_language": source_language}

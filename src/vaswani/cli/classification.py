@@ -6,22 +6,20 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import (
-    AllowMismatch,
     BufferSize,
-    Device,
-    DType,
     InputName,
     OutputName,
     PaddedTokensPerBatch,
-    Revision,
     model_option,
     number,
     table_field,
+    takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 
 
 @app.command()
+@takes_loading_options
 def predict(
     model: Annotated[
         str, model_option("--model", help="Folder or Hub name of a classifier, regressor or tagger.")
@@ -50,10 +48,7 @@ def predict(
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     buffer_size: BufferSize = None,
-    revision: Revision = None,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **loading: Any,
 ) -> None:
     """Predict the label of each line or table row, or the tags of its words, as JSON Lines.
 
@@ -67,7 +62,7 @@ def predict(
     from vaswani.inference.inputs import open_texts
 
     check_not_input(output_name, input_name)
-    is_tagger = task_of_checkpoint(model, revision) == "tagging"
+    is_tagger = task_of_checkpoint(model, loading["revision"]) == "tagging"
     where: dict[str, Any] = {"option": "text_field", "default": "text", "pair_field": text_pair_field}
     with open_texts(input_name, text_field, added=ADDED, words=is_tagger, **where) as texts:
         begin_work()
@@ -76,10 +71,7 @@ def predict(
                 model,
                 max_length=max_length,
                 max_tokens_per_batch=max_tokens_per_batch,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                allow_mismatch=allow_mismatch,
+                **loading,
             )
             with progress_of_texts(texts, output_name) as bar:
                 report = predict_texts(

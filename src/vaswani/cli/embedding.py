@@ -8,15 +8,12 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import (
-    AllowMismatch,
-    Device,
-    DType,
     InputName,
     PaddedTokensPerBatch,
-    Revision,
     model_option,
     number,
     table_field,
+    takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes_loading_options
 def embed(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of a trained model.")],
     input_name: InputName = "-",
@@ -82,10 +80,7 @@ def embed(
         ),
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
-    revision: Revision = None,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **loading: Any,
 ) -> None:
     """Embed text line by line, or a field of a table: a vector for each text, word or token."""
     from vaswani.files.line_files import check_not_input
@@ -100,6 +95,7 @@ def embed(
     if unit == "text":
         check_pooling()
     check_not_input(output_name, input_name)
+    revision = loading.pop("revision")  # of one model
     options: dict[str, Any] = {
         "pooling": pooling or "mean",
         "subtoken_pooling": subtoken_pooling or "first",
@@ -109,9 +105,7 @@ def embed(
         "max_length": max_length,
         "truncation": truncation,
         "max_tokens_per_batch": max_tokens_per_batch,
-        "device": device,
-        "dtype": dtype,
-        "allow_mismatch": allow_mismatch,
+        **loading,
     }
     begin_work()
     where: dict[str, Any] = {"option": "text_field", "default": "text", "added": added_fields(unit)}

@@ -370,21 +370,43 @@ def takes_translator_options(
         if name not in left_out
     ]
 
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def with_options(*args: Any, **kwargs: Any) -> None:
-            kwargs["max_source_length"] = kwargs["max_source_length"] or "auto"
-            if kwargs.get("ensemble_weights") is not None:
-                kwargs["ensemble_weights"] = _numbers("ensemble_weights", kwargs["ensemble_weights"])
-            command(*args, **kwargs)
+    def adapt(options: dict[str, Any]) -> None:
+        options["max_source_length"] = options["max_source_length"] or "auto"
+        if options.get("ensemble_weights") is not None:
+            options["ensemble_weights"] = _numbers("ensemble_weights", options["ensemble_weights"])
 
-        signature = inspect.signature(command)
-        own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
-        with_options.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-        with_options.__annotations__ = {
-            **command.__annotations__,
-            **{each.name: each.annotation for each in shared},
-        }
-        return with_options
+    return lambda command: _with_options(command, shared, adapt)
 
-    return add
+
+def takes_loading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `FromPretrained.from_pretrained` to a command, which gets them as `**loading`."""
+    shared = [_DECLARED[name] for name in ("revision", "device", "dtype", "allow_mismatch")]
+    return _with_options(command, shared, lambda options: None)
+
+
+def _with_options(
+    command: Callable[..., None],
+    shared: list[inspect.Parameter],
+    adapt: Callable[[dict[str, Any]], None],
+) -> Callable[..., None]:
+    """Return a command with further options.
+
+    Args:
+        command: takes them as its `**` argument.
+        shared: the options.
+        adapt: is called with all values that the command gets, and may change them.
+    """
+
+    @wraps(command)
+    def with_options(*args: Any, **kwargs: Any) -> None:
+        adapt(kwargs)
+        command(*args, **kwargs)
+
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+    with_options.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {
+        **command.__annotations__,
+        **{each.name: each.annotation for each in shared},
+    }
+    return with_options

@@ -3,12 +3,12 @@
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import AllowMismatch, Device, DType, Revision, model_option, number, seed_of
+from vaswani.cli.options import model_option, number, seed_of, takes_loading_options
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes_loading_options
 def prompt(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of a causal language model.")],
     task_file: Annotated[
@@ -43,10 +44,7 @@ def prompt(
     max_tokens_per_batch: Annotated[
         int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and answers.", at_least=1)
     ] = 8192,
-    revision: Revision = None,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **loading: Any,
 ) -> None:
     """Run a task by zero-, one- or few-shot prompting and report the accuracy."""
     from vaswani.files.line_files import LineWriter, check_not_input
@@ -63,11 +61,8 @@ def prompt(
     with LineWriter(output_name or os.devnull) as writer:
         prompter = Prompter.from_pretrained(
             model,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            allow_mismatch=allow_mismatch,
             max_tokens_per_batch=max_tokens_per_batch,
+            **loading,
         )
         for count in counts:
             if results:

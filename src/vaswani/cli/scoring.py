@@ -9,16 +9,12 @@ import typer
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     TRANSLATOR_DEFAULTS,
-    AllowMismatch,
     BufferSize,
-    Device,
-    DType,
     LengthPenalty,
     MaxSourceLength,
     OutputName,
     PaddedTokensPerBatch,
     PairsName,
-    Revision,
     SourceLanguage,
     SourcePrefix,
     TargetFile,
@@ -26,6 +22,7 @@ from vaswani.cli.options import (
     model_option,
     number,
     table_field,
+    takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes_loading_options
 def score(
     model: Annotated[
         str, model_option("--model", help="Folder or Hub name of an encoder-decoder or language model.")
@@ -78,10 +76,7 @@ def score(
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
     source_prefix: SourcePrefix = None,
-    revision: Revision = None,
-    device: Device = None,
-    dtype: DType = None,
-    allow_mismatch: AllowMismatch = False,
+    **loading: Any,
 ) -> None:
     """Score given texts: log-probabilities and perplexities, as JSON Lines.
 
@@ -95,7 +90,7 @@ def score(
     from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
 
     check_not_input(output_name, input_name, target_file)
-    is_seq2seq = kind_of_checkpoint(model, revision) == "seq2seq"
+    is_seq2seq = kind_of_checkpoint(model, loading["revision"]) == "seq2seq"
     of_pairs = {
         "max_source_length": max_source_length,
         "too_long": too_long,
@@ -116,11 +111,8 @@ def score(
             length_penalty=length_penalty,
             max_length=max_length,
             max_tokens_per_batch=max_tokens_per_batch,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            allow_mismatch=allow_mismatch,
             **options,
+            **loading,
         )
         with progress_of_texts(texts, output_name) as bar:
             found = score_inputs(

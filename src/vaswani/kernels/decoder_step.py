@@ -20,7 +20,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from vaswani.kernels.int8_linear import Int8Linear
 from vaswani.kernels.onednn import product_by
-from vaswani.kernels.short_attention import MAX_WEIGHTS
+from vaswani.kernels.short_attention import gains_from_short_attention, weights_of_seen
 from vaswani.model.attention import VaswaniAttention, additive_mask
 from vaswani.model.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from vaswani.model.operators import Linear, OutputProjection
@@ -158,13 +158,8 @@ class DecoderStep:
         """Queries [R, 1, d_model] to keys and values [R/K, H, S, D] -> [R, 1, d_model]."""
         sources, heads = keys.shape[:2]
         queries = query.view(sources, -1, heads, self.head_dim).transpose(1, 2)  # [R/K, H, K, D]
-        num_queries = queries.shape[2]
-        if num_queries > 1 and num_queries * keys.shape[2] <= MAX_WEIGHTS and keys.device.type == "cpu":
-            scores = queries @ keys.transpose(-2, -1)
-            scores = (
-                scores.mul_(self.scaling) if mask is None else torch.add(mask, scores, alpha=self.scaling)
-            )
-            output = scores.softmax(-1) @ values
+        if gains_from_short_attention(queries, keys, mask, dropout=0.0):
+            output = weights_of_seen(queries, keys, mask, self.scaling) @ values
         else:
             output = scaled_dot_product_attention(queries, keys, values, mask, scale=self.scaling)
         return output.transpose(1, 2).reshape(query.shape)

@@ -100,14 +100,23 @@ def _weights(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
     """softmax(QKᵀ · scaling + mask): [B, H, T, S], zero where a row sees nothing."""
+    if mask is None:
+        return weights_of_seen(query, key, None, scaling)
+    sees_something = (mask > torch.finfo(mask.dtype).min).any(-1, keepdim=True)
+    if sees_something.all():
+        return weights_of_seen(query, key, mask, scaling)
+    finite = mask.masked_fill(~sees_something, 0.0)
+    return weights_of_seen(query, key, finite, scaling).mul_(sees_something)
+
+
+def weights_of_seen(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """The same where every row sees something, which is not checked."""
     scores = query @ key.transpose(-2, -1)
     if mask is None:
         return scores.mul_(scaling).softmax(-1)
-    sees_something = (mask > torch.finfo(mask.dtype).min).any(-1, keepdim=True)
-    if sees_something.all():
-        return torch.add(mask, scores, alpha=scaling, out=scores).softmax(-1)
-    finite = mask.masked_fill(~sees_something, 0.0)
-    return torch.add(finite, scores, alpha=scaling, out=scores).softmax(-1).mul_(sees_something)
+    return torch.add(mask, scores, alpha=scaling, out=scores).softmax(-1)
 
 
 def _heads_apart(states: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from vaswani.inference.batches import padded_inputs
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.prompt.continuation import check_causal
-from vaswani.inference.translate.scoring import rows_at_once, token_log_probs
+from vaswani.inference.translate.scoring import log_probs_of, rows_at_once, token_log_probs
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class CausalScores(TextScores):
             texts = [batch[number][0] for number in part]
             targets = [torch.tensor(text.scored, device=device) for text in texts]
             logits = self._logits([text.columns for text in texts])[:, first:]
-            log_probs = _of_targets(logits, pad_sequence(targets, True))
+            log_probs = log_probs_of(logits, pad_sequence(targets, True))
             rows = zip(log_probs.tolist(), texts, strict=True)
             found += [row[: len(text.scored)] for row, text in rows]
         return found
@@ -258,11 +258,5 @@ class MaskedScores(TextScores):
             masked = torch.tensor([places[number] for number in part], device=device)
             logits = logits[torch.arange(len(part), device=device), masked]  # [R, V]
             predicted = torch.tensor([targets[number] for number in part], device=device)
-            found += _of_targets(logits, predicted).tolist()
+            found += log_probs_of(logits, predicted).tolist()
         return [[log_prob] for log_prob in found]
-
-
-def _of_targets(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the natural log-probabilities of targets [...] from logits [..., V]: float32 [...]."""
-    logits = logits.float()
-    return logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(dim=-1)

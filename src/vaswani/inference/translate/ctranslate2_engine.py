@@ -27,7 +27,8 @@ import torch
 
 from vaswani.errors import RunError, UserError, one_line
 from vaswani.inference.translate.ctranslate2_folder import CTranslate2Folder
-from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
+from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions, ranked
+from vaswani.inference.translate.scoring import most_rows
 from vaswani.interop.to_ctranslate2 import check_engine
 
 # Sources whose limits differ by less share a call. A model writes about as much as it reads, and may write 50
@@ -35,7 +36,6 @@ from vaswani.interop.to_ctranslate2 import check_engine
 SIMILAR_LIMITS = 25
 PATIENCE = 2  # finished hypotheses for each beam, for n-best lists (Kasai et al., 2022, arXiv:2204.05424)
 IMPOSSIBLE = -1e9  # the score of a beam that stands for none, behind a prefix
-LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
 # Options of generation_config.json that CTranslate2 lacks, with the values that have no effect.
 LACKING: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
@@ -133,7 +133,7 @@ class CTranslate2Engine(Engine):
                     found = self._with_bare_prefixes(rows, found, call)
                 found = self._scored(rows, found, call.start)
         self._check_finite(found)
-        best = [_best(outputs, options, n_best) for outputs in found]
+        best = [ranked(outputs, options)[:n_best] for outputs in found]
         if with_scores:
             return best
         return [[replace(output, log_prob=None) for output in outputs] for outputs in best]
@@ -305,7 +305,7 @@ class CTranslate2Engine(Engine):
             sources,
             given,
             max_input_length=0,
-            max_batch_size=max(1, LOGITS_AT_ONCE // (longest * len(self._target_tokens))),
+            max_batch_size=most_rows(longest * len(self._target_tokens)),
         )
         sums = iter(
             sum(result.log_probs[: len(target)]) for result, target in zip(scored, targets, strict=True)
@@ -372,11 +372,6 @@ def _similar(rows: Sequence[_Row]) -> Iterator[list[int]]:
 
 def _share_a_call(first: _Row, row: _Row) -> bool:
     return first.least == row.least and first.limit - row.limit < SIMILAR_LIMITS
-
-
-def _best(outputs: list[Output], options: SearchOptions, n_best: int) -> list[Output]:
-    """Return the best hypotheses, best first."""
-    return sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))[:n_best]
 
 
 def _check_generation_config(folder: CTranslate2Folder) -> None:

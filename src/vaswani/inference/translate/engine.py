@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -154,6 +154,11 @@ class Output:
         if self.log_prob is None:
             return None
         return self.log_prob / length_penalty.of(len(self.token_ids)) + self.coverage
+
+
+def ranked(outputs: Iterable[Output], options: SearchOptions) -> list[Output]:
+    """Return outputs by their scores, best first; without scores as they are."""
+    return sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))
 
 
 class Engine(ABC):

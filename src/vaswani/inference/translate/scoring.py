@@ -45,9 +45,9 @@ def token_log_probs(
             decoder_input_ids=sequences[rows, :-1],
             use_cache=False,
             **masking_inputs(model, sequences[rows, :-1]),
-        ).logits.float()  # [rows, T, V]
+        ).logits  # [rows, T, V]
         targets = sequences[rows, 1:]
-        of_tokens = logits.gather(2, targets[..., None])[..., 0] - logits.logsumexp(dim=2)  # [rows, T]
+        of_tokens = log_probs_of(logits, targets)  # [rows, T]
         counts = torch.arange(targets.shape[1], device=states.device) < lengths[rows, None]
         log_probs.append(of_tokens.masked_fill(~counts, 0.0))
     return torch.cat(log_probs)
@@ -74,6 +74,17 @@ def sequence_log_probs(
     return token_log_probs(model, input_ids, attention_mask, sequences, lengths, source_of_row).sum(dim=1)
 
 
+def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the natural log-probabilities of targets [...] from logits [..., V]: float32 [...]."""
+    logits = logits.float()
+    return logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(dim=-1)
+
+
 def rows_at_once(count: int, logits_per_row: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Split the numbers of rows so that the logits of each part fit into memory; a row is never split."""
-    return torch.arange(count, device=device).split(max(1, _LOGITS_AT_ONCE // max(1, logits_per_row)))
+    return torch.arange(count, device=device).split(most_rows(logits_per_row))
+
+
+def most_rows(logits_per_row: int) -> int:
+    """Return how many rows have logits that fit into memory together, at least one."""
+    return max(1, _LOGITS_AT_ONCE // max(1, logits_per_row))

@@ -25,7 +25,7 @@ from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_li
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
-from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
+from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions, ranked
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
 from vaswani.inference.translate.token_stream import TokenStream
@@ -284,7 +284,7 @@ def _best(outputs: list[Output], demand: Demands, options: SearchOptions, prompt
         unique = {tuple(output.token_ids): output for output in reversed(outputs)}
         outputs = [each for each in reversed(unique.values()) if _meets(each, demand, prompt_length)]
     if demand.required or options.coverage_penalty:
-        outputs = sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))
+        outputs = ranked(outputs, options)
     return outputs
 
 
