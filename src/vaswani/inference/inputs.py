@@ -67,41 +67,50 @@ def decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
         yield text.removeprefix("\ufeff") if number == 0 else text  # drop a byte order mark
 
 
-class TextLines:
-    """The texts of a stream of lines.
-
-    Args:
-        lines: UTF-8 text; invalid bytes become U+FFFD.
-        documents: what is one text: a line, the lines up to a blank one, or the whole stream.
-        total: number of lines, if it is known.
+class Lines:
+    """What is read from lines, without other fields, in the order in which results are taken.
 
     Attributes:
-        row: None; texts of lines have no other fields.
-        place: of the text whose result was `taken` last, such as "line 3".
+        row: None; lines have no other fields.
+        report: counts what was taken.
+        place: of what was taken last, such as "line 3".
     """
 
     row: None = None
 
-    def __init__(self, lines: BinaryIO, documents: Documents = "line", total: int | None = None):
-        self.report = LineReport(unit="line" if documents == "line" else "document")
-        self.total = total if documents == "line" else None
-        self.typed = lines.isatty()
-        self._texts = _GROUPED[documents](decoded(lines, self.report))
-
-    def __iter__(self) -> Iterator[str]:
-        return self._texts
+    def __init__(self, report: LineReport):
+        self.report = report
 
     @property
     def place(self) -> str:
         return f"{self.report.unit} {self.report.lines}"
 
     def take(self) -> None:
-        """Go on to the next text in order; called before its result is written."""
+        """Go on to the next in order; called before its result is written."""
         self.report.lines += 1
 
     def record(self, **fields: Any) -> str:
         """Return the fields as one line of JSON."""
         return finite_json(fields, ensure_ascii=False)
+
+
+class TextLines(Lines):
+    """The texts of a stream of lines.
+
+    Args:
+        lines: UTF-8 text; invalid bytes become U+FFFD.
+        documents: what is one text: a line, the lines up to a blank one, or the whole stream.
+        total: number of lines, if it is known.
+    """
+
+    def __init__(self, lines: BinaryIO, documents: Documents = "line", total: int | None = None):
+        super().__init__(LineReport(unit="line" if documents == "line" else "document"))
+        self.total = total if documents == "line" else None
+        self.typed = lines.isatty()
+        self._texts = _GROUPED[documents](decoded(lines, self.report))
+
+    def __iter__(self) -> Iterator[str]:
+        return self._texts
 
 
 def _whole(lines: Iterable[str]) -> Iterator[str]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vaswani.data.sources import reading
 from vaswani.errors import UserError
-from vaswani.files.json_files import finite_json
 from vaswani.files.line_files import open_lines, read_lines
 from vaswani.inference.inputs import (
     Column,
     LineReport,
+    Lines,
     TableTexts,
     decoded,
     has_table_ending,
@@ -29,25 +29,19 @@ if TYPE_CHECKING:
 SOURCE, TARGET, HYPOTHESES = "source", "target", "hypotheses"  # default fields
 
 
-class PairLines:
+class PairLines(Lines):
     """Pairs of lines, of a stream of sources and one of targets.
 
     Args:
         sources, targets: UTF-8 text; invalid bytes become U+FFFD.
         names: of both, for messages.
         total: number of lines, if it is known.
-
-    Attributes:
-        row: None; lines have no other fields.
-        place: of the pair whose result was taken last, such as "line 3".
     """
-
-    row: None = None
 
     def __init__(
         self, sources: BinaryIO, targets: BinaryIO, names: tuple[str, str], total: int | None = None
     ):
-        self.report = LineReport()
+        super().__init__(LineReport())
         self.total, self.typed = total, sources.isatty()
         self._names = names
         self._sides = decoded(sources, self.report), decoded(targets, self.report)
@@ -63,18 +57,6 @@ class PairLines:
             yield source, target
         if next(targets, None) is not None:
             raise _of_other_length(self._names, f"{self._names[0]} ends after its line {number:,}")
-
-    @property
-    def place(self) -> str:
-        return f"line {self.report.lines}"
-
-    def take(self) -> None:
-        """Go on to the next pair in order; called before its result is written."""
-        self.report.lines += 1
-
-    def record(self, **fields: Any) -> str:
-        """Return the fields as one line of JSON."""
-        return finite_json(fields, ensure_ascii=False)
 
 
 def _of_other_length(names: tuple[str, str], found: str) -> UserError:
