@@ -130,7 +130,7 @@ def load_tokens(
     return TokenizedCorpus(args.data or "dates", tokenizer, train, test)
 
 
-def test_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
+def pairs_of_test_split(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Sources and targets of the corpus's test split, or else of its last one."""
     found = [*load_corpus(_spec(args)).splits.values()][-1]
     return list(zip(found["source"][:], found["target"][:], strict=True))

@@ -76,7 +76,7 @@ def main() -> None:
     """Translate in every way, then print the table."""
     args = parse_arguments()
     side_by_side.quiet()
-    rows = side_by_side.test_pairs(args)[: 20 if args.quick else args.rows]
+    rows = side_by_side.pairs_of_test_split(args)[: 20 if args.quick else args.rows]
     sources, references = zip(*rows, strict=True)
     found: dict[str, Translated] = {}
     table, record = [], {}
