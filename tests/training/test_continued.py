@@ -180,4 +180,4 @@ def test_each_side_has_its_own_positions(pairs: Path, tmp_path: Path) -> None:
         ContinuedRun(config_for(model, pairs, max_target_length=65)).check()
     translator = Translator.from_pretrained(model, num_beams=1, max_length=200, device="cpu")
     assert translator.max_length == 64
-    assert translator.positions == 256
+    assert translator.sides.positions == 256

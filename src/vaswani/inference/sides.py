@@ -44,6 +44,7 @@ class Sides:
 
     Attributes:
         sources, targets: the codecs, for the languages that are given.
+        positions: as given.
         max_source_length: the most tokens of a source, or None.
         too_long: what happens to a longer one: "cut" or "skip".
         start_options: options of `generate` that select the target language.
@@ -79,7 +80,7 @@ class Sides:
         self.start_options = self.targets.start_options()
         if target_language is None:
             _check_language(generation_config, target, self.start_options)
-        self._positions = positions
+        self.positions = positions
         self._skips_as_asked = too_long == "skip"
         self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
         if max_source_length == "auto":
@@ -93,7 +94,7 @@ class Sides:
         return [self._source(token_ids) for token_ids in self.sources.token_ids(texts)]
 
     def _source(self, token_ids: list[int]) -> EncodedText:
-        length, most, positions = len(token_ids), self.max_source_length, self._positions
+        length, most, positions = len(token_ids), self.max_source_length, self.positions
         limits = [limit for limit in (most, positions) if limit is not None and length > limit]
         if not limits:
             return EncodedText(token_ids)
