@@ -33,7 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     kept = {}
     for item in items:
-        if not any(item.get_closest_marker(name) for name in ("slow", "suite", "process", "script")):
+        if not any(
+            item.get_closest_marker(name) for name in ("slow", "suite", "process", "script", "browser")
+        ):
             kept.setdefault(item.nodeid.partition("[")[0], item)
     fast = set(kept.values())
     config.hook.pytest_deselected(items=[item for item in items if item not in fast])
