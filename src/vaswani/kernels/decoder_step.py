@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.utils.output_capturing import capture_outputs
 
 from vaswani.kernels.int8_linear import Int8Linear
 from vaswani.kernels.onednn import product_by
@@ -55,9 +56,18 @@ def _is_plain(module: nn.Module) -> bool:
     return (
         type(module) in PLAIN_MODULES
         and "forward" not in vars(module)
-        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not module._forward_pre_hooks
+        and all(map(_only_records, module._forward_hooks.values()))
         and all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
     )
+
+
+def _only_records(hook: Callable[..., Any]) -> bool:
+    """Whether a hook is the library's that records attentions and hidden states.
+
+    The library leaves it there after the first call that asks for them; such a call never comes to a step.
+    """
+    return getattr(hook, "__module__", None) == capture_outputs.__module__
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,18 @@ class VaswaniFamilyConfig(PreTrainedConfig):
         auto_map = self._checked_auto_map(kwargs.get("auto_map", {}))
         super().__post_init__(**{**kwargs, "auto_map": auto_map})
 
+    @property
+    def output_attentions(self) -> bool | None:
+        """Whether every call returns attention weights; the library allows that for eager attention only."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Any value fits any kernel: calls that return weights compute them by the reference."""
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """The saved configuration; `VaswaniFamilyConfig` itself loads the class that `model_type` names."""
