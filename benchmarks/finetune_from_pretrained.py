@@ -33,7 +33,7 @@ import side_by_side
 from vaswani.data.labels.labelled import LabelledSpec, load_labelled
 from vaswani.files.run_files import EVALUATION_FILE
 from vaswani.insight.curves import read_history
-from vaswani.insight.figures import new_figure
+from vaswani.insight.figures import new_figure, save_figure
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import finetune
@@ -258,25 +258,25 @@ def means_on_the_way(runs: list[Run], output: Path) -> list[float]:
 
 def draw(args: argparse.Namespace, numbers: list[int], results: dict[tuple[str, int], Result]) -> None:
     """Accuracy against labels on the left; in the course of each training on the right."""
-    figure = new_figure(figsize=(10.0, 4.0), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for begins, colour in COLOURS.items():
-        found = [results[begins, labels] for labels in numbers]
-        means = [mean(result.values) for result in found]
-        errors = [HALF_INTERVAL * result.error for result in found]
-        left.errorbar(numbers, means, errors, marker="o", capsize=3, color=colour, label=begins)
-        for labels, result in zip(numbers, found, strict=True):
-            after = means_on_the_way(result.runs, args.output)
-            shares = [100 * (i + 1) / len(after) for i in range(len(after))]
-            right.plot(shares, after, marker=".", color=colour)
-            right.annotate(f" {labels:,}", (shares[-1], after[-1]), color=colour, fontsize=8)
-    left.set(xscale="log", xlabel="labels", ylabel="accuracy, %, with 95 % interval", title="test")
-    left.set_xticks(numbers, [f"{number:,}" for number in numbers], minor=False)
-    left.legend()
-    right.set(xlabel="share of the training, %", ylabel="accuracy, %", title="validation, by labels")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.savefig(args.picture)
+    with new_figure((10.0, 4.0)) as figure:
+        left, right = figure.subplots(1, 2)
+        for begins, colour in COLOURS.items():
+            found = [results[begins, labels] for labels in numbers]
+            means = [mean(result.values) for result in found]
+            errors = [HALF_INTERVAL * result.error for result in found]
+            left.errorbar(numbers, means, errors, marker="o", capsize=3, color=colour, label=begins)
+            for labels, result in zip(numbers, found, strict=True):
+                after = means_on_the_way(result.runs, args.output)
+                shares = [100 * (i + 1) / len(after) for i in range(len(after))]
+                right.plot(shares, after, marker=".", color=colour)
+                right.annotate(f" {labels:,}", (shares[-1], after[-1]), color=colour, fontsize=8)
+        left.set(xscale="log", xlabel="labels", ylabel="accuracy, %, with 95 % interval", title="test")
+        left.set_xticks(numbers, [f"{number:,}" for number in numbers], minor=False)
+        left.legend()
+        right.set(xlabel="share of the training, %", ylabel="accuracy, %", title="validation, by labels")
+        for axes in (left, right):
+            axes.grid()
+    save_figure(figure, args.picture)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from vaswani import (
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.inference.embed.embedding import Embedder
 from vaswani.inference.translate.translation import Translator
-from vaswani.insight.figures import new_figure
+from vaswani.insight.figures import new_figure, save_figure
 
 SETTLED = 200  # calls after which memory should grow no more
 MAX_OUTPUT = 8  # tokens of a translation: an untrained model ends none
@@ -206,17 +206,17 @@ def measure(work: str, args: argparse.Namespace) -> dict[str, Side]:
 
 def draw(results: dict[str, dict[str, Side]], path: Path) -> None:
     """Memory against calls."""
-    figure = new_figure(figsize=(11, 3.5), dpi=110, layout="constrained")
-    for axes, (work, sides) in zip(
-        figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True
-    ):
-        for name, side in sides.items():
-            axes.plot([memory / 1e6 for memory in side.memory], label=name)
-        axes.set(title=work, xlabel="calls of varied shapes", ylabel="memory of the process, MB")
-        axes.set_ylim(bottom=0)
-        axes.legend()
-        axes.grid(alpha=0.3)
-    figure.savefig(path)
+    with new_figure((11, 3.5), dpi=110) as figure:
+        for axes, (work, sides) in zip(
+            figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True
+        ):
+            for name, side in sides.items():
+                axes.plot([memory / 1e6 for memory in side.memory], label=name)
+            axes.set(title=work, xlabel="calls of varied shapes", ylabel="memory of the process, MB")
+            axes.set_ylim(bottom=0)
+            axes.legend()
+            axes.grid()
+    save_figure(figure, path)
 
 
 def table_rows(work: str, sides: dict[str, Side], settled: int) -> list[tuple[str, ...]]:

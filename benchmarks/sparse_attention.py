@@ -41,6 +41,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 from transformers.models.longt5 import modeling_longt5 as longt5
 
 import side_by_side
+from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.kernels.registry import hook_in_kernels
 from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
@@ -467,24 +468,22 @@ def cell(number: float | None, form: str, about: str = "") -> str:
 
 def draw(results: Results, path: str) -> None:
     """Time against length, both logarithmic, a line for each method and block size."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
     lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for setting in results.settings:
         if not setting.is_layer:
             name = setting.method if setting.block is None else f"{setting.method}, block {setting.block}"
             line = (f"{name}, extrapolated", "x:") if setting in results.extrapolated else (name, "o-")
             lines.setdefault(line, []).append((setting.length, results.milliseconds[setting]))
-    for (name, style), points in lines.items():
-        axes.loglog(*zip(*points, strict=True), style, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set(xlabel="length, tokens", ylabel="forward and backward, ms")
-    axes.legend()
-    figure.savefig(path, format="png")
+    with new_figure((9, 5.5)) as figure:
+        axes = figure.subplots()
+        for (name, style), points in lines.items():
+            axes.loglog(*zip(*points, strict=True), style, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="length, tokens", ylabel="forward and backward, ms")
+        for axis in (axes.xaxis, axes.yaxis):
+            write_plain_numbers(axis)
+        axes.legend()
+    save_figure(figure, Path(path))
 
 
 # ------------------------------------------------------------------------------------------------ the command

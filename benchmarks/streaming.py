@@ -24,7 +24,7 @@ from tokenizers import __version__ as tokenizers_version
 import side_by_side
 from vaswani.data.batching import Seq2SeqCollator, TokenBudgetStream, tokenize_corpus
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.insight.figures import new_figure
+from vaswani.insight.figures import new_figure, save_figure
 
 WORDS = 20_000
 ROWS_AT_A_TIME = 1000
@@ -80,13 +80,13 @@ def measure(number: int) -> list[tuple[int, float, int]]:
 
 def draw(points: list[tuple[int, float, int]], path: Path) -> None:
     """Memory against rows."""
-    figure = new_figure(figsize=(8, 4), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([seen / 1e6 for seen, *_ in points], [memory / 1e6 for *_, memory in points])
-    axes.set(xlabel="million rows", ylabel="memory of the process, MB")
-    axes.set_ylim(0, 1.2 * max(memory for *_, memory in points) / 1e6)
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
+    with new_figure((8, 4), dpi=120) as figure:
+        axes = figure.add_subplot()
+        axes.plot([seen / 1e6 for seen, *_ in points], [memory / 1e6 for *_, memory in points])
+        axes.set(xlabel="million rows", ylabel="memory of the process, MB")
+        axes.set_ylim(0, 1.2 * max(memory for *_, memory in points) / 1e6)
+        axes.grid()
+    save_figure(figure, path)
 
 
 def main() -> None:

@@ -119,7 +119,8 @@ def import_package() -> None:
 
     for name in vaswani.__all__:
         getattr(vaswani, name)
-    new_figure()
+    with new_figure((1, 1)):
+        pass
 
 
 def leave_out_of_collections() -> None:

@@ -11,7 +11,8 @@ import vaswani.training.runs.translation
 from vaswani.cli import run
 from vaswani.cli.commands import app
 from vaswani.errors import RunError, UserError
-from vaswani.insight.plots import density, save_sparse_pattern
+from vaswani.insight.figures import save_figure
+from vaswani.insight.sparse_patterns import density, draw_sparse_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
 
@@ -131,7 +132,7 @@ def test_what_the_system_refuses_is_told_plainly(monkeypatch, capsys, error, mes
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("vaswani.insight.plots.save_sparse_pattern", fail)
+    monkeypatch.setattr("vaswani.insight.figures.save_figure", fail)
     status, _, errors = outcome(["plot", "sparse-pattern"], capsys)
     assert status == 1
     assert errors.startswith(f"vaswani: {message}")
@@ -147,7 +148,7 @@ def test_plot_draws_the_defaults_of_the_pattern(tmp_path, monkeypatch, capsys):
     share = 100 * density(SparsePattern(num_heads=2), 64)
     said = f"saved sparse_pattern.png: density {share:.1f} % of the block pairs\n"
     assert outcome(["plot", "sparse-pattern"], capsys) == (0, said, "")
-    save_sparse_pattern(SparsePattern(num_heads=2), 64, Path("expected.png"))
+    save_figure(draw_sparse_pattern(SparsePattern(num_heads=2), 64), Path("expected.png"))
     assert Path("sparse_pattern.png").read_bytes() == Path("expected.png").read_bytes()
 
 
@@ -166,6 +167,7 @@ def test_each_option_of_plot_moves_the_picture(tmp_path):
             "1024 --layer 1",
             "1024 --heads 1",
             "1024 --causal",
+            "1024 --dark",
         )
     }
     assert len(set(pictures.values())) == len(pictures)
@@ -179,7 +181,7 @@ def test_each_option_of_plot_moves_the_picture(tmp_path):
         layer=6,
         causal=True,
     )
-    save_sparse_pattern(expected, 10, tmp_path / "expected.png")
+    save_figure(draw_sparse_pattern(expected, 10), tmp_path / "expected.png")
     options = "--heads 1 --block_size 32 --window 4 --global 1 --random 2 --seed 5 --layer 6 --causal"
     drawn = plotted(tmp_path / "pattern.png", "--length", "319", *options.split())
     assert drawn == (tmp_path / "expected.png").read_bytes()

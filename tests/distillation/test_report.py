@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from dataclasses import asdict, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import as_dict, as_markdown, write_report
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.insight.quality_plot import PlottedModel, draw_quality_against_speed, quality_against_speed_png
+from vaswani.insight.quality import PlottedModel, draw_quality_against_speed
 
 
 def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:
@@ -272,14 +271,3 @@ def test_models_of_a_role_share_a_colour_and_no_marker() -> None:
     assert len({line.get_color() for line in (large, small, plain)}) == 3
     assert second.get_color() == small.get_color()
     assert second.get_marker() != small.get_marker()
-
-
-def test_the_png_moves_with_what_is_drawn_and_needs_no_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
-
-    def pixels(points: list[PlottedModel]) -> bytes:
-        with Image.open(BytesIO(quality_against_speed_png(points, "BLEU"))) as image:
-            return image.tobytes()
-
-    assert pixels(POINTS) == pixels(POINTS)
-    assert pixels([*POINTS[:2], replace(POINTS[2], quality=36.5)]) != pixels(POINTS)

@@ -19,6 +19,7 @@ GROUPS = (
     "conversion",
     "hub",
     "insight",
+    "plots",
     "configs",
     "env",
 )

@@ -16,7 +16,7 @@ from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.hub.plain_card import markdown_table
-from vaswani.insight.quality_plot import PlottedModel, quality_against_speed_png
+from vaswani.insight.quality import PlottedModel, draw_quality_against_speed
 from vaswani.training.trainer.checkpoints import check_writable
 
 logger = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ def write_report(comparison: Comparison, folder: Path) -> None:
     check_writable(folder, "output")
     write_texts(comparison, as_markdown(comparison), folder)
     try:
-        picture = quality_against_speed_png(_points(comparison), METRIC_NAMES[comparison.metric])
+        figure = draw_quality_against_speed(_points(comparison), METRIC_NAMES[comparison.metric])
     except UserError as error:
         logger.warning("%s is not drawn: %s", PLOT, error)
     else:
-        _write(folder / PLOT, picture)
+        _write(folder / PLOT, figure.to_bytes("png"))
 
 
 def write_texts(comparison: ByRole, markdown: str, folder: Path) -> None:

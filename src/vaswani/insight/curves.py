@@ -10,11 +10,12 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.errors import UserError, one_line
-from vaswani.insight.figures import new_figure
+from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from vaswani.insight.themed_figure import ThemedFigure
 
 FILE = "curves.png"
 SIZE = (12.0, 6.5)  # inches
@@ -70,7 +71,7 @@ def read_history(run: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read ({one_line(error)}); give another run") from error
 
 
-def draw_curves(history: list[dict[str, Any]]) -> Figure:
+def draw_curves(history: list[dict[str, Any]]) -> ThemedFigure:
     """Plot a panel for each quantity in the log.
 
     Raises:
@@ -80,13 +81,13 @@ def draw_curves(history: list[dict[str, Any]]) -> Figure:
     panels = [panel for panel in PANELS if any(series[name][0] for name in panel[1])]
     if not panels:
         raise UserError("the run logged nothing that could be drawn; set logging_steps")
-    figure = new_figure(figsize=SIZE, dpi=120, layout="constrained")
-    rows = 2 if len(panels) > 3 else 1
-    grid = figure.subplots(rows, -(-len(panels) // rows), squeeze=False).flat
-    for axes, (title, lines, is_logarithmic) in zip(grid, panels, strict=False):
-        _draw(axes, title, {label: series[name] for name, label in lines.items()}, is_logarithmic)
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
+    with new_figure(SIZE, dpi=120) as figure:
+        rows = 2 if len(panels) > 3 else 1
+        grid = figure.subplots(rows, -(-len(panels) // rows), squeeze=False).flat
+        for axes, (title, lines, is_logarithmic) in zip(grid, panels, strict=False):
+            _draw(axes, title, {label: series[name] for name, label in lines.items()}, is_logarithmic)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
     return figure
 
 
@@ -102,14 +103,16 @@ def _draw(
         if steps:
             axes.plot(steps, values, label=label, marker="o" if len(steps) < 30 else None, markersize=3)
     axes.set(title=title, xlabel="update", yscale="log" if is_logarithmic else "linear")
-    axes.grid(alpha=0.3)
+    if is_logarithmic:
+        write_plain_numbers(axes.yaxis)
+    axes.grid()
     axes.legend()
 
 
 def save_curves(run: Path) -> Path:
     """Save the curves of a run in its folder and return the file (see `read_history`, `draw_curves`)."""
     path = run / FILE
-    draw_curves(read_history(run)).savefig(path)
+    save_figure(draw_curves(read_history(run)), path)
     return path
 
 

@@ -1,23 +1,100 @@
-"""Figures of matplotlib, which is optional and imported late; pyplot, with its global state, is not used."""
+"""Figures of matplotlib, which is optional and imported late: how each plot begins, and how it is saved.
+
+pyplot, with its global state, is not used.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vaswani.errors import UserError
+from vaswani.files.atomic_files import write_whole
+from vaswani.insight.themes import DARK, LIGHT
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axis import Axis
+
+    from vaswani.insight.themed_figure import ThemedFigure
+
+FORMATS = ("pdf", "png", "svg")
 
 
-def new_figure(**options: Any) -> Figure:
-    """Return an empty figure that can be saved; raise a UserError if matplotlib is missing."""
+@contextmanager
+def new_figure(
+    size: tuple[float, float],
+    *,
+    dark: bool = False,
+    texts: Iterable[str] = (),
+    dpi: float = 150,
+    layout: str = "constrained",
+) -> Iterator[ThemedFigure]:
+    """Yield an empty figure; what is drawn in the block has its colours and fonts.
+
+    Args:
+        size: width and height in inches.
+        dark: whether the background is dark; `figure.theme` has the colours.
+        texts: what is written into the figure besides English; it selects the fonts.
+        dpi: dots per inch of a PNG.
+        layout: of matplotlib, which keeps the parts from overlapping.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    check_matplotlib()
+    from vaswani.insight.fonts import families_for
+    from vaswani.insight.themed_figure import ThemedFigure
+
+    theme = DARK if dark else LIGHT
+    figure = ThemedFigure(theme, families_for(texts), figsize=size, dpi=dpi, layout=layout)
+    with figure.settings():
+        yield figure
+
+
+def write_plain_numbers(axis: Axis) -> None:
+    """Label a logarithmic axis with 0.01 and 1000, not powers of ten, which take mathematical typesetting.
+
+    Figures do without it, because a dollar sign is part of many texts.
+    """
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(LogFormatter())
+
+
+def check_picture(output: Path) -> None:
+    """Raise a UserError if a file's suffix is of no format, or matplotlib is missing: before slow work."""
+    check_matplotlib()
+    _format_of(output)
+
+
+def check_matplotlib() -> None:
+    """Raise a UserError if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise UserError("drawing needs matplotlib: pip install 'vaswani[plots]'")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(**options)
-    FigureCanvasAgg(figure)
-    return figure
+
+def save_figure(figure: ThemedFigure, output: Path) -> None:
+    """Save a figure, whole or not at all, in the format of the file's suffix: .png, .svg or .pdf.
+
+    Raises:
+        UserError: the suffix is unknown, or the file cannot be written.
+    """
+    picture = figure.to_bytes(_format_of(output))
+    try:
+        write_whole(output, picture)
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror}") from error
+
+
+def _format_of(output: Path) -> str:
+    suffix = output.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise UserError(
+            f"cannot draw {output}: its suffix is {output.suffix or 'missing'}; use one of {known}"
+        )
+    return suffix

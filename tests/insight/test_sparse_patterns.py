@@ -1,7 +1,5 @@
 """Pictures: the reason of each block against the definition, and each pixel against its reason."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from PIL import Image
 
+from drawn import check_nothing_is_cut_off, legend, pixels_at
 from sparse_reference import any_pattern
 from vaswani.errors import UserError
-from vaswani.insight.plots import (
-    COLOURS,
+from vaswani.insight.sparse_patterns import (
     LABELS,
     Reason,
     block_reasons,
+    colours_of_reasons,
     density,
     draw_sparse_pattern,
-    save_sparse_pattern,
 )
 from vaswani.model.sparse_pattern import SparsePattern
 
@@ -89,40 +85,26 @@ def test_each_field_moves_the_reasons(causal: bool) -> None:
 # Pictures.
 
 
-def legend(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def pixels_at_blocks(figure: Figure, num_blocks: int) -> np.ndarray:
-    """The colour in the middle of each block, uint8 [H, N, N, 3]."""
-    figure.canvas.draw()
-    image = np.asarray(figure.canvas.buffer_rgba())[::-1, :, :3]  # upwards, as matplotlib counts
-    middles = np.repeat(np.arange(num_blocks)[:, None], 2, axis=1)
-    places = [panel.transData.transform(middles).astype(int).T for panel in figure.axes]
-    return np.stack([image[up][:, across] for across, up in places])
-
-
 @pytest.mark.parametrize(
     ("num_blocks", "fields"),
     [(1, {}), (9, {"causal": True}), (24, {"num_heads": 5}), (512, {"num_heads": 1, "causal": True})],
 )
 def test_every_block_has_the_colour_of_its_reason(num_blocks: int, fields: dict[str, Any]) -> None:
     pattern = a_pattern(**fields)
-    colours = np.array([to_rgb(COLOURS[reason]) for reason in Reason])
-    expected = (255 * colours).round()[block_reasons(pattern, num_blocks)]
-    assert (pixels_at_blocks(draw_sparse_pattern(pattern, num_blocks), num_blocks) == expected).all()
+    reasons = block_reasons(pattern, num_blocks)
+    for dark in (False, True):
+        figure = draw_sparse_pattern(pattern, num_blocks, dark=dark)
+        colours = np.array([to_rgb(colour) for colour in colours_of_reasons(figure.theme)])
+        for panel, of_head in zip(figure.axes, reasons, strict=True):
+            drawn = pixels_at(panel, num_blocks, num_blocks)
+            assert (drawn == (255 * colours).round()[of_head]).all()
 
 
 @pytest.mark.parametrize(("num_blocks", "heads"), [(1, 1), (16, 3), (512, 1)])
 def test_nothing_is_cut_off(num_blocks: int, heads: int) -> None:
-    figure = draw_sparse_pattern(a_pattern(num_heads=heads, causal=True, seed=-(2**63)), num_blocks)
-    figure.canvas.draw()
-    drawn = figure.get_tightbbox()  # in inches
-    width, height = figure.get_size_inches()
-    assert drawn.x0 >= 0
-    assert drawn.y0 >= 0
-    assert drawn.x1 <= width
-    assert drawn.y1 <= height
+    check_nothing_is_cut_off(
+        draw_sparse_pattern(a_pattern(num_heads=heads, causal=True, seed=-(2**63)), num_blocks)
+    )
 
 
 def test_the_words_of_a_picture() -> None:
@@ -146,61 +128,20 @@ def test_the_legend_names_what_is_there() -> None:
     assert legend(draw_sparse_pattern(a_pattern(), 1)) == ["global"]
 
 
-def test_pyplot_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
-    save_sparse_pattern(a_pattern(), 8, tmp_path / "pattern.png")
-
-
-# Files.
-
-
-def panels(path: Path, **fields: Any) -> bytes:
-    """The pixels of a saved picture below its title."""
-    save_sparse_pattern(a_pattern(**fields), 16, path)
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        return image.crop((0, image.height // 5, image.width, image.height)).tobytes()
-
-
-def test_a_png_shows_the_seed(tmp_path: Path) -> None:
-    base = panels(tmp_path / "base.png")
-    assert panels(tmp_path / "again.PNG") == base
-    assert panels(tmp_path / "other.png", seed=6) != base
-
-
-@pytest.mark.parametrize(("suffix", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
-def test_the_suffix_is_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
-    output = tmp_path / f"pattern.{suffix}"
-    save_sparse_pattern(a_pattern(), 8, output)
-    assert output.read_bytes().startswith(start)
-
-
 @pytest.mark.parametrize(
-    ("fields", "num_blocks", "name", "message"),
+    ("fields", "num_blocks", "message"),
     [
-        ({}, 0, "a.png", r"shows 1 to 512 blocks, not 0; change the length"),
-        ({}, 513, "a.png", r"not 513; .* \(512 blocks of 4 are 2048 tokens\)"),
-        ({"num_heads": 33}, 8, "a.png", r"at most 32 heads, not 33; plot the first few"),
-        ({}, 8, "a.bmp", r"cannot draw .*a\.bmp: its suffix is \.bmp; use one of \.pdf, \.png, \.svg"),
-        ({}, 8, "a", r"cannot draw .*a: its suffix is missing; use one of"),
-        ({}, 8, "nowhere/a.png", r"cannot write .*nowhere/a\.png: No such file or directory"),
+        ({}, 0, r"shows 1 to 512 blocks, not 0; change the length"),
+        ({}, 513, r"not 513; .* \(512 blocks of 4 are 2048 tokens\)"),
+        ({"num_heads": 33}, 8, r"at most 32 heads, not 33; plot the first few"),
     ],
 )
-def test_what_cannot_be_drawn(
-    tmp_path: Path, fields: dict[str, Any], num_blocks: int, name: str, message: str
-) -> None:
+def test_what_cannot_be_drawn(fields: dict[str, Any], num_blocks: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        save_sparse_pattern(a_pattern(**fields), num_blocks, tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
+        draw_sparse_pattern(a_pattern(**fields), num_blocks)
 
 
 def test_heads_do_not_depend_on_how_many_there_are() -> None:
     """What the error about too many heads promises."""
     few, many = (block_reasons(a_pattern(num_heads=heads), 16) for heads in (2, 5))
     assert torch.equal(few, many[:2])
-
-
-def test_a_missing_matplotlib_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"needs matplotlib: pip install 'vaswani\[plots\]'"):
-        draw_sparse_pattern(a_pattern(), 8)

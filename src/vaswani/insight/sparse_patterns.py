@@ -5,22 +5,21 @@ H heads · N blocks
 
 from __future__ import annotations
 
-import io
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from vaswani.errors import UserError
 from vaswani.insight.figures import new_figure
+from vaswani.insight.themes import BLUE, GREEN, ORANGE, SKY_BLUE, Theme
 from vaswani.model.sparse_pattern import SparsePattern
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-FORMATS = ("pdf", "png", "svg")
+    from vaswani.insight.themed_figure import ThemedFigure
+
 MAX_DRAWN_BLOCKS = 512
 MAX_DRAWN_HEADS = 32
 PANELS_IN_A_ROW = 4
@@ -46,13 +45,17 @@ LABELS = {
     Reason.RANDOM: "random",
     Reason.DIAGONAL: "causal diagonal:\nup to each token",
 }
-COLOURS = {  # of Okabe and Ito, distinguishable with colour blindness
-    Reason.UNSEEN: "#f4f4f4",
-    Reason.GLOBAL: "#e69f00",
-    Reason.WINDOW: "#0072b2",
-    Reason.RANDOM: "#009e73",
-    Reason.DIAGONAL: "#56b4e9",
+COLOURS = {
+    Reason.GLOBAL: ORANGE,
+    Reason.WINDOW: BLUE,
+    Reason.RANDOM: GREEN,
+    Reason.DIAGONAL: SKY_BLUE,
 }
+
+
+def colours_of_reasons(theme: Theme) -> list[str]:
+    """Return the colour of each `Reason`."""
+    return [COLOURS.get(reason, theme.faint) for reason in Reason]
 
 
 def block_reasons(pattern: SparsePattern, num_blocks: int) -> torch.Tensor:
@@ -83,7 +86,7 @@ def density(pattern: SparsePattern, num_blocks: int) -> float:
     return pattern.block_mask(num_blocks).double().mean().item()
 
 
-def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int) -> Figure:
+def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int, *, dark: bool = False) -> ThemedFigure:
     """Plot a panel for each head, query blocks down and key blocks across, coloured by `Reason`.
 
     Raises:
@@ -92,18 +95,20 @@ def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int) -> Figure:
     _check_drawable(pattern, num_blocks)
     columns = min(pattern.num_heads, PANELS_IN_A_ROW)
     rows = -(-pattern.num_heads // columns)
-    figure = new_figure(
-        figsize=(columns * PANEL_SIZE + LEGEND_WIDTH, rows * PANEL_SIZE + TITLE_HEIGHT),
+    reasons = block_reasons(pattern, num_blocks)
+    with new_figure(
+        (columns * PANEL_SIZE + LEGEND_WIDTH, rows * PANEL_SIZE + TITLE_HEIGHT),
+        dark=dark,
         dpi=max(150, 3 * num_blocks / PANEL_SIZE),  # at least two pixels per block
         layout="compressed",  # made for square panels
-    )
-    reasons = block_reasons(pattern, num_blocks)
-    for head in range(pattern.num_heads):
-        panel = figure.add_subplot(rows, columns, head + 1)
-        panel.set(title=f"head {head}", xlabel="key block", ylabel="query block")
-        _draw_panel(panel, reasons[head])
-    figure.suptitle(_title(pattern, num_blocks), fontsize="medium")
-    _add_legend(figure, reasons)
+    ) as figure:
+        colours = colours_of_reasons(figure.theme)
+        for head in range(pattern.num_heads):
+            panel = figure.add_subplot(rows, columns, head + 1)
+            panel.set(title=f"head {head}", xlabel="key block", ylabel="query block")
+            _draw_panel(panel, reasons[head], colours)
+        figure.suptitle(_title(pattern, num_blocks), fontsize="medium")
+        _add_legend(figure, reasons, colours)
     return figure
 
 
@@ -121,14 +126,13 @@ def _check_drawable(pattern: SparsePattern, num_blocks: int) -> None:
         )
 
 
-def _draw_panel(panel: Axes, reasons: torch.Tensor) -> None:
+def _draw_panel(panel: Axes, reasons: torch.Tensor, colours: list[str]) -> None:
     """Plot the blocks [N, N] of one head."""
     from matplotlib.colors import ListedColormap
 
-    colours = ListedColormap([COLOURS[reason] for reason in Reason])
     panel.imshow(
         reasons.numpy(),
-        cmap=colours,
+        cmap=ListedColormap(colours),
         vmin=-0.5,
         vmax=len(Reason) - 0.5,
         interpolation="none",
@@ -145,35 +149,16 @@ def _title(pattern: SparsePattern, num_blocks: int) -> str:
     )
 
 
-def _add_legend(figure: Figure, reasons: torch.Tensor) -> None:
+def _add_legend(figure: ThemedFigure, reasons: torch.Tensor, colours: list[str]) -> None:
     """Add a legend of the colours in the plot."""
     from matplotlib.patches import Patch
 
+    edge = figure.theme.foreground
     figure.legend(
         handles=[
-            Patch(facecolor=COLOURS[reason], edgecolor="black", linewidth=0.5, label=LABELS[reason])
+            Patch(facecolor=colours[reason], edgecolor=edge, linewidth=0.5, label=LABELS[reason])
             for reason in Reason
             if (reasons == reason).any()
         ],
         loc="outside right center",  # beside the panels, not the title
     )
-
-
-def save_sparse_pattern(pattern: SparsePattern, num_blocks: int, output: Path) -> None:
-    """Plot a pattern (see `draw_sparse_pattern`) into a file, whose suffix selects the format.
-
-    Raises:
-        UserError: the pattern cannot be plotted, the suffix is unknown, or the file cannot be written.
-    """
-    suffix = output.suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
-        known = ", ".join(f".{name}" for name in FORMATS)
-        raise UserError(
-            f"cannot draw {output}: its suffix is {output.suffix or 'missing'}; use one of {known}"
-        )
-    picture = io.BytesIO()  # complete before the file is touched
-    draw_sparse_pattern(pattern, num_blocks).savefig(picture, format=suffix)
-    try:
-        output.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {error.strerror}") from error
