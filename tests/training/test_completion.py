@@ -279,3 +279,68 @@ def test_the_help_tells_of_the_fields(capsys):
 def test_a_perplexity_is_better_when_it_is_less(toys, options, metric, greater):
     config = load_config(None, as_flags({**options, "metric_for_best_model": metric}), FinetuningConfig)
     assert config.training.greater_is_better is greater
+
+
+# ------------------------------------------------------------------------------------------- vaswani evaluate
+
+
+def evaluated(capfd, *arguments: object) -> dict:
+    capfd.readouterr()
+    status = run_command(["evaluate", *map(str, arguments), "--device", "cpu", "--json"])
+    captured = capfd.readouterr()
+    assert status == 0, captured.err
+    return json.loads(captured.out.splitlines()[-1])
+
+
+def test_evaluate_gives_the_scores_of_the_training(toys, options, tmp_path, capfd):
+    run(options)
+    expected = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    found = evaluated(capfd, "--model", tmp_path / "run", "--data", toys / "rows")
+    assert {name: found[name] for name in ("metrics", "examples", "rows")} == {
+        name: expected[name] for name in ("metrics", "examples", "rows")
+    }
+    assert (
+        evaluated(capfd, "--model", tmp_path / "run", "--data", toys / "rows", "--max_rows", 7)["rows"] == 7
+    )
+    file = toys / "rows" / "test.jsonl"
+    as_text = evaluated(capfd, "--model", tmp_path / "run", "--data", file, "--text_field", "prompt")
+    assert "bits_per_byte" in as_text["metrics"]
+
+
+@pytest.mark.parametrize("by", ["--completion_field", "--messages_field", "a pair of files"])
+def test_evaluate_scores_completions_of_any_causal_model(toys, tmp_path, capfd, by):
+    """The loss is that of the tokens after the prompt, by hand."""
+    rows = completion_rows(6, 9)
+    write_jsonl(tmp_path / "rows.jsonl", [{**row, "answer": row["completion"]} for row in rows])
+    model = toys / ("chat" if by == "--messages_field" else "ours")
+    data: list[object] = [tmp_path / "rows.jsonl"]
+    if by == "a pair of files":
+        for name in ("prompt", "completion"):
+            (tmp_path / name).write_text("".join(f"{row[name].strip()}\n" for row in rows))
+        data = [tmp_path / "prompt", tmp_path / "completion", "--prompt_field", "prompt"]
+    flags = {"--completion_field": ["--completion_field", "answer"], "--messages_field": [by, "messages"]}
+    found = evaluated(capfd, "--model", model, "--data", *data, *flags.get(by, []))
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    causal = AutoModelForCausalLM.from_pretrained(model).eval()
+    losses = []
+    for row in rows:
+        before = row["prompt"]
+        whole = before + (row["completion"] if by == "--completion_field" else row["completion"].strip())
+        if by == "--messages_field":
+            before = tokenizer.apply_chat_template(
+                row["messages"][:1], tokenize=False, add_generation_prompt=True
+            )
+            whole = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        special = by != "--messages_field"  # a template writes them itself
+        ids = [*tokenizer(whole, add_special_tokens=special).input_ids, tokenizer.eos_token_id]
+        start = len(tokenizer(before, add_special_tokens=special).input_ids)
+        logits = causal(torch.tensor([ids])).logits[0, start - 1 : -1]
+        losses += cross_entropy(logits, torch.tensor(ids[start:]), reduction="none").tolist()
+    assert found["metrics"]["loss"]["value"] == pytest.approx(np.mean(losses), abs=1e-4)
+
+
+def test_evaluate_refuses_fields_of_completions_for_other_models(toys, capfd):
+    arguments = ["--model", str(toys / "encoder"), "--data", str(toys / "rows"), "--prompt_field", "prompt"]
+    assert run_command(["evaluate", *arguments]) != 0
+    assert "--prompt_field is for a causal language model with prompts" in capfd.readouterr().err

@@ -44,6 +44,7 @@ NAMES = {
     "questions": "a question answerer",
     "masked": "a masked language model",
     "causal": "a causal language model",
+    "completions": "a causal language model with prompts",
 }
 # The fields of the rows that each kind is evaluated on, and the kinds that take an option not all take.
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -51,6 +52,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),
     "masked": ("text_field", "documents"),
     "causal": ("text_field", "documents"),
+    "completions": ("prompt_field", "completion_field", "messages_field"),
     "questions": ("context_field", "question_field", "answers_field", "answer_start_field"),
 }
 OF_SEARCH = (
@@ -212,6 +214,27 @@ def evaluate(
             "--answer_start_field", help="Column of the answer's first character. Default: as in training."
         ),
     ] = None,
+    prompt_field: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt_field",
+            help="Of completions, the column of the prompt. Default: as in training, or prompt.",
+        ),
+    ] = None,
+    completion_field: Annotated[
+        str | None,
+        typer.Option(
+            "--completion_field",
+            help="Column of the completion, which is scored. Default: as in training, or completion.",
+        ),
+    ] = None,
+    messages_field: Annotated[
+        str | None,
+        typer.Option(
+            "--messages_field",
+            help="Column of chats, whose answers are scored, in place of prompts. Default: as in training.",
+        ),
+    ] = None,
     null_score_diff_threshold: Annotated[
         float | None,
         number(
@@ -252,7 +275,8 @@ def evaluate(
     Encoder-decoders: BLEU, chrF and exact match, or ROUGE. Classifiers,
     regressors and taggers: accuracy, F1 or correlation. Models that answer
     questions: exact match and F1, as SQuAD does. Language models:
-    perplexity, accuracy and, of causal ones, bits per byte.
+    perplexity, accuracy and, of causal ones, bits per byte; of those
+    trained on completions or given --prompt_field, of the completions alone.
     """
     from vaswani.evaluation.text_metrics import check_task
     from vaswani.files.line_files import LineWriter, check_not_input
@@ -281,9 +305,14 @@ def evaluate(
         "question_field": question_field,
         "answers_field": answers_field,
         "answer_start_field": answer_start_field,
+        "prompt_field": prompt_field,
+        "completion_field": completion_field,
+        "messages_field": messages_field,
         "null_score_diff_threshold": null_score_diff_threshold,
         "output_name": output_name,
     }
+    if kind == "causal" and _completes(folder, options):
+        kind = "completions"
     _check_options(kind, options)
     if kind != "seq2seq" and len(model) > 1:
         raise UserError(
@@ -322,6 +351,16 @@ def _kind(folder: Path, config: "PreTrainedConfig") -> str:
             f"{', '.join(NAMES.values())}"
         )
     return kind
+
+
+def _completes(folder: Path, options: dict[str, Any]) -> bool:
+    """Return whether a causal language model is evaluated on completions: by its options or its training."""
+    from vaswani.hub.run_metadata import read_settings
+
+    if any(options[name] is not None for name in FIELDS["completions"]):
+        return True
+    as_text = any(options[name] is not None for name in FIELDS["causal"])
+    return not as_text and read_settings(folder).get("task") == "completion"
 
 
 def _check_options(kind: str, given: dict[str, Any]) -> None:
@@ -419,11 +458,11 @@ EVALUATIONS: dict[str, Callable[[Asked], Found]] = {
 def _evaluate_texts(asked: Asked) -> dict[str, Any]:
     """Score a language model; print the scores and return them."""
     from vaswani.hub.checkpoint import local_folder
-    from vaswani.training.runs.evaluation import evaluate_language_model
+    from vaswani.training.runs.evaluation import evaluate_completions, evaluate_language_model
 
     options, files = asked.options, asked.files
     folder = local_folder(asked.models[0], options["revision"])
-    if len(files) == 2:
+    if len(files) == 2 and asked.kind != "completions":
         raise UserError(f"a language model is evaluated on one file of texts, got {files[0]} and {files[1]}")
     split, place = located(files, asked.split)
     settings = {
@@ -438,6 +477,7 @@ def _evaluate_texts(asked: Asked) -> dict[str, Any]:
         raise UserError(
             f"device {options['device']!r} cannot be used for a language model; expected 'cpu' or 'cuda'"
         )
-    return evaluate_language_model(
-        folder, asked.kind, split, max_rows=options["max_rows"], settings=settings, tell=warn
-    )
+    more = {"max_rows": options["max_rows"], "settings": settings, "tell": warn}
+    if asked.kind == "completions":
+        return evaluate_completions(folder, split, **more)
+    return evaluate_language_model(folder, asked.kind, split, **more)

@@ -72,8 +72,8 @@ class ChatSpec(BaseCorpusSpec):
 # ------------------------------------------------------------------------------------------- reading chats
 
 
-def load_chats(spec: ChatSpec) -> Corpus:
-    """Load all splits of chats into memory.
+def load_chats(spec: ChatSpec, splits: Sequence[str] = SPLITS) -> Corpus:
+    """Load the requested splits of chats that exist into memory.
 
     Returns:
         Splits with the column `messages`, JSON text. Rows that are no chat are left out and counted as
@@ -82,7 +82,7 @@ def load_chats(spec: ChatSpec) -> Corpus:
     Raises:
         UserError: as `load_corpus`.
     """
-    return load_in_memory(spec, SPLITS, sources=(_file_table, _dataset_table), rows_of=_usable_chats)
+    return load_in_memory(spec, splits, sources=(_file_table, _dataset_table), rows_of=_usable_chats)
 
 
 def _file_table(names: Sequence[str], spec: ChatSpec) -> Source:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, EarlyStoppingCallback, PreTrainedModel, Pre
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.evenly_spread import at_most
-from vaswani.data.sources.corpus import Corpus, load_corpus
+from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
@@ -149,9 +149,13 @@ class BaseRun(ABC):
     def metrics(self) -> Sequence[str]:
         """What an evaluation computes, beside the loss, by which models can be ranked."""
 
+    def read(self, splits: Sequence[str] = SPLITS) -> Corpus:
+        """The corpus with those of the splits that exist."""
+        return load_corpus(self.config.data.corpus, splits)
+
     def load(self) -> Corpus:
         """The corpus with all its splits, among them those that training and its evaluations need."""
-        corpus = load_corpus(self.config.data.corpus)
+        corpus = self.read()
         self.check_splits(corpus)
         return corpus
 

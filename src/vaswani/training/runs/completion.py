@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.given_tokenizers import ready_to_complete
 from vaswani.data.labels.labelled_tokens import LabelCollator
-from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
 from vaswani.errors import UserError
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
@@ -60,13 +60,9 @@ class CompletionRun(BaseRun):
 
     # ------------------------------------------------------------------------------------- rows and the model
 
-    def load(self) -> Corpus:
+    def read(self, splits: Sequence[str] = SPLITS) -> Corpus:
         spec = self.config.data.corpus
-        if not isinstance(spec, ChatSpec):
-            return super().load()
-        corpus = load_chats(spec)
-        self.check_splits(corpus)
-        return corpus
+        return load_chats(spec, splits) if isinstance(spec, ChatSpec) else load_corpus(spec, splits)
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
         """Rows as token ids and labels."""
@@ -115,14 +111,23 @@ class CompletionRun(BaseRun):
         """Scores on the test split, or else on the validation split; printed and saved."""
 
         def tell(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
-            longest = self.config.data.max_length  # for which the model has positions
-            examples = [] if trainer.sharding else completed(trainer.model, tokenizers[0], rows, longest)
-            return _tell(trainer, split, rows, examples)
+            return self.tell(trainer, split, rows)
 
         return evaluate_finished(trainer, splits, tell)
 
-
-# ---------------------------------------------------------------------------------- what the evaluation tells
+    def tell(self, trainer: CompletionTrainer, split: str, rows: Dataset) -> dict[str, Any]:
+        """Print the scores and examples; return what `evaluation.json` holds of them."""
+        longest = self.config.data.max_length  # for which the model has positions
+        tokenizer: Any = trainer.processing_class
+        examples = [] if trainer.sharding else completed(trainer.model, tokenizer, rows, longest)
+        metrics = show_estimates(trainer, split, rows, of="rows", names=TOLD_NAMES)
+        print()
+        for example in examples:
+            prompt, prediction, reference = (shortened(" ".join(text.split())) for text in example.values())
+            wrong = "" if prediction == reference else f"  (reference: {reference})"
+            print(f"{prompt}  →  {prediction}{wrong}")
+        more: dict[str, Any] = {"examples": examples} if examples else {}
+        return record(split, rows, metrics, **more)
 
 
 @torch.no_grad()
@@ -147,23 +152,10 @@ def completed(
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
             max_new_tokens=max(1, min(most, longest - len(prompt))),
+            max_length=None,
             do_sample=False,
         )
         parts = (prompt, generated[0, len(prompt) :].tolist(), reference)
         texts = (str(tokenizer.decode(part, skip_special_tokens=True)) for part in parts)
         examples.append(dict(zip(("prompt", "prediction", "reference"), texts, strict=True)))
     return examples
-
-
-def _tell(
-    trainer: CompletionTrainer, split: str, rows: Dataset, examples: list[dict[str, str]]
-) -> dict[str, Any]:
-    """Print the scores and examples; return what `evaluation.json` holds of them."""
-    metrics = show_estimates(trainer, split, rows, of="rows", names=TOLD_NAMES)
-    print()
-    for example in examples:
-        prompt, prediction, reference = (shortened(" ".join(text.split())) for text in example.values())
-        wrong = "" if prediction == reference else f"  (reference: {reference})"
-        print(f"{prompt}  →  {prediction}{wrong}")
-    more: dict[str, Any] = {"examples": examples} if examples else {}
-    return record(split, rows, metrics, **more)

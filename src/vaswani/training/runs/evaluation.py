@@ -1,22 +1,27 @@
-"""Evaluate a trained language model on texts, as a pre-training does at its end."""
+"""Evaluate a trained language model on texts or completions, as its training does at its end."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from transformers import PrinterCallback
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PrinterCallback
 
 from vaswani.data.evenly_spread import at_most
-from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.given_tokenizers import ready_to_complete
 from vaswani.hub.run_metadata import read_settings
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
+from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.config_file import load_config
+from vaswani.training.config.options import BaseConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
-from vaswani.training.runs.models import Pretrained
+from vaswani.training.runs.base import BaseRun
+from vaswani.training.runs.completion import CompletionRun
+from vaswani.training.runs.models import Pretrained, open_pretrained
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun, PretrainingRun, tell_scores
 
 # Fields of the training that its scores depend on.
@@ -25,7 +30,10 @@ SETTINGS_OF_TRAINING = (
     *("mask_probability", "whole_word_masking", "next_sentence", "pack"),
 )
 OF_OBJECTIVE = {"masked": ("mask_probability", "whole_word_masking", "next_sentence"), "causal": ("pack",)}
+SETTINGS_OF_COMPLETIONS = ("prompt_field", "completion_field", "messages_field", "max_length", "seed")
 USUAL_LENGTH = 512  # tokens of a sequence, where no training and no positions tell
+
+Config = TypeVar("Config", bound=BaseConfig)
 
 
 class _CausalEvaluation(CausalLMRun):
@@ -70,27 +78,70 @@ def evaluate_language_model(
     """
     with tempfile.TemporaryDirectory() as output:
         run = _run(folder, objective, {"output_dir": output, **settings})
-        corpus = load_corpus(run.config.data.corpus, [split])
-        corpus.split(split)  # raises where there is none
-        tell(f"{split} of {run.config.data.dataset or run.config.data.test_file[0]}: {corpus.reports[split]}")
-        run.check()
-        tokenizers = run.build_tokenizers(corpus)
-        model = run.build_model(tokenizers)
-        rows = at_most(run.tokenize(corpus, tokenizers)[split], max_rows)
-        trainer = run.build_trainer({"train": rows}, tokenizers, model)
-        trainer.remove_callback(PrinterCallback)
-        trainer.evaluate(rows, metric_key_prefix=split)
+        trainer, rows = _evaluated(run, split, max_rows, tell)
         return tell_scores(trainer, split, rows)
 
 
-def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
+def evaluate_completions(
+    folder: Path,
+    split: str,
+    *,
+    max_rows: int | None = None,
+    settings: Mapping[str, Any],
+    tell: Callable[[str], object] = lambda message: None,
+) -> dict[str, Any]:
+    """Score a causal language model on the completions of prompts, or on the answers in chats.
+
+    Args and errors as `evaluate_language_model`, with fields of a `CompletionConfig`.
+
+    Returns:
+        The content of `evaluation.json`, with `perplexity` and `accuracy` of the tokens of the completions,
+        and `examples` of what the model writes.
+    """
+    with tempfile.TemporaryDirectory() as output:
+        values = _settings(folder, "task", "completion", SETTINGS_OF_COMPLETIONS, settings)
+        values["output_dir"] = output
+        if "max_length" not in values:
+            longest = open_pretrained(str(folder), AutoModelForCausalLM, ready_to_complete).longest
+            values["max_length"] = min(longest or USUAL_LENGTH, USUAL_LENGTH)
+        run = CompletionRun(_config(values, CompletionConfig))
+        trainer, rows = _evaluated(run, split, max_rows, tell)
+        return run.tell(trainer, split, rows)
+
+
+def _evaluated(
+    run: BaseRun, split: str, max_rows: int | None, tell: Callable[[str], object]
+) -> tuple[Any, Dataset]:
+    """Evaluate the model of a run on a split; return the trainer and the tokenized rows."""
+    corpus = run.read([split])
+    corpus.split(split)  # raises where there is none
+    data = run.config.data
+    tell(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {corpus.reports[split]}")
+    run.check()
+    tokenizers = run.build_tokenizers(corpus)
+    model = run.build_model(tokenizers)
+    rows = at_most(run.tokenize(corpus, tokenizers)[split], max_rows)
+    trainer: Any = run.build_trainer({"train": rows}, tokenizers, model)
+    trainer.remove_callback(PrinterCallback)
+    trainer.evaluate(rows, metric_key_prefix=split)
+    return trainer, rows
+
+
+def _settings(
+    folder: Path, field: str, expected: str, names: Sequence[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the given settings and, if the `field` of the training is as expected, those of the training."""
     recorded = read_settings(folder)
-    kept = recorded if recorded.get("objective", "masked") == objective else {}
-    names = [name for name in SETTINGS_OF_TRAINING if name not in OF_OBJECTIVE[_other(objective)]]
+    kept = recorded if recorded.get(field, "masked") == expected else {}
     values = {name: kept[name] for name in names if kept.get(name) is not None}
     values |= {name: value for name, value in given.items() if value is not None}
-    values |= {"model": folder, "objective": objective, "eval_strategy": "no", "disable_tqdm": True}
-    run = (MaskedLMRun if objective == "masked" else _CausalEvaluation)(_config(values))
+    return values | {"model": folder, field: expected, "eval_strategy": "no", "disable_tqdm": True}
+
+
+def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
+    names = [name for name in SETTINGS_OF_TRAINING if name not in OF_OBJECTIVE[_other(objective)]]
+    values = _settings(folder, "objective", objective, names, given)
+    run = (MaskedLMRun if objective == "masked" else _CausalEvaluation)(_config(values, PretrainingConfig))
     config, pretrained = run.config, run.pretrained
     assert pretrained is not None  # as there is a model
     if "max_length" not in values:
@@ -106,8 +157,8 @@ def _other(objective: str) -> str:
     return "causal" if objective == "masked" else "masked"
 
 
-def _config(values: Mapping[str, Any]) -> PretrainingConfig:
+def _config(values: Mapping[str, Any], config_class: type[Config]) -> Config:
     flags = []
     for name, value in values.items():
         flags += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
-    return load_config(None, flags, PretrainingConfig)
+    return load_config(None, flags, config_class)

@@ -18,7 +18,7 @@ from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.given_tokenizers import ready_to_classify
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
-from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.corpus import SPLITS, Corpus
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
@@ -118,10 +118,12 @@ class FinetuningRun(BaseRun):
 
     # ---------------------------------------------------------------------------------- rows and their labels
 
+    def read(self, splits: Sequence[str] = SPLITS) -> Corpus:
+        return load_labelled(self.config.data.corpus, splits)
+
     def load(self) -> Corpus:
         """The labelled texts, of which the labels of training are those of the task."""
-        corpus = load_labelled(self.config.data.corpus)
-        self.check_splits(corpus)
+        corpus = super().load()
         task_class = TASKS[self.config.data.task]
         labels = corpus.split("train")["label"][:]
         self.task = task_class(self._in_the_models_order(task_class.names_in(labels)))

@@ -15,7 +15,7 @@ from vaswani.data.evenly_spread import at_most
 from vaswani.data.given_tokenizers import ready_to_classify
 from vaswani.data.questions.question_rows import load_questions
 from vaswani.data.questions.windows import Window, WindowCollator, tokenize_questions, windows_of
-from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.corpus import SPLITS, Corpus
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
@@ -63,10 +63,12 @@ class QuestionAnsweringRun(BaseRun):
 
     # --------------------------------------------------------------------------------- questions and windows
 
+    def read(self, splits: Sequence[str] = SPLITS) -> Corpus:
+        return load_questions(self.config.data.corpus, splits)
+
     def load(self) -> Corpus:
         """The questions with all their splits; of those of the test, `max_test_rows` stay."""
-        self.corpus = load_questions(self.config.data.corpus)
-        self.check_splits(self.corpus)
+        self.corpus = super().load()
         splits = self.corpus.splits
         if "test" in splits:
             splits["test"] = at_most(splits["test"], self.config.training.max_test_rows)
