@@ -83,7 +83,7 @@ def load_checkpoint(
     device, dtype = _device(device), _dtype(dtype)
     directory = local_folder(name, revision)
     config = read_config(directory)
-    if auto_class is not None and not _serves(auto_class, config):
+    if auto_class is not None and not serves(auto_class, config):
         problem, expected = _PURPOSES.get(
             auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
         )
@@ -190,7 +190,7 @@ def _fetch(name: str, revision: str | None, weights: bool | str, **options: Any)
     return directory
 
 
-def _serves(auto_class: Any, config: PreTrainedConfig) -> bool:
+def serves(auto_class: Any, config: PreTrainedConfig) -> bool:
     """Return whether an Auto class loads a configuration as the model that was trained.
 
     `AutoModelForCausalLM` also loads a BERT, or the decoder of a translator, which were not trained for it.

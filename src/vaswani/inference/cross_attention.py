@@ -62,9 +62,14 @@ def cross_attention(
 def check_returns_weights(model: PreTrainedModel, option: str) -> None:
     """Raise a UserError if the class of a model cannot return its weights, which an option needs."""
     for member in members_of(model):
-        known = inspect.signature(member.forward).parameters
-        if "output_attentions" not in known and all(each.kind != each.VAR_KEYWORD for each in known.values()):
+        if not takes_output_attentions(member):
             raise _returns_no_weights(member, option)
+
+
+def takes_output_attentions(model: PreTrainedModel) -> bool:
+    """Return whether a call of a model may ask for attention weights; its layers may still return none."""
+    known = inspect.signature(model.forward).parameters
+    return "output_attentions" in known or any(each.kind == each.VAR_KEYWORD for each in known.values())
 
 
 def members_of(model: Any) -> list[Any]:
@@ -88,7 +93,7 @@ def _weights(
     heads: Sequence[int] | None,
 ) -> torch.Tensor:
     """Return the weights of one model, [S·K, T, L]."""
-    model = _returning_weights(model)
+    model = returning_weights(model)
     rows_per_source = len(sequences) // len(input_ids)
     states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     source_of_row = torch.arange(len(input_ids), device=states.device).repeat_interleave(rows_per_source)
@@ -110,7 +115,7 @@ def _weights(
     return torch.cat(found)
 
 
-def _returning_weights(model: Any) -> Any:
+def returning_weights(model: Any) -> Any:
     """Return a model that can return its weights: ours always can, others with attention in plain operations.
 
     The other one shares all tensors with the model, and has a configuration of its own, so that other threads

@@ -49,6 +49,7 @@ class PairEncoder:
 
     Attributes:
         sources, targets: the codecs of the two sides.
+        start_options: options of `generate` that select the target language.
         start_token_id: begins the decoder's input.
 
     Raises:
@@ -71,7 +72,8 @@ class PairEncoder:
         tokenizers = source_tokenizer, target_tokenizer
         self._sides = Sides(generation_config, position_limit(model, "source"), *tokenizers, **of_sides)
         self.sources, self.targets = self._sides.sources, self._sides.targets
-        self.start_token_id = _start_token_id(model, self._sides.start_options)
+        self.start_options = self._sides.start_options
+        self.start_token_id = _start_token_id(model, self.start_options)
         self.max_length = max_length or DEFAULT_LENGTH
         self._positions = position_limit(model, "target")
         self._behind_end, self._missing_end = _ending(model, self.targets)

@@ -1,0 +1,171 @@
+"""Readable tokens: the text of each token of a sequence, and the words that tokens form.
+
+The tokens of a vocabulary are made for machines: they mark the beginnings of words ("▁", "Ġ"), their ends
+("</w>") or their continuations ("##", "@@"), and may be bytes. Here each becomes the part of the text that it
+stands for. Several tokens that are the bytes of one character show it with their number: "中 1/3".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import ByteLevel, Split
+
+from vaswani.data.text_codec import TextCodec
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece's byte fallback
+_LONE_BYTE = re.compile("[\udc80-\udcff]")  # as "surrogateescape" decodes one that is no character
+_SPACES = {" ": "␣", "\n": "↵", "\t": "⇥"}
+# Letters, digits and joiners, with apostrophes between them; each token of a script without spaces is a word.
+_NO_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+_INSIDE = rf"(?:(?!{_NO_SPACES})[\p{{L}}\p{{M}}\p{{N}}_\x{{200C}}\x{{200D}}])+"
+_WORD = Split(Regex(rf"{_INSIDE}(?:['’]{_INSIDE})*"), behavior="removed", invert=True)
+
+
+@dataclass(frozen=True)
+class TokenTexts:
+    """The texts of a sequence of T tokens, which form W words.
+
+    Args:
+        tokens: the text of each token, never empty.
+        words: the texts of the words; a special token and a punctuation mark are words of their own.
+        word_of: for each token the number of its word, in order.
+    """
+
+    tokens: tuple[str, ...]
+    words: tuple[str, ...]
+    word_of: tuple[int, ...]
+
+
+def token_texts(codec: TextCodec, token_ids: Sequence[int]) -> TokenTexts:
+    """Return the texts of tokens.
+
+    Args:
+        codec: of the side that the tokens belong to.
+        token_ids: with special tokens, which keep their names.
+    """
+    names = codec.tokens(token_ids)
+    special = set(codec.tokenizer.all_special_ids)
+    to_bytes = _spelling(codec)
+    tokens: list[str] = []
+    words: list[str] = []
+    word_of: list[int] = []
+    for is_special, run in groupby(range(len(names)), key=lambda place: token_ids[place] in special):
+        places = list(run)
+        if is_special:
+            own = tuple(names[place] for place in places)
+            found = TokenTexts(own, own, tuple(range(len(own))))
+        else:
+            found = _texts_of_bytes([to_bytes(names[place]) for place in places])
+        word_of += [len(words) + number for number in found.word_of]
+        words += found.words
+        tokens += found.tokens
+    return TokenTexts(tuple(tokens), tuple(words), tuple(word_of))
+
+
+def _spelling(codec: TextCodec) -> Callable[[str], bytes]:
+    """Return what spells a token of the vocabulary as bytes of text, with the spaces around it."""
+    decoders = _decoders(codec.tokenizer)
+    vocabulary = codec.vocabulary()
+    ends_words = any(token.endswith("</w>") for token in vocabulary)
+    continues_words = not ends_words and any(token.endswith("@@") and token != "@@" for token in vocabulary)
+    begins_words = any(token.startswith("▁") for token in vocabulary)
+    byte_of = _byte_of_letter() if "ByteLevel" in decoders else {}
+
+    def spelled(token: str) -> bytes:
+        if byte := _BYTE.fullmatch(token):
+            return bytes([int(byte[1], 16)])
+        after = " " if ends_words and token.endswith("</w>") else ""
+        token = token.removesuffix("</w>") if ends_words else token
+        if byte_of and all(letter in byte_of for letter in token):
+            return bytes(byte_of[letter] for letter in token) + after.encode()
+        if "WordPiece" in decoders:
+            token = token.removeprefix("##") if token.startswith("##") else f" {token}"
+        elif continues_words:
+            token = token.removesuffix("@@") if token.endswith("@@") else f"{token} "
+        elif begins_words:
+            token = token.replace("▁", " ")
+        elif not (byte_of or ends_words):  # nothing marks words, so each token is one
+            token = f" {token}"
+        return (token + after).encode()
+
+    return spelled
+
+
+def _decoders(tokenizer: Any) -> set[str]:
+    """Return the kinds of decoders that a tokenizer of the tokenizers library has; none for others."""
+    if not tokenizer.is_fast or tokenizer.backend_tokenizer.decoder is None:
+        return set()
+    settings = json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())
+    return {each["type"] for each in [settings, *settings.get("decoders", ())]}
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """Return the byte that each letter of a byte-level vocabulary stands for (Radford et al., 2019).
+
+    Printable characters of Latin-1 stand for themselves, and the letters from U+0100 on for the other bytes.
+    """
+    letters = sorted(ByteLevel.alphabet())
+    own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
+    others = (byte for byte in range(256) if byte not in own.values())
+    return own | dict(zip((letter for letter in letters if letter not in own), others, strict=True))
+
+
+def _texts_of_bytes(spelled: Sequence[bytes]) -> TokenTexts:
+    """Return the texts of tokens between which there is no special one, from their bytes."""
+    text = b"".join(spelled).decode("utf-8", "surrogateescape")  # bytes of no character become one each
+    starts = [0, *accumulate(map(len, spelled))]  # of the tokens, and the end
+    tokens = [""] * len(spelled)
+    chars: list[list[int]] = [[] for _ in spelled]  # of each token
+    place = 0
+    for number, char in enumerate(text):
+        end = place + len(char.encode("utf-8", "surrogateescape"))
+        owners = sorted({bisect_right(starts, byte) - 1 for byte in range(place, end)})
+        for part, owner in enumerate(owners, start=1):
+            shown = f"0x{ord(char) - 0xDC00:X}" if _LONE_BYTE.match(char) else char
+            tokens[owner] += shown if len(owners) == 1 else f"{shown} {part}/{len(owners)}"
+            chars[owner].append(number)
+        place = end
+    readable = _LONE_BYTE.sub("\ufffd", text)
+    words: list[str] = []
+    word_of: list[int] = []
+    for _, run in groupby(zip(_word_keys(readable, chars), chars, strict=True), key=lambda pair: pair[0]):
+        inside = [of_token for _, of_token in run]
+        numbers = [number for of_token in inside for number in of_token]
+        word_of += [len(words)] * len(inside)
+        words.append(_visible(readable[numbers[0] : numbers[-1] + 1] if numbers else ""))
+    return TokenTexts(tuple(map(_visible, tokens)), tuple(words), tuple(word_of))
+
+
+def _word_keys(text: str, chars: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+    """Return what each token belongs to, equal for those of a word: tokens of spaces join the next one."""
+    word_of_char = _words_of_chars(text)
+    keys: list[tuple[str, int]] = []
+    for numbers in reversed(chars):
+        first = next((number for number in numbers if not text[number].isspace()), None)
+        if first is not None:
+            keys.append(word_of_char[first])
+        else:
+            is_break = any(text[number] != " " for number in numbers)
+            keys.append(("space", len(keys)) if is_break or not keys else keys[-1])
+    return keys[::-1]
+
+
+def _words_of_chars(text: str) -> list[tuple[str, int]]:
+    """Return for each character what it belongs to: the number of a word, or itself."""
+    found = [("character", number) for number in range(len(text))]
+    for number, (_, (start, end)) in enumerate(_WORD.pre_tokenize_str(text)):
+        found[start:end] = [("word", number)] * (end - start)
+    return found
+
+
+def _visible(text: str) -> str:
+    """Return a text without spaces around it, or with signs for them if it has nothing else."""
+    return text.strip() or "".join(_SPACES.get(char, "␣") for char in text) or "∅"
