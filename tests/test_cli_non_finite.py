@@ -76,6 +76,7 @@ LOADING = {
     "average": ("translator", "average {}/translator {}/out"),
     "embed": ("encoder", "embed --model {}/encoder --input {}/source.txt"),
     "prompt": ("causal", "prompt --model {}/causal --task {}/choose.yaml"),
+    "demo": ("translator", "demo --model {}/translator --port 0"),
     "push": ("translator", "push --model {}/translator --repo ada/toy"),
     "finetune": (
         "encoder",

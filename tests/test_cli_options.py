@@ -16,6 +16,7 @@ from vaswani.cli.commands import app
 AWKWARD = ("nan", "inf", "-inf", "-1", "0", "1e30", str(10**12))
 ACCEPTED = {
     ("--seed", "0"): "a seed like others",
+    ("--port", "0"): "a free one",
     ("--layer", "0"): "the first",
     ("--global", "0"): "none",
     ("--random", "0"): "none",

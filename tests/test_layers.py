@@ -11,7 +11,7 @@ import vaswani
 
 ROOT = Path(vaswani.__file__).parent
 LAYERS = (  # from top to bottom
-    *("cli", "distillation", "training", "insight", "evaluation", "inference", "interop"),
+    *("cli", "demo", "distillation", "training", "insight", "evaluation", "inference", "interop"),
     *("hub", "data", "kernels", "model"),
 )
 

@@ -98,6 +98,8 @@ OPTIONS = {
     "average {model} {other} {path}": MAKE_FOLDER,
     "combine {made} --encoder {path}": READ_FOLDER,
     "combine {path} --encoder {encoder}": MAKE_FOLDER,
+    "demo --port 0 --model {path}": READ_FOLDER,
+    "demo --port 0 --model {model} --model {path}": READ_FOLDER,
     "card --model {path}": READ_FOLDER,
     "push --model {path} --repo a/b": READ_FOLDER,
     "report {path}": READ_FOLDER,

@@ -18,6 +18,7 @@ GROUPS = (
     "distillation",
     "conversion",
     "hub",
+    "demo",
     "insight",
     "plots",
     "configs",

@@ -1,0 +1,70 @@
+"""`vaswani demo`."""
+
+from typing import Annotated, Any
+
+from vaswani.cli.app import app
+from vaswani.cli.options import (
+    Engine,
+    NumBeams,
+    SourceLanguage,
+    SourcePrefix,
+    TargetLanguage,
+    model_option,
+    number,
+    takes_loading_options,
+)
+from vaswani.cli.screen import begin_work, say, warn
+
+DEFAULT_PORT = 7860  # Gradio's
+
+
+@app.command()
+@takes_loading_options
+def demo(
+    model: Annotated[
+        list[str],
+        model_option(
+            "--model",
+            help="Folder or Hub name of an encoder-decoder, a classifier or a language model. Several of one "
+            "kind are shown side by side, such as a teacher and its student.",
+        ),
+    ],
+    port: Annotated[
+        int, number("--port", help="Port of 127.0.0.1; 0 takes a free one.", at_least=0, at_most=65535)
+    ] = DEFAULT_PORT,
+    num_beams: NumBeams = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
+    engine: Engine = "torch",
+    **loading: Any,
+) -> None:
+    """Try models in the browser: a page on this machine alone, until Ctrl-C.
+
+    An encoder-decoder translates as you type, and shows its hypotheses with
+    scores; classifiers show labels with probabilities, and language models
+    complete texts or fill in masked words.
+    """
+    from vaswani.demo import build_demo, check_gradio, open_model
+    from vaswani.demo.examples import find_examples
+    from vaswani.demo.models import shown_names
+    from vaswani.demo.server import serve, usable_port
+    from vaswani.hub.checkpoint import local_folder
+
+    check_gradio()
+    usable_port(port)
+    names = shown_names(model)
+    of_translator = {
+        "num_beams": num_beams,
+        "source_language": source_language,
+        "target_language": target_language,
+        "source_prefix": source_prefix,
+    }
+    begin_work()
+    models = {
+        shown: open_model(name, engine=engine, translator_options=of_translator, **loading)
+        for shown, name in zip(names, model, strict=True)
+    }
+    examples = find_examples(local_folder(model[0], loading["revision"]))
+    serve(build_demo(models, examples), port, say)
+    warn("stopped")

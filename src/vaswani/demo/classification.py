@@ -1,0 +1,49 @@
+"""Classifiers, regressors and taggers: a text, and its labels with probabilities."""
+
+from __future__ import annotations
+
+from vaswani.data.text_codec import TextCodec
+from vaswani.demo.html_parts import table, token_list
+from vaswani.demo.view import Answer, View, check_length, readable
+from vaswani.inference.classify.classification import Classifier, Prediction
+
+MOST_LABELS = 10  # in a table, the most probable ones
+
+
+class ClassificationView(View):
+    """Shows the label of a text with the probabilities of all, or the tags of its words."""
+
+    verb = "Classify"
+    text_label = "Text"
+    answer_label = "Label"
+
+    def __init__(self, name: str, classifier: Classifier):
+        super().__init__(name, TextCodec(classifier.tokenizer), classifier.model)
+        self.classifier = classifier
+
+    def answer(self, text: str) -> Answer:
+        """Return the label, with the probabilities of the most probable ones."""
+        token_ids = self.encode(text)
+        check_length(len(token_ids), self.classifier.max_length)
+        (prediction,) = self.classifier([text])
+        shown = _table(prediction, self.classifier.task)
+        return Answer(_label(prediction), shown + token_list("Text", readable(self.codec, token_ids)))
+
+
+def _label(prediction: Prediction) -> str:
+    if isinstance(prediction.label, float):
+        return f"{prediction.label:.3f}"
+    if isinstance(prediction.label, list):
+        return " ".join(map(str, prediction.label)) if prediction.words else ", ".join(prediction.label)
+    return str(prediction.label)
+
+
+def _table(prediction: Prediction, task: str) -> str:
+    """Return the labels of a text, or the words with their tags; nothing of a number."""
+    if task == "tagging":
+        tags = zip(prediction.words or (), prediction.label, prediction.probability, strict=True)
+        return table("Tags", ["word", "tag", "probability"], [*tags])
+    if task == "regression":
+        return ""
+    labels = list(prediction.probabilities.items())[:MOST_LABELS]
+    return table("Labels", ["label", "probability"], labels)

@@ -1,0 +1,67 @@
+"""Texts to try: those of the model card, else of the corpus that the model was trained on."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+from vaswani.data.sources.corpus import BUILT_IN_DATES
+from vaswani.data.sources.dates import generate_dates
+from vaswani.errors import UserError
+from vaswani.files.run_files import CORPUS_FILE
+from vaswani.hub.plain_card import CARD_FILE_NAME
+from vaswani.inference.inputs import open_texts
+
+MOST = 5
+LONGEST = 200  # characters
+READ = 200  # rows of a file
+
+
+def find_examples(folder: Path) -> list[str]:
+    """Return texts for the model in a folder, at most `MOST`; none where nothing tells of them."""
+    return _of_card(folder) or _of_corpus(folder)
+
+
+def _of_card(folder: Path) -> list[str]:
+    """Return the texts of the field `widget`, by which the Hub shows a model."""
+    path = folder / CARD_FILE_NAME
+    if not path.is_file():
+        return []
+    try:
+        widget = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict().get("widget") or []
+    except (OSError, ValueError):
+        return []
+    return _short([each.get("text") for each in widget if isinstance(each, dict)])
+
+
+def _of_corpus(folder: Path) -> list[str]:
+    """Return rows of the built-in dates, or of the test file, where it is still there."""
+    try:
+        corpus = json.loads((folder / CORPUS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if corpus.get("dataset") == BUILT_IN_DATES:
+        locales = [name for name in ("en", "fr", "ja", "ru", "ar") if name in corpus.get("locales", [])]
+        rows = generate_dates(locales or None, train_rows=0, validation_rows=0, test_rows=MOST)
+        return rows["test"]["source"][:]
+    return _of_file(corpus.get("test") or corpus.get("validation") or {})
+
+
+def _of_file(split: dict[str, Any]) -> list[str]:
+    field = split.get("source_field") or split.get("text_field")
+    name = str(split.get("name", ""))
+    if field is None or not Path(name).is_file():
+        return []
+    try:
+        with open_texts(name, field, option="source_field", default=field, added=[]) as texts:
+            return _short([text for text in islice(texts, READ) if isinstance(text, str)])
+    except UserError:
+        return []
+
+
+def _short(texts: list[Any]) -> list[str]:
+    return [text for text in texts if isinstance(text, str) and 0 < len(text) <= LONGEST][:MOST]

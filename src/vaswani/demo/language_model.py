@@ -1,0 +1,97 @@
+"""Language models: a causal one completes a text, a masked one fills in its masked words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vaswani.data.text_codec import TextCodec
+from vaswani.demo.html_parts import table, token_list
+from vaswani.demo.models import MaskFiller
+from vaswani.demo.view import Answer, View, check_length, readable
+from vaswani.errors import UserError
+from vaswani.inference.decoding import DEFAULT_LENGTH
+from vaswani.inference.prompt.continuation import Continuation, Draft
+from vaswani.inference.prompt.prompting import Prompter
+from vaswani.inference.sampling import Sampling
+
+if TYPE_CHECKING:
+    from gradio import Slider
+
+SAMPLES = 3
+TOP_K = 5  # words for each mask
+
+
+class CompletionView(View):
+    """Shows how a causal language model continues a text, by greedy search and by samples."""
+
+    verb = "Complete"
+    text_label = "Beginning"
+    answer_label = "Completion"
+
+    def __init__(self, name: str, prompter: Prompter):
+        self.language_model = prompter.language_model
+        super().__init__(name, TextCodec(self.language_model.tokenizer), self.language_model.model)
+
+    def controls(self) -> list[Slider]:
+        """Return how long completions are, and the temperature of the samples."""
+        import gradio as gr
+
+        return [
+            gr.Slider(1, 200, value=30, step=1, label="New tokens"),
+            gr.Slider(0.1, 2, value=0.8, step=0.1, label="Temperature of the samples"),
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt, which has no end token."""
+        return list(self.language_model.encode_prompt(text))
+
+    def answer(self, text: str, new_tokens: int, temperature: float) -> Answer:
+        """Return the greedy completion, and the samples with their log-probabilities."""
+        prompt = tuple(self.encode(text))
+        positions = self.language_model.positions or DEFAULT_LENGTH
+        check_length(len(prompt), positions - int(new_tokens) + 1)
+        drafts = [Draft(prompt, int(new_tokens), (seed,)) for seed in range(SAMPLES)]
+        found = self.language_model.continue_drafts(drafts[:1])
+        found += self.language_model.continue_drafts(drafts, Sampling(temperature))
+        whole = [Continuation((*prompt, *token_ids), len(prompt)) for token_ids in found if token_ids]
+        scores = iter(self.language_model.log_probs(whole))
+        texts = self.codec.decode([list(token_ids) for token_ids in found])
+        ways = ["most probable words", *["drawn"] * SAMPLES]
+        rows = [
+            (way, completion, next(scores) if token_ids else 0.0)
+            for way, completion, token_ids in zip(ways, texts, found, strict=True)
+        ]
+        return Answer(
+            texts[0],
+            table("Completions", ["words", "text", "log P"], rows)
+            + token_list("Beginning", readable(self.codec, list(prompt))),
+        )
+
+
+class MaskView(View):
+    """Shows the most probable words for each mask of a text."""
+
+    verb = "Fill in"
+    answer_label = "Text with the most probable words"
+
+    def __init__(self, name: str, filler: MaskFiller):
+        super().__init__(name, filler.codec, filler.model)
+        self.filler = filler
+        self.mask: Any = filler.tokenizer.mask_token
+        self.text_label = f"Text with {self.mask} for each word to fill in"  # type: ignore[misc]
+
+    def answer(self, text: str) -> Answer:
+        """Return the text with the most probable word for each mask, and a table of others."""
+        if self.mask not in text:
+            raise UserError(f"the text has no {self.mask}; write it where the model is to fill in a word")
+        token_ids = self.encode(text)
+        check_length(len(token_ids), self.filler.max_length)
+        of_masks = self.filler(text, TOP_K)
+        filled = text
+        for words in of_masks:
+            filled = filled.replace(self.mask, words[0][0], 1)
+        tables = [
+            table(f"Mask {number}", ["word", "probability"], words)
+            for number, words in enumerate(of_masks, 1)
+        ]
+        return Answer(filled, "".join(tables) + token_list("Text", readable(self.codec, token_ids)))

@@ -1,0 +1,130 @@
+"""Opens what a demo can show: a model of texts, by what its checkpoint is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from transformers import (
+    AutoModelForMaskedLM,
+    FillMaskPipeline,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from vaswani.data.text_codec import TextCodec, exclusive
+from vaswani.errors import UserError
+from vaswani.hub.checkpoint import local_folder
+from vaswani.hub.run_metadata import read_config
+from vaswani.inference.classify.classification import Classifier, task_of
+from vaswani.inference.decoding import longest_text
+from vaswani.inference.pretrained import FromPretrained
+from vaswani.inference.prompt.prompting import Prompter
+from vaswani.inference.score.scorer import kind_of
+from vaswani.inference.translate.translation import Translator
+
+Kind = Literal["labels", "seq2seq", "causal", "masked"]
+
+EXPECTED = "an encoder-decoder, a classifier, or a causal or masked language model"
+
+
+class MaskFiller(FromPretrained):
+    """Predicts masked tokens by a masked language model; thread-safe.
+
+    Args:
+        model: is put into evaluation mode.
+        tokenizer: has a mask token.
+
+    Attributes:
+        max_length: maximum tokens of a text, special tokens included.
+
+    Raises:
+        UserError: the tokenizer has no mask token.
+    """
+
+    _auto_class = AutoModelForMaskedLM
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+        if tokenizer.mask_token is None:
+            raise UserError("the tokenizer has no mask_token, so that no token can be masked")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.codec = TextCodec(tokenizer)
+        self.max_length = longest_text(model, tokenizer, None)
+        self._pipeline = FillMaskPipeline(model=model, tokenizer=cast(Any, tokenizer))
+
+    def __call__(self, text: str, top_k: int) -> list[list[tuple[str, float]]]:
+        """Return, for each mask of a text, its most probable tokens with their probabilities."""
+        with exclusive(self.tokenizer):
+            found: Any = self._pipeline(text, top_k=top_k)
+        of_masks = found if isinstance(found[0], list) else [found]
+        return [[(each["token_str"].strip(), each["score"]) for each in of_mask] for of_mask in of_masks]
+
+
+Model = Translator | Classifier | Prompter | MaskFiller
+
+CLASSES: dict[Kind, Any] = {
+    "labels": Classifier,
+    "seq2seq": Translator,
+    "causal": Prompter,
+    "masked": MaskFiller,
+}
+
+
+def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
+    """Return what the model of a folder or on the Hub does, before it is loaded.
+
+    Raises:
+        UserError: it is none that a demo shows.
+    """
+    folder = local_folder(name, revision, weights=False)
+    config = read_config(folder)
+    kind: Kind | None = "labels" if task_of(config) else kind_of(config)
+    if kind is None:
+        held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
+        raise UserError(f"{folder} holds {held}, which the demo does not show; expected {EXPECTED}")
+    return kind
+
+
+def open_model(
+    name: str | Path,
+    *,
+    engine: str = "torch",
+    revision: str | None = None,
+    translator_options: dict[str, Any] | None = None,
+    **loading: Any,
+) -> Model:
+    """Load a model by what its checkpoint is.
+
+    Args:
+        name: a folder, or a name on the Hub.
+        engine: of an encoder-decoder, as in `Translator.from_pretrained`.
+        revision: branch, tag or commit on the Hub; None means `main`.
+        translator_options: of `Translator`, for encoder-decoders; None values are the defaults.
+        loading: further options of `FromPretrained.from_pretrained`.
+
+    Raises:
+        UserError: the model cannot be loaded, a demo does not show its kind, or an option is for another.
+    """
+    given = {name: value for name, value in (translator_options or {}).items() if value is not None}
+    kind = "seq2seq" if engine != "torch" else kind_of_checkpoint(name, revision)
+    if kind == "seq2seq":
+        return Translator.from_pretrained(name, engine=engine, revision=revision, **given, **loading)  # type: ignore[arg-type]
+    if given:
+        raise UserError(f"{next(iter(given))} is for encoder-decoders, and {name} is none; leave it out")
+    return CLASSES[kind].from_pretrained(name, revision=revision, **loading)
+
+
+def shown_names(names: Sequence[str]) -> list[str]:
+    """Return what a page calls models: the last parts of their names, as many as tell them apart.
+
+    Raises:
+        UserError: a model is given twice.
+    """
+    parts = [Path(name).parts for name in names]
+    for count in range(1, max(map(len, parts)) + 1):
+        shown = ["/".join(each[-count:]) for each in parts]
+        if len(set(shown)) == len(shown):
+            return shown
+    raise UserError(f"model {names[0]} is given twice; give different ones")

@@ -1,0 +1,146 @@
+"""The page: a text above, below it a column for each model with what that model makes of the text.
+
+A text is sent when its writer pauses, and one text of a page is computed at a time; the last one always is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import gradio as gr
+
+from vaswani.demo.classification import ClassificationView
+from vaswani.demo.html_parts import STYLE, heading, part
+from vaswani.demo.language_model import CompletionView, MaskView
+from vaswani.demo.models import MaskFiller, Model
+from vaswani.demo.sparse import show_pattern, sparse_patterns
+from vaswani.demo.translation import TranslationView
+from vaswani.demo.view import View, part_or_problem
+from vaswani.errors import UserError
+from vaswani.inference.classify.classification import Classifier
+from vaswani.inference.prompt.prompting import Prompter
+from vaswani.inference.translate.translation import Translator
+
+THREADS = 4  # texts that one model reads at a time
+MOST_WAITING = 64  # texts in the queue; users of a full one are told
+PAUSE = 300  # milliseconds without a key, after which a text is sent
+
+VIEWS: dict[type[Model], Any] = {
+    Translator: TranslationView,
+    Classifier: ClassificationView,
+    Prompter: CompletionView,
+    MaskFiller: MaskView,
+}
+
+_numbers = count()  # of pages, so that several can be parts of one
+
+
+def build_page(models: Mapping[str, Model], examples: Sequence[str] = ()) -> gr.Blocks:
+    """Return the page (see `vaswani.demo.build_demo`)."""
+    views = _views(models)
+    number = next(_numbers)
+    first = views[0]
+    title = " and ".join(models)
+    with gr.Blocks(title=f"{title} · vaswani", analytics_enabled=False) as page:
+        _html(STYLE + part(heading(1, title, first.describe() if len(views) == 1 else "")))
+        text = gr.Textbox(label=first.text_label, lines=3, max_lines=12, autofocus=True)
+        controls = first.controls()
+        button = gr.Button(first.verb, variant="primary", elem_id=f"vaswani-send-{number}")
+        if examples:
+            gr.Examples([[example] for example in examples], text, label="Examples")
+        with gr.Row():
+            for view in views:
+                with gr.Column(min_width=320):
+                    if len(views) > 1:
+                        _html(part(heading(2, view.name, view.describe())))
+                    _add_column(view, text, controls, button)
+        changes = [control.change for control in controls]
+        gr.on([text.change, *changes], None, js=_send_after_pause(button))
+    return page.queue(max_size=MOST_WAITING, default_concurrency_limit=THREADS)
+
+
+def _views(models: Mapping[str, Model]) -> list[View]:
+    """Return how each model is shown.
+
+    Raises:
+        UserError: there is no model, or there are several kinds.
+    """
+    if not models:
+        raise UserError("a demo needs a model; give one or more")
+    kinds = {name: next(kind for kind in VIEWS if isinstance(model, kind)) for name, model in models.items()}
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+        raise UserError(f"the models of a demo are of one kind; got {told}")
+    return [VIEWS[kinds[name]](name, model) for name, model in models.items()]
+
+
+def _html(value: str = "") -> gr.HTML:
+    return gr.HTML(value, apply_default_css=False, padding=True)
+
+
+def _add_column(view: View, text: gr.Textbox, controls: list[gr.Slider], button: gr.Button) -> None:
+    """Add what one model makes of the text."""
+    answer = gr.Textbox(label=view.answer_label, lines=2, interactive=False, buttons=["copy"])
+    details = _html()
+    answered = button.click(
+        view.show,
+        [text, *controls],
+        [answer, details],
+        api_name=view.name,
+        trigger_mode="always_last",
+        show_progress="minimal",
+    )
+
+    if patterns := sparse_patterns(view.model):
+
+        def show_sparse(text: str, layer: str) -> str:
+            return part_or_problem(lambda: show_pattern(patterns[layer], max(1, len(view.encode(text)))))
+
+        _add_panel("Sparse pattern", show_sparse, [text], answered, choices={"Layer": list(patterns)})
+
+
+def _add_panel(
+    title: str,
+    show: Callable[..., str],
+    inputs: list[gr.Component],
+    answered: Any,
+    choices: Mapping[str, Sequence[str]],
+) -> None:
+    """Add a part of the page that is computed while it is open.
+
+    Args:
+        title: of the part.
+        show: returns its HTML from the values of the inputs and the choices.
+        inputs: what it depends on.
+        answered: the event after which the text has a new answer.
+        choices: labels with what can be chosen in the part.
+    """
+    hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+    is_open = gr.State(False)
+    with gr.Accordion(title, open=False) as panel:
+        chosen = [gr.Dropdown([*values], label=label) for label, values in choices.items()]
+        content = _html()
+    inputs = [*inputs, *chosen]
+
+    def show_if_open(is_open: bool, *values: Any) -> Any:
+        return show(*values) if is_open else gr.skip()
+
+    panel.expand(lambda: True, None, is_open, **hidden).then(show, inputs, content, **hidden)
+    panel.collapse(lambda: False, None, is_open, **hidden)
+    answered.then(show_if_open, [is_open, *inputs], content, **hidden)
+    for choice in chosen:
+        choice.change(show, inputs, content, **hidden)
+
+
+def _send_after_pause(button: gr.Button) -> str:
+    """Return JavaScript that presses the button once no key was pressed for a while."""
+    return (
+        f"() => {{ clearTimeout(window.{_timer(button)}); window.{_timer(button)} = setTimeout("
+        f"() => document.getElementById('{button.elem_id}').click(), {PAUSE}); }}"
+    )
+
+
+def _timer(button: gr.Button) -> str:
+    return str(button.elem_id).replace("-", "_")

@@ -1,0 +1,105 @@
+"""Serves a page on this machine alone, until a signal ends it. Nothing is sent to other machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+ADDRESS = "127.0.0.1"
+FONTS = ("system-ui", "sans-serif")
+MONOSPACED = ("ui-monospace", "monospace")
+
+
+def usable_port(port: int) -> int:
+    """Return a port, or a free one for 0.
+
+    Raises:
+        UserError: the port is taken, or may not be used.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has ended keeps nothing
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError as error:
+            raise UserError(
+                f"port {port} of {ADDRESS} cannot be used: {error.strerror}; give another with --port, or 0 "
+                "for a free one"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def serve(page: gr.Blocks, port: int, say: Callable[[str], None]) -> None:
+    """Serve a page until SIGINT or SIGTERM.
+
+    Args:
+        page: of `build_demo`.
+        port: of 127.0.0.1; 0 means a free one.
+        say: is called with the address when the page can be opened.
+
+    Raises:
+        UserError: the port is taken, or may not be used.
+    """
+    _keep_local_requests_local()
+    stopped = Event()
+    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in _SIGNALS}
+    try:
+        page.launch(
+            server_name=ADDRESS,
+            server_port=usable_port(port),
+            prevent_thread_lock=True,
+            quiet=True,
+            **launch_options(),
+        )
+        say(f"http://{ADDRESS}:{page.server_port}/")
+        stopped.wait()
+    finally:
+        page.close(verbose=False)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def launch_options() -> dict[str, Any]:
+    """Return options of `launch` by which nothing leaves the machine: no tunnel, no links, system fonts."""
+    return {
+        "share": False,
+        "footer_links": [],
+        "run_history": False,
+        "enable_monitoring": False,
+        "ssr_mode": False,
+        "mcp_server": False,
+        "pwa": False,
+        "inbrowser": False,
+        "theme": _theme(),
+    }
+
+
+def _theme() -> gr.Theme:
+    """Return Gradio's theme with fonts of the system, and a button that can be read."""
+    import gradio as gr
+
+    theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
+    return theme.set(
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_hover_dark="*primary_800",
+    )
+
+
+def _keep_local_requests_local() -> None:
+    """Except this machine from a proxy: Gradio asks its own server whether it has started."""
+    for name in ("NO_PROXY", "no_proxy"):
+        others = os.environ.get(name)
+        os.environ[name] = f"{others},{ADDRESS}" if others else ADDRESS

@@ -1,0 +1,45 @@
+"""Encoder-decoders: a text, its translation, and the n-best list with scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from vaswani.demo.html_parts import table, token_list
+from vaswani.demo.view import Answer, View, check_length, readable
+from vaswani.errors import UserError
+from vaswani.inference.translate.torch_engine import TorchEngine
+from vaswani.inference.translate.translation import Translator
+
+
+class TranslationView(View):
+    """Shows the hypotheses of a translator, as many as it has beams."""
+
+    verb = "Translate"
+    text_label = "Text"
+    answer_label = "Translation"
+
+    def __init__(self, name: str, translator: Translator):
+        has_model = isinstance(translator.engine, TorchEngine) and isinstance(translator.model, nn.Module)
+        super().__init__(name, translator.sides.sources, translator.model if has_model else None)
+        self.translator = translator
+
+    def answer(self, text: str) -> Answer:
+        """Return the best translation, with all hypotheses and the tokens of both sides."""
+        sides = self.translator.sides
+        text = " ".join(text.split())  # a translator reads lines
+        source = self.encode(text)
+        limits = [limit for limit in (sides.max_source_length, sides.positions) if limit is not None]
+        check_length(len(source), min(limits, default=None))
+        (translation,) = self.translator.translate([text], n_best=self.translator.options.num_beams)
+        if translation.problem:
+            raise UserError(translation.problem)
+        rows: Any = [(each.text, each.score, each.log_prob) for each in translation.hypotheses]
+        (target,) = sides.targets.token_ids([translation.text])
+        return Answer(
+            translation.text,
+            table("Hypotheses", ["text", "score", "log P"], rows)
+            + token_list("Text", readable(self.codec, source))
+            + token_list("Translation", readable(sides.targets, target)),
+        )

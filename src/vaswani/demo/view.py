@@ -1,0 +1,130 @@
+"""What the page shows of one model; each kind of model has a subclass in a file of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from vaswani.data.text_codec import TextCodec
+from vaswani.demo.html_parts import alert, paragraph, part
+from vaswani.errors import RunError, UserError, one_line
+
+if TYPE_CHECKING:
+    from gradio import Slider
+
+logger = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 50_000  # tokenizers need a second for more, whatever the model reads
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model makes of a text.
+
+    Args:
+        text: the result in short.
+        details: HTML with scores and tokens.
+    """
+
+    text: str
+    details: str
+
+
+class View:
+    """Shows what a model does with a text. Threads share it.
+
+    Args:
+        name: of the model, for the page.
+        codec: encodes the texts that it reads.
+        model: a PyTorch model; None where an engine without one runs it.
+
+    Class attributes are words of the page: `verb` of the button, labels of the text and of its answer.
+    """
+
+    verb: ClassVar[str]
+    text_label: ClassVar[str]
+    answer_label: ClassVar[str]
+
+    def __init__(self, name: str, codec: TextCodec, model: Any):
+        self.name = name
+        self.codec = codec
+        self.model = model
+
+    def controls(self) -> list[Slider]:
+        """Return the inputs of the page beside the text; `answer` gets their values."""
+        return []
+
+    def answer(self, text: str, *values: Any) -> Answer:
+        """Return the answer to a text that is not empty.
+
+        Raises:
+            UserError: the text cannot be read.
+            RunError: the computation fails.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Return a line about the model: its size, class, type of weights and device."""
+        if self.model is None:
+            return ""
+        size = f"{self.model.num_parameters():,} parameters"
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return " · ".join([size, type(self.model).__name__, dtype, self.model.device.type])
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return self.codec.token_ids([text])[0]
+
+    def show(self, text: str, *values: Any) -> tuple[str, str]:
+        """Return the answer to a text, and HTML about it with the time that it took, or why there is none."""
+        if not text.strip():
+            return "", ""
+        start = time.perf_counter()
+        answer, problem = told(lambda: self._checked_answer(text, *values))
+        if answer is None:
+            return "", problem
+        took = paragraph(f"{1000 * (time.perf_counter() - start):,.0f} ms")
+        return answer.text, part(took, answer.details)
+
+    def _checked_answer(self, text: str, *values: Any) -> Answer:
+        if len(text) > MOST_CHARACTERS:
+            raise UserError(
+                f"the text has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read; shorten it"
+            )
+        return self.answer(text, *values)
+
+
+def told(work: Callable[[], Result]) -> tuple[Result | None, str]:
+    """Return the result of some work, or None with the reason of its failure as HTML."""
+    try:
+        return work(), ""
+    except (UserError, RunError) as error:
+        return None, part(alert(str(error)))
+    except Exception as error:
+        logger.exception("the demo failed")  # the traceback is for the terminal
+        return None, part(alert(f"{type(error).__name__}: {one_line(error)}"))
+
+
+def part_or_problem(work: Callable[[], str]) -> str:
+    """Return the HTML that some work makes, or the reason of its failure."""
+    made, problem = told(work)
+    return problem if made is None else made
+
+
+def check_length(tokens: int, most: int | None) -> None:
+    """Raise a UserError if a text has too many tokens."""
+    if most is not None and tokens > most:
+        raise UserError(f"the text has {tokens:,} tokens, and the model reads at most {most:,}; shorten it")
+
+
+def readable(codec: TextCodec, token_ids: list[int]) -> list[str]:
+    """Return tokens as they read in a text, with ▁ where a word begins; bytes of a character as they are."""
+    tokens, texts = codec.tokens(token_ids), codec.decode([[each] for each in token_ids], keeps_special=True)
+    return [
+        token if not text.strip() or "\ufffd" in text else "▁" * (token[0] in "Ġ▁ ") + text.strip()
+        for token, text in zip(tokens, texts, strict=True)
+    ]

@@ -1,0 +1,112 @@
+"""The page behind its server: several users at once, one or two models, and what embeds it."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+from gradio_client import Client
+
+from toy_labels import save_toy_classifier
+from toy_translation import toy_model, toy_sources, toy_tokenizer
+from vaswani import Classifier, Translator
+from vaswani.demo import build_demo
+from vaswani.demo.models import shown_names
+from vaswani.demo.server import launch_options
+from vaswani.errors import UserError
+
+CLIENTS = 6
+TEXTS = 8  # of each client
+
+EXTRA = {"server_name": "127.0.0.1", "prevent_thread_lock": True, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def translators() -> dict[str, Translator]:
+    shapes: dict[str, dict[str, Any]] = {"teacher": {}, "student": {"encoder_ffn_dim": 32}}
+    return {
+        name: Translator(toy_model(**fields), toy_tokenizer(), num_beams=3) for name, fields in shapes.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def address(translators: dict[str, Translator]) -> Iterator[str]:
+    page = build_demo(translators, ["one two", "three"])
+    _, address, _ = page.launch(**launch_options(), **EXTRA)
+    yield address
+    page.close(verbose=False)
+
+
+def ask(client: Client, text: str, name: str) -> tuple[str, str]:
+    return client.predict(text, api_name=f"/{name}")
+
+
+@pytest.mark.slow
+def test_each_of_several_users_gets_the_answer_to_its_own_text(
+    address: str, translators: dict[str, Translator]
+) -> None:
+    texts = toy_sources(CLIENTS * TEXTS, seed=3)
+    names = [list(translators)[number % 2] for number in range(len(texts))]
+    clients = [Client(address, verbose=False) for _ in range(CLIENTS)]
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        found = list(
+            threads.map(
+                lambda number: ask(clients[number % CLIENTS], texts[number], names[number]), range(len(texts))
+            )
+        )
+    for text, name, (answer, html) in zip(texts, names, found, strict=True):
+        (expected,) = translators[name].translate([text], n_best=3)
+        assert answer == expected.text
+        assert all(f"{each.score:.3f}" in html for each in expected.hypotheses)
+
+
+def test_models_differ_in_what_they_answer(address: str, translators: dict[str, Translator]) -> None:
+    client = Client(address, verbose=False)
+    html = {name: ask(client, "one two three four", name)[1] for name in translators}
+    assert html["teacher"] != html["student"]
+
+
+def test_the_page_names_its_models_and_nothing_of_elsewhere(
+    address: str, translators: dict[str, Translator]
+) -> None:
+    page = httpx.get(address).text
+    config = httpx.get(f"{address}config").json()
+    told = json.dumps(config)
+    for name, translator in translators.items():
+        assert name in told
+        assert f"{translator.model.num_parameters():,} parameters" in told
+    assert "one two" in told
+    assert not config["analytics_enabled"]
+    assert config["footer_links"] == []
+    assert "fonts.googleapis" not in page + told
+    assert httpx.get(f"{address}theme.css").text.count("https://") == 0
+
+
+def test_a_page_shows_models_of_one_kind(tmp_path: Path) -> None:
+    classifier = Classifier.from_pretrained(save_toy_classifier(tmp_path, "classification"), device="cpu")
+    translator = Translator(toy_model(), toy_tokenizer())
+    with pytest.raises(UserError, match=r"of one kind; got a \(Translator\), b \(Classifier\)"):
+        build_demo({"a": translator, "b": classifier})
+    with pytest.raises(UserError, match="needs a model"):
+        build_demo({})
+
+
+def test_a_page_can_be_a_part_of_another(translators: dict[str, Translator]) -> None:
+    pages = [build_demo({name: translator}) for name, translator in translators.items()]
+    with gr.Blocks(analytics_enabled=False) as outer:
+        for page in pages:
+            page.render()
+    sent = [block.elem_id for block in outer.blocks.values() if isinstance(block, gr.Button)]
+    assert len(set(sent)) == 2
+
+
+def test_names_are_as_short_as_they_differ() -> None:
+    assert shown_names(["runs/dates"]) == ["dates"]
+    assert shown_names(["runs/a/", "runs/b"]) == ["a", "b"]
+    assert shown_names(["old/dates", "new/dates"]) == ["old/dates", "new/dates"]
+    with pytest.raises(UserError, match="runs/dates is given twice"):
+        shown_names(["runs/dates", "runs/dates"])

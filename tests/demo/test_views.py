@@ -1,0 +1,196 @@
+"""What the page shows of each kind of model, without a page: the same as the classes that it shows."""
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+import torch
+
+from toy_labels import save_toy_classifier, save_toy_decoder, save_toy_encoder
+from toy_translation import SHAPE, save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer
+from vaswani import Translator, VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.data.text_codec import TextCodec
+from vaswani.demo.classification import ClassificationView
+from vaswani.demo.language_model import SAMPLES, TOP_K, CompletionView, MaskView
+from vaswani.demo.models import Classifier, MaskFiller, Prompter, open_model
+from vaswani.demo.translation import TranslationView
+from vaswani.demo.view import MOST_CHARACTERS, View
+from vaswani.errors import RunError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def rows(html: str) -> list[list[str]]:
+    """The cells of the tables, row by row."""
+    found = re.findall(r"<tr>(.*?)</tr>", html)
+    return [
+        [unescape(cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] for row in found if "<td" in row
+    ]
+
+
+def tokens(html: str) -> list[list[str]]:
+    """The lists of tokens."""
+    lists = re.findall(r'<ul class="tokens">(.*?)</ul>', html)
+    return [[unescape(token) for token in re.findall(r"<li.*?>(.*?)</li>", each)] for each in lists]
+
+
+def problem(html: str) -> str:
+    (found,) = re.findall(r'role="alert">(.*?)</p>', html)
+    return unescape(found)
+
+
+def translation_view(**options) -> TranslationView:
+    return TranslationView("toy", Translator(toy_model(), toy_tokenizer(), **options))
+
+
+def test_hypotheses_are_those_of_the_translator() -> None:
+    view = translation_view(num_beams=3)
+    for source in toy_sources(5, seed=1):
+        text, html = view.show(source)
+        (expected,) = view.translator.translate([source], n_best=3)
+        assert text == expected.text
+        told = [[each.text, f"{each.score:.3f}", f"{each.log_prob:.3f}"] for each in expected.hypotheses]
+        assert rows(html) == told
+        of_source, of_target = tokens(html)
+        assert "".join(of_source).replace("▁", "") == "".join(source.split()) + "</s>"
+        assert "".join(of_target).replace("▁", "") == "".join(text.split()) + "</s>"
+        assert re.search(r"<p>\d+ ms</p>", html)
+
+
+def test_the_number_of_hypotheses_is_that_of_beams() -> None:
+    assert [len(rows(translation_view(num_beams=beams).show("one two")[1])) for beams in (1, 2, 4)] == [
+        1,
+        2,
+        4,
+    ]
+
+
+def test_a_text_of_several_lines_is_one() -> None:
+    view = translation_view()
+    assert view.show("one\n two\n")[0] == view.show("one two")[0]
+
+
+def test_a_longer_text_than_the_model_reads_is_refused_with_the_limit() -> None:
+    view = translation_view(max_source_length=6)
+    assert view.show("one two three four five")[0]
+    text, html = view.show("one two three four five six")
+    assert text == ""
+    assert problem(html) == "the text has 7 tokens, and the model reads at most 6; shorten it"
+    assert "50,000" in problem(view.show("a" * (MOST_CHARACTERS + 1))[1])
+
+
+def test_learned_positions_are_a_limit_too() -> None:
+    fields = {"position_embedding": "learned", "max_position_embeddings": 8}
+    config = VaswaniConfig(**{**SHAPE, **fields, "vocab_size": len(toy_tokenizer())})
+    model = VaswaniForConditionalGeneration(config)
+    view = TranslationView("toy", Translator(model, toy_tokenizer()))
+    assert "at most 8" in problem(view.show("one " * 9)[1])
+
+
+def test_nothing_is_said_of_an_empty_text() -> None:
+    assert translation_view().show(" \n") == ("", "")
+
+
+def test_markup_in_a_text_is_text() -> None:
+    codec = TextCodec(toy_tokenizer())
+    assert "<b>" in codec.decode(codec.token_ids(["<b>"]))[0]
+    html = translation_view().show("<b>")[1]
+    assert "<b>" not in html
+    assert "&lt;" in html
+
+
+def test_a_failure_is_a_line_on_the_page(monkeypatch, caplog) -> None:
+    view = translation_view()
+    failures = {RunError("no memory left"): "no memory left", KeyError("gone"): "KeyError: 'gone'"}
+    for failure, expected in failures.items():
+
+        def fail(*_: object, failure: Exception = failure, **__: object) -> None:
+            raise failure
+
+        monkeypatch.setattr(Translator, "translate", fail)
+        text, html = view.show("one")
+        assert (text, problem(html)) == ("", expected)
+    assert [record.exc_info[0] for record in caplog.records] == [
+        KeyError
+    ]  # what nobody expects, with its place
+
+
+def test_the_line_about_a_model() -> None:
+    view = translation_view()
+    size = sum(each.numel() for each in {*view.model.parameters()})
+    assert view.describe() == f"{size:,} parameters · VaswaniForConditionalGeneration · float32 · cpu"
+
+
+@pytest.mark.parametrize("task", ["classification", "multi_label", "regression", "tagging"])
+def test_labels_are_those_of_the_classifier(folder: Path, task: str) -> None:
+    classifier = open_model(save_toy_classifier(folder / task, task), device="cpu")
+    assert isinstance(classifier, Classifier)
+    view = ClassificationView(task, classifier)
+    text, html = view.show("ann saw the film")
+    (expected,) = classifier(["ann saw the film"])
+    if task == "tagging":
+        assert text == " ".join(expected.label)
+        told = zip(expected.words, expected.label, map("{:.3f}".format, expected.probability), strict=True)
+        assert rows(html) == [list(row) for row in told]
+    elif task == "regression":
+        assert text == f"{expected.label:.3f}"
+        assert rows(html) == []
+    else:
+        label = expected.label if task == "classification" else ", ".join(expected.label)
+        assert text == label
+        assert rows(html) == [[name, f"{share:.3f}"] for name, share in expected.probabilities.items()]
+    assert "at most 40" in problem(view.show("film " * 50)[1])
+
+
+def test_completions_are_those_of_the_model(folder: Path) -> None:
+    prompter = open_model(save_toy_decoder(folder / "causal", eos_token_id=None), device="cpu")
+    assert isinstance(prompter, Prompter)
+    view = CompletionView("causal", prompter)
+    prompt = prompter.language_model.encode_prompt("ann saw")
+    text, html = view.show("ann saw", 5, 0.8)
+    (greedy,) = prompter.language_model.write([prompt], 5)
+    assert text == greedy
+    ways, texts, scores = zip(*rows(html), strict=True)
+    assert ways == ("most probable words", *["drawn"] * SAMPLES)
+    assert len({*texts}) == SAMPLES + 1
+    log_probs = torch.tensor([float(score) for score in scores])
+    assert log_probs.argmax() == 0
+    assert len(view.show("ann saw", 9, 0.8)[0]) > len(text)
+    assert rows(view.show("ann saw", 5, 2.0)[1])[1:] != rows(html)[1:]
+    assert view.show("ann saw", 38, 0.8)[0]
+    assert "3 tokens, and the model reads at most 2" in problem(view.show("ann saw", 39, 0.8)[1])
+
+
+def test_masked_words_are_those_of_the_model(folder: Path) -> None:
+    filler = open_model(save_toy_encoder(folder / "masked"), device="cpu")
+    assert isinstance(filler, MaskFiller)
+    view = MaskView("masked", filler)
+    mask = filler.tokenizer.mask_token
+    inputs = filler.tokenizer(f"ann {mask} the {mask}", return_tensors="pt")
+    with torch.no_grad():
+        logits = filler.model(**inputs).logits[inputs.input_ids == filler.tokenizer.mask_token_id]
+    best = logits.softmax(-1).topk(TOP_K)
+    text, html = view.show(f"ann {mask} the {mask}")
+    words = [[filler.tokenizer.decode([token]).strip() for token in row] for row in best.indices]
+    assert text == f"ann {words[0][0]} the {words[1][0]}"
+    shares = [[f"{share:.3f}" for share in row] for row in best.values.tolist()]
+    expected = [
+        [word, share] for pair in zip(words, shares, strict=True) for word, share in zip(*pair, strict=True)
+    ]
+    assert rows(html) == expected
+    assert problem(view.show("ann saw")[1]).startswith(f"the text has no {mask}")
+    assert "at most 40" in problem(view.show(f"{mask} film" * 40)[1])
+    assert mask in view.text_label
+
+
+def test_every_kind_has_words_of_its_own() -> None:
+    views: list[type[View]] = [TranslationView, ClassificationView, CompletionView, MaskView]
+    assert len({view.verb for view in views}) == len(views)
+
+
+def test_a_checkpoint_tells_its_kind(folder: Path) -> None:
+    assert isinstance(open_model(save_toy_checkpoint(folder / "translator"), device="cpu"), Translator)
