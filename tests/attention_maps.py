@@ -1,8 +1,9 @@
 """Attention maps of made-up texts, with weights as a model would give them."""
 
-from dataclasses import dataclass
-
 import torch
+
+from vaswani.insight.attention import AttentionMap
+from vaswani.insight.token_texts import TokenTexts
 
 ENGLISH = ("Two", "young", "men", "are", "out", "side", ".", "</s>")
 GERMAN = ("<s>", "Zwei", "junge", "Männer", "sind", "im", "Fre", "ien", ".")
@@ -14,30 +15,11 @@ WORDS = {"out": "outside", "Fre": "Freien"}  # by their first tokens
 CONTINUED = ("side", "ien")
 
 
-@dataclass(frozen=True)
-class AttentionMap:
-    """A stand-in for what models give."""
-
-    kind: str
-    queries: tuple[str, ...]
-    keys: tuple[str, ...]
-    weights: torch.Tensor  # [layers, heads, Q, K]
-
-    def words(self) -> "AttentionMap":
-        """The mean over the queries of a word, and the sum over its keys."""
-        rows, columns = _groups(self.queries), _groups(self.keys)
-        weights = (rows / rows.sum(dim=1, keepdim=True)) @ self.weights @ columns.T
-        return AttentionMap(self.kind, _joined(self.queries), _joined(self.keys), weights)
-
-
-def _groups(tokens: tuple[str, ...]) -> torch.Tensor:
-    """1 where a token belongs to a word: float32 [words, tokens]."""
+def joined(tokens: tuple[str, ...]) -> TokenTexts:
+    """The words that tokens form."""
+    words = [WORDS.get(token, token) for token in tokens if token not in CONTINUED]
     starts = torch.tensor([token not in CONTINUED for token in tokens])
-    return torch.nn.functional.one_hot(starts.cumsum(0) - 1).T.float()
-
-
-def _joined(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(WORDS.get(token, token) for token in tokens if token not in CONTINUED)
+    return TokenTexts(tokens, tuple(words), tuple((starts.cumsum(0) - 1).tolist()))
 
 
 def attention_map(
@@ -47,7 +29,7 @@ def attention_map(
     scores = 3 * torch.randn(layers, heads, len(queries), len(keys))
     if kind == "decoder":
         scores = scores.masked_fill(torch.ones(len(queries), len(keys)).triu(1).bool(), float("-inf"))
-    return AttentionMap(kind, queries, keys, scores.softmax(dim=-1))
+    return AttentionMap(kind, queries, keys, scores.softmax(dim=-1), joined(queries), joined(keys))
 
 
 def maps_of_pair(source: tuple[str, ...], target: tuple[str, ...]) -> tuple[AttentionMap, ...]:

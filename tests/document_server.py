@@ -54,6 +54,7 @@ SMALL: dict[str, dict[str, object]] = {
     "predict": {"device": "cpu"},
     "score": {"device": "cpu"},
     "align": {"device": "cpu"},
+    "attention": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "plot": {"length": 512},
     "average": {"last": 1},

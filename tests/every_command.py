@@ -63,6 +63,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "embed": (["--model", models / "encoder", "--input", models / "in.txt"], ["vectors.jsonl"]),
         "predict": (["--model", models / "classifier", "--input", models / "in.txt"], ["predicted.jsonl"]),
         "align": ([*translator, "--input", models / "rows.jsonl"], ["links.jsonl"]),
+        "attention": ([*translator, "--source", "one two", "--target", "1 2"], ["attention.html"]),
         "score": ([*translator, "--input", models / "rows.jsonl"], ["scores.jsonl"]),
         "prompt": (["--model", models / "decoder", "--task", models / "task.yaml"], ["answers.jsonl"]),
         "student": ([folder / "student", "--teacher", models / "translator"], ["student/model.safetensors"]),
@@ -73,7 +74,17 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "card": (["--model", models / "translator"], []),
         "plot": (["sparse-pattern", "--output", folder / "plot.svg", "--length", "512"], ["plot.svg"]),
     }
-    for name in ("translate", "summarize", "evaluate", "predict", "embed", "prompt", "score", "align"):
+    for name in (
+        "translate",
+        "summarize",
+        "evaluate",
+        "predict",
+        "embed",
+        "prompt",
+        "score",
+        "align",
+        "attention",
+    ):
         found[name][0].extend(["--output", folder / found[name][1][0]])
     found["compare"] = (
         [models / "translator", folder / "student", "--data", models / "rows.jsonl", *search],

@@ -71,6 +71,8 @@ OPTIONS = {
     "align --model {model} --input {data} --reverse_model {path}": READ_FOLDER,
     "align --model {model} --input {lines} {lines} --gold {path}": READ_FILE,
     "align --model {model} --input {data} --output {path}": WRITE_FILE,
+    "attention --model {path} --source one": READ_FOLDER,
+    "attention --model {model} --source one --output {path}": WRITE_FILE,
     "predict --model {path}": READ_FOLDER,
     "predict --model {classifier} --input {path}": READ_FILE,
     "predict --model {classifier} --text_field source --input {data} --output {path}": WRITE_FILE,

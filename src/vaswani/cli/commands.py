@@ -12,6 +12,7 @@ GROUPS = (
     "evaluation",
     "scoring",
     "alignment",
+    "attention",
     "classification",
     "embedding",
     "prompting",
