@@ -33,7 +33,7 @@ from scaling_model import BYTES_OF_A_NUMBER, Cost, Machine, cost_of_update
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.files.named_configs import shipped_config
 from vaswani.hub.run_metadata import count_parameters
-from vaswani.insight.arithmetic import training_flops
+from vaswani.insight.arithmetic.flops import training_flops
 from vaswani.training.trainer.sharding import Sharding
 
 LENGTH = 32

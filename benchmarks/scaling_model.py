@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vaswani.hub.run_metadata import count_parameters
-from vaswani.insight.arithmetic import training_flops
+from vaswani.insight.arithmetic.flops import training_flops
 from vaswani.model.configuration_vaswani import VaswaniConfig
 
 BYTES_OF_A_NUMBER = 4  # weights, gradients and both moments are float32, under bf16 autocast too

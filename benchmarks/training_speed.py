@@ -38,7 +38,7 @@ from transformers.trainer_callback import PrinterCallback
 import side_by_side
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, token_lengths
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
-from vaswani.insight.arithmetic import matrix_peak
+from vaswani.insight.arithmetic.calibration import matrix_peak
 
 OURS, STOCK, GROUPED = "vaswani, token budget", "MarianMT, stock (random)", "MarianMT, length-grouped"
 SIDES = (STOCK, GROUPED, OURS)

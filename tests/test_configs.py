@@ -108,14 +108,14 @@ def test_the_list_has_a_line_for_each_configuration(capsys):
     )
     titles = [line for line in lines if not line.startswith("  ")]
     assert titles[0] == "vaswani train --config NAME"
-    assert len(titles) == 6
+    assert len(titles) == 7
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_configuration_begins_with_what_it_is_and_how_to_use_it(name):
     first, second, *_ = find_config(name).read_text(encoding="utf-8").splitlines()
     assert re.fullmatch(r"# [A-Z].{10,110}\.", first)
-    assert re.fullmatch(rf"# vaswani (\w+ .*--(config|task)|configs show) {name}( .*)?", second)
+    assert re.fullmatch(rf"# vaswani (\w+ .*--(config|task|device)|configs show) {name}( .*)?", second)
 
 
 def test_show_prints_a_configuration_as_it_is(capsys):

@@ -7,7 +7,7 @@ from transformers import MarianConfig
 
 from tiny_runs import as_flags
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
-from vaswani.insight.arithmetic import prediction_flops, stack_flops, training_flops
+from vaswani.insight.arithmetic.flops import prediction_flops, stack_flops, training_flops
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import TrainingRun
 from vaswani.training.trainer import meter
@@ -95,7 +95,7 @@ def test_of_one_sequence_the_labels_are_no_tokens(clock):
         told[predicts_tokens] = counts.report()
         assert told[predicts_tokens]["tokens_per_second"] == pytest.approx(8 / 2)
         assert told[predicts_tokens]["padding"] == pytest.approx(1 - 8 / 10)
-    layers = 3 * stack_flops(config, 2, 5)
+    layers = 3 * stack_flops(config, config.stacks[0], 2, 5)
     assert told[False]["tflops"] == pytest.approx(layers / 2 / 1e12)
     assert told[True]["tflops"] == pytest.approx((layers + 3 * prediction_flops(config, 2)) / 2 / 1e12)
 
@@ -110,7 +110,7 @@ def test_packed_rows_have_no_padding(clock):
     told = counts.report()
     assert told["tokens_per_second"] == pytest.approx(12 / 3)
     assert told["padding"] == 0
-    flops = 3 * (stack_flops(config, 2, 6) + prediction_flops(config, 12))
+    flops = 3 * (stack_flops(config, config.stacks[0], 2, 6) + prediction_flops(config, 12))
     assert told["tflops"] == pytest.approx(flops / 3 / 1e12)
 
 

@@ -11,6 +11,7 @@ from vaswani.files import named_configs
 USES = {
     **{verb: f"vaswani {verb} --config NAME" for verb in ("train", "pretrain", "finetune", "distill")},
     "prompt": "vaswani prompt --task NAME",
+    "estimate": "vaswani estimate --device NAME",
     "launch": "accelerate launch --config_file FILE (first: vaswani configs show NAME > FILE)",
 }
 

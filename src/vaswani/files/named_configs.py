@@ -1,4 +1,4 @@
-"""The configurations that ship with the package, found by name: `dates`, `systems/gpt2`, `tasks/sentiment`.
+"""The configurations that ship with the package, found by name: `dates`, `systems/gpt2`, `devices/h100`.
 
 Each is a YAML file in `vaswani/configs`. Its first line says what it is, the next one how it is used.
 """
@@ -60,7 +60,8 @@ def summary(name: str) -> str:
 
 def command(name: str) -> str:
     """Return the command that takes a configuration: `train` of vaswani, or `launch` of accelerate."""
-    return next(line.split()[1] for line in _header(name) if "--config" in line or "--task" in line)
+    options = ("--config", "--task", "--device")
+    return next(line.split()[1] for line in _header(name) if any(option in line for option in options))
 
 
 def _header(name: str) -> list[str]:

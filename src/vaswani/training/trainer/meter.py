@@ -12,9 +12,9 @@ from accelerate import Accelerator
 from transformers import TrainerCallback
 
 from vaswani.data.batching import IGNORED_LABEL
-from vaswani.insight.arithmetic import (
+from vaswani.insight.arithmetic.calibration import matrix_peak
+from vaswani.insight.arithmetic.flops import (
     FORWARD_AND_BACKWARD,
-    matrix_peak,
     prediction_flops,
     stack_flops,
     training_flops,
@@ -74,7 +74,7 @@ class Meter(TrainerCallback):
         if isinstance(self.config, VaswaniConfig):
             self._flops += training_flops(self.config, rows, length, labels.shape[1])
         elif isinstance(self.config, VaswaniEncoderConfig | VaswaniDecoderConfig):
-            forward = stack_flops(self.config, rows, length)
+            forward = stack_flops(self.config, self.config.stacks[0], rows, length)
             predicted = prediction_flops(self.config, num_labels) if self.predicts_tokens else 0
             self._flops += FORWARD_AND_BACKWARD * (forward + predicted)
 

@@ -1,0 +1,130 @@
+"""Devices by their rates: those that ship with the package, a file, or this machine's CPU, measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from vaswani.errors import UserError, listing
+from vaswani.files.named_configs import config_names, shipped_config
+from vaswani.files.yaml_files import load_yaml, shown
+from vaswani.insight.arithmetic.calibration import copy_bandwidth, matrix_peak, memory_size
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CPU = "cpu"
+SHIPPED = "devices/"  # before the names of configurations that describe devices
+
+
+@dataclass(frozen=True)
+class Device:
+    """The rates of one device.
+
+    Args:
+        name: for people.
+        flops: A_f, peak operations per second, by dtype.
+        bandwidth: A_bm, bytes per second between the device and its memory.
+        memory: bytes.
+        link_bandwidth: A_c, bytes per second that it sends to other devices; None if it has no link.
+        link_latency: seconds of a message.
+    """
+
+    name: str
+    flops: Mapping[str, float]
+    bandwidth: float
+    memory: float
+    link_bandwidth: float | None = None
+    link_latency: float = 0.0
+
+    def peak(self, dtype: str) -> float:
+        """Return the peak for a dtype; raise a UserError if the device has none."""
+        if dtype not in self.flops:
+            raise UserError(
+                f"dtype {dtype!r} has no peak for the device {self.name}; it has {listing(self.flops)}"
+            )
+        return self.flops[dtype]
+
+
+def device_names() -> list[str]:
+    """Return the names that `find_device` knows."""
+    return [CPU, *(name.removeprefix(SHIPPED) for name in config_names() if name.startswith(SHIPPED))]
+
+
+def check_device(name: str) -> None:
+    """Raise a UserError if a device is no known name and no file."""
+    if name.removeprefix(SHIPPED) not in device_names() and not os.path.lexists(name):
+        raise UserError(f"device {name!r} is unknown; expected {listing(device_names())} or a file")
+
+
+def find_device(name: str, dtype: str = "float32") -> Device:
+    """Return the device of a name or in a file; "cpu" measures this machine's in a dtype.
+
+    Raises:
+        UserError: no device has that name, or the file does not describe one.
+    """
+    check_device(name)
+    if name == CPU:
+        cpu = torch.device("cpu")
+        peak = {dtype: matrix_peak(cpu, DTYPES[dtype])}
+        return Device(f"this CPU, {torch.get_num_threads()} threads", peak, copy_bandwidth(), memory_size())
+    known = name.removeprefix(SHIPPED)
+    return read_device(shipped_config(f"{SHIPPED}{known}") if known in device_names() else Path(name))
+
+
+def read_device(path: Path) -> Device:
+    """Read a device from a YAML or JSON file: name, flops by dtype, bandwidth, memory, and link.
+
+    Raises:
+        UserError: the file cannot be read, lacks a field, has another, or has a number that is not positive.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else load_yaml(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"device file {path} cannot be read: {' '.join(str(error).split())}") from error
+    fields = _Fields(path, values, {"name", "flops", "bandwidth", "memory"}, {"link"})
+    flops = _Fields(path, fields["flops"], set(), set(DTYPES), "flops.")
+    if not flops.values:
+        raise UserError(f"device file {path} has no peak in flops; give one of {listing(DTYPES)}")
+    rates = {"bandwidth": fields.number("bandwidth"), "memory": fields.number("memory")}
+    if "link" in fields.values:
+        link = _Fields(path, fields["link"], {"bandwidth", "latency"}, set(), "link.")
+        rates |= {f"link_{name}": link.number(name) for name in ("bandwidth", "latency")}
+    return Device(str(fields["name"]), {dtype: flops.number(dtype) for dtype in flops.values}, **rates)
+
+
+class _Fields:
+    """The fields of a mapping in a device file, all of which are known."""
+
+    def __init__(self, path: Path, values: Any, required: set[str], further: set[str], prefix: str = ""):
+        self.path, self.values, self.prefix = path, values, prefix
+        place = f"device file {path}"
+        if not isinstance(values, dict):
+            what = prefix.rstrip(".") or "it"
+            raise UserError(f"{place}: {what} must hold `key: value` lines, got {shown(values)}")
+        if unknown := sorted(set(map(str, values)) - required - further):
+            expected = listing(sorted(required | further))
+            raise UserError(f"{place} has the unknown field {prefix}{unknown[0]}; expected {expected}")
+        if missing := sorted(required - values.keys()):
+            raise UserError(f"{place} lacks the field {prefix}{missing[0]}; add it")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def number(self, name: str) -> float:
+        """Return a positive number; YAML reads 312e12 without point and sign as a text."""
+        value = self.values[name]
+        try:
+            number = float("nan" if isinstance(value, bool) else value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not 0 < number < float("inf"):
+            where = f"device file {self.path}: {self.prefix}{name}={shown(value)}"
+            raise UserError(f"{where} must be a number above 0")
+        return number

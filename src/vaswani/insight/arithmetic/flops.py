@@ -1,0 +1,133 @@
+"""Floating-point operations of a model.
+
+Only matrix products, which dominate, are counted: two operations for each weight and token, and for each pair
+of tokens in attention and feature. This is what `torch.utils.flop_counter.FlopCounterMode` counts of the
+reference implementation. Dense attention counts all pairs, in a decoder too, whichever kernel computes it;
+sparse attention counts the pairs that its pattern makes visible. A training step takes three times the
+forward pass (Kaplan et al., 2020, arXiv:2001.08361, section 2.1): going back takes two products for each one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from vaswani.insight.arithmetic.pairs import visible_pairs
+from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
+
+Number = TypeVar("Number", int, torch.Tensor)
+
+FORWARD_AND_BACKWARD = 3
+# Linear layers above the stacks that are applied to every token; the others are applied once to each text.
+HEADS_OF_TOKENS = ("lm_head", "mlm_transform.dense", "qa_outputs")
+
+
+def stack_flops(config: VaswaniFamilyConfig, stack: str, rows: int, length: int) -> int:
+    """Return the operations of self-attention and feed-forward layers of a stack, without head.
+
+    Args:
+        config: of the model.
+        stack: "encoder" or "decoder".
+        rows: of the batch.
+        length: tokens of each, padding included.
+    """
+    heads, layers = (getattr(config, f"{stack}_{size}") for size in ("attention_heads", "layers"))
+    patterns = (config.sparse_pattern(stack, layer) for layer in range(layers))
+    pairs = sum(visible_pairs(pattern, length) if pattern else heads * length**2 for pattern in patterns)
+    return _layers_flops(config, stack, rows, length, pairs)
+
+
+def decoding_flops(config: VaswaniFamilyConfig, rows: int, past: int, steps: int) -> int:
+    """Return the operations of a decoder's self-attention and feed-forward layers in steps of one token.
+
+    Args:
+        config: of the model.
+        rows: of the batch.
+        past: tokens before the first step, whose keys and values are in the cache.
+        steps: their number.
+    """
+    return _layers_flops(config, "decoder", rows, steps, decoding_pairs(config, past, steps))
+
+
+def decoding_pairs(config: VaswaniFamilyConfig, past: int, steps: int) -> int:
+    """Return the keys that the queries of these steps see, summed over heads and layers of the decoder."""
+    pairs = 0
+    for layer in range(config.decoder_layers):
+        if pattern := config.sparse_pattern("decoder", layer):
+            # Causal: what a row sees does not depend on the rows after it.
+            pairs += visible_pairs(pattern, past + steps) - (visible_pairs(pattern, past) if past else 0)
+        else:
+            pairs += config.decoder_attention_heads * (steps * past + steps * (steps + 1) // 2)
+    return pairs
+
+
+def _layers_flops(config: VaswaniFamilyConfig, stack: str, rows: int, tokens: int, pairs: int) -> int:
+    """Operations of all weights for the tokens of each row, and of two products for each pair."""
+    heads, layers, inner = (
+        getattr(config, f"{stack}_{size}") for size in ("attention_heads", "layers", "ffn_dim")
+    )
+    weights = layers * (4 * config.d_model**2 + 2 * config.d_model * inner)
+    return 2 * rows * (tokens * weights + 2 * pairs * (config.d_model // heads))
+
+
+def cross_attention_flops(config: VaswaniFamilyConfig, rows: int, source_length: int, length: int) -> int:
+    """Return the operations of the target's side of attention to the source: [rows, length] queries."""
+    per_token = 2 * config.d_model**2 + 2 * source_length * config.d_model
+    return 2 * rows * length * config.decoder_layers * per_token
+
+
+def source_projection_flops(config: VaswaniFamilyConfig, rows: int, source_length: int) -> int:
+    """Return the operations of the source's keys and values in all layers of the decoder."""
+    return 2 * rows * source_length * config.decoder_layers * 2 * config.d_model**2
+
+
+def prediction_flops(config: VaswaniFamilyConfig, num_tokens: Number) -> Number:
+    """Return the operations of the logits over the vocabulary of `num_tokens` tokens."""
+    vocab_size = config.decoder_vocab_size if "decoder" in config.stacks else config.vocab_size
+    transform = config.d_model if getattr(config, "mlm_transform", False) else 0
+    return 2 * num_tokens * config.d_model * (vocab_size + transform)
+
+
+def head_flops(model: nn.Module, rows: int, tokens: int) -> int:
+    """Return the operations of everything above the stacks, for any head.
+
+    Args:
+        model: of this project; it may be on the meta device.
+        rows: texts, each of which a classifier rates once.
+        tokens: of all rows together that a head of tokens sees.
+    """
+    return sum(
+        2 * module.weight.numel() * (tokens if is_head_of_tokens(model, name) else rows)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and ".layers." not in name
+    )
+
+
+def is_head_of_tokens(model: nn.Module, name: str) -> bool:
+    """Return whether a linear layer above the stacks is applied to every token."""
+    return name in HEADS_OF_TOKENS or (name == "classifier" and "Token" in type(model).__name__)
+
+
+def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
+    """Return the operations of one forward pass of an encoder-decoder, logits included.
+
+    Args:
+        config: of the model.
+        rows: of the batch.
+        source_length: tokens of each, padding included.
+        target_length: likewise.
+    """
+    return (
+        stack_flops(config, "encoder", rows, source_length)
+        + source_projection_flops(config, rows, source_length)
+        + stack_flops(config, "decoder", rows, target_length)
+        + cross_attention_flops(config, rows, source_length, target_length)
+        + prediction_flops(config, rows * target_length)
+    )
+
+
+def training_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
+    """Return the operations of a forward and backward pass (see `forward_flops`)."""
+    return FORWARD_AND_BACKWARD * forward_flops(config, rows, source_length, target_length)

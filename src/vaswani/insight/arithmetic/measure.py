@@ -1,0 +1,131 @@
+"""The real model at work on this machine's CPU, to put beside the floor of its time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vaswani.insight.arithmetic.devices import DTYPES
+from vaswani.insight.arithmetic.phases import Phases
+from vaswani.model.stacks import VaswaniPreTrainedModel
+
+RUNS, SECONDS = 3, 1.0  # at least, of each phase
+
+
+def measure(model_class: type[VaswaniPreTrainedModel], phases: Phases) -> dict[str, float]:
+    """Return the seconds of each phase, medians of some runs after one that warms up.
+
+    The model is new and its tokens are random, which changes no time. Training runs with AdamW, and under
+    autocast where the dtype is not float32; inference runs with weights in the dtype.
+
+    Args:
+        model_class: of the model.
+        phases: of its work.
+    """
+    work = phases.work
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = model_class(phases.config)
+        seconds = {"training_step": _seconds(_training(model, phases))}
+        model = model.to(DTYPES[work.dtype]).eval().requires_grad_(False)
+        source = _tokens(phases, work.batch, work.source)
+        with torch.inference_mode():
+            seconds["reading"] = _seconds(_reading(model, phases, source))
+            if work.target:
+                seconds["decoding_step"] = _seconds(_step(model, phases, source))
+                seconds["reading_and_writing"] = _seconds(_writing(model, phases, source))
+    return seconds
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    run()
+    seconds: list[float] = []
+    while len(seconds) < RUNS or sum(seconds) < SECONDS:
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _tokens(phases: Phases, rows: int, length: int) -> torch.Tensor:
+    """Random tokens that either vocabulary has, and no padding."""
+    config = phases.config
+    size = min(config.vocab_size, getattr(config, "decoder_vocab_size", None) or config.vocab_size)
+    ids = torch.randint(size, (rows, length))
+    return ids if config.pad_token_id is None else ids.masked_fill(ids == config.pad_token_id, size - 1)
+
+
+def _training(model: VaswaniPreTrainedModel, phases: Phases) -> Callable[[], None]:
+    work = phases.work
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    if phases.has_source:
+        sides = _tokens(phases, work.batch, work.source), _tokens(phases, work.batch, work.target)
+    else:
+        sides = (_tokens(phases, work.batch, work.source + work.target),) * 2
+    inputs: dict[str, Any] = {"input_ids": sides[0]}
+    if hasattr(model, "lm_head"):
+        inputs |= {"labels": sides[1], "label_smoothing": 0.1}  # as trainings compute the loss
+
+    def step() -> None:
+        with torch.autocast("cpu", DTYPES[work.dtype], enabled=work.dtype != "float32"):
+            outputs = model(**inputs)
+        loss = outputs[0] if "labels" in inputs else outputs[0].float().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _reading(model: Any, phases: Phases, source: torch.Tensor) -> Callable[[], Any]:
+    if phases.has_source:
+        return lambda: _encode(model, source)
+    if phases.work.target:  # each hypothesis reads the prompt
+        prompt = source.repeat_interleave(phases.work.beams, 0)
+        return lambda: model(prompt, use_cache=True, logits_to_keep=1)
+    return lambda: model(source)
+
+
+def _encode(model: Any, source: torch.Tensor) -> Any:
+    """The encoder's output, and the keys and values of the source in each layer of the decoder."""
+    encoded = model.get_encoder()(source)
+    for layer in model.get_decoder().layers:
+        layer.encoder_attn.k_proj(encoded.last_hidden_state)
+        layer.encoder_attn.v_proj(encoded.last_hidden_state)
+    return encoded
+
+
+def _step(model: Any, phases: Phases, source: torch.Tensor) -> Callable[[], None]:
+    """The last step again and again: the cache forgets the token that it adds."""
+    work = phases.work
+    past, steps = phases.steps()
+    past += max(steps, 1) - 1
+    inputs: dict[str, Any] = {}
+    ids = "input_ids"
+    if phases.has_source:
+        inputs, ids = {"encoder_outputs": _encode(model, source)}, "decoder_input_ids"
+    cache = model.get_decoder().new_cache()
+    if past:
+        before = _tokens(phases, work.rows, past)
+        model(**inputs, **{ids: before}, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    token = _tokens(phases, work.rows, 1)
+
+    def step() -> None:
+        model(**inputs, **{ids: token}, past_key_values=cache, use_cache=True)
+        getattr(cache, "self_attention_cache", cache).crop(-1)
+
+    return step
+
+
+def _writing(model: Any, phases: Phases, source: torch.Tensor) -> Callable[[], Any]:
+    """A whole search, whose hypotheses all have the length of the target."""
+    work = phases.work
+    length = {"min_new_tokens": work.target, "max_new_tokens": work.target}
+    options = {**length, "num_beams": work.beams, "do_sample": False}
+    mask = torch.ones_like(source)
+    return lambda: model.generate(source, attention_mask=mask, **options)

@@ -1,0 +1,148 @@
+"""Bytes that a model keeps: its keys and values, and what training keeps for the backward pass.
+
+B batch · K beams · S source length · T target length · H heads · d width · f inner width of feed-forward
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from vaswani.kernels.short_attention import MAX_WEIGHTS
+from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
+
+SINGLE = 4  # bytes of float32, in which norms, master weights, gradients and Adam's moments are
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES_OF_AN_ID = 8
+BYTES_OF_A_CHOICE = 1  # what dropout remembers of an element
+
+
+def self_cache_bytes(config: VaswaniFamilyConfig, rows: int, tokens: int, dtype: str) -> int:
+    """Return the bytes of keys and values of `tokens` tokens in each of B·K rows of a decoder."""
+    return 2 * config.decoder_layers * config.d_model * rows * tokens * BYTES[dtype]
+
+
+def cross_cache_bytes(config: VaswaniFamilyConfig, rows: int, source: int, dtype: str) -> int:
+    """Return the bytes of keys and values of the sources [B, S], which beams share; 0 without an encoder."""
+    return self_cache_bytes(config, rows, source, dtype) if config.is_encoder_decoder else 0
+
+
+def activation_bytes(
+    config: VaswaniFamilyConfig,
+    rows: int,
+    source_length: int,
+    target_length: int,
+    dtype: str = "float32",
+    on_cpu: bool = False,
+    devices: int = 1,
+) -> int:
+    """Return what autograd keeps of a forward pass in training, without parameters.
+
+    Under autocast to half precision, what enters a product is kept in it, once for each product; norms keep
+    float32. The loss over the vocabulary is computed a few tokens at a time and keeps no logits. What other
+    heads keep is small, and left out.
+
+    Args:
+        config: of the model.
+        rows: of the batch.
+        source_length: tokens of each; of a model of one stack, all of its tokens.
+        target_length: tokens of the target; 0 for a model of one stack.
+        dtype: of the products.
+        on_cpu: whether the CPU's kernels compute attention, which keep the weights of short sequences.
+        devices: that divide heads and inner features between them; the result is what one of them keeps.
+    """
+    keeps = _Kept(config, rows, dtype, on_cpu, devices)
+    if isinstance(config, VaswaniConfig):
+        memory = keeps.stack("encoder", source_length)
+        return memory + keeps.stack("decoder", target_length, source_length)
+    return keeps.stack(config.stacks[0], source_length)
+
+
+class _Kept:
+    """What the parts of a model keep, in bytes."""
+
+    def __init__(self, config: VaswaniFamilyConfig, rows: int, dtype: str, on_cpu: bool, devices: int):
+        self.config, self.rows, self.on_cpu, self.devices = config, rows, on_cpu, devices
+        self.number = BYTES[dtype]  # in products
+        self.is_half = self.number < SINGLE
+        self.choices = BYTES_OF_A_CHOICE if config.dropout else 0
+        self.norm = SINGLE * (config.d_model + 2)  # of a token: its input, mean and deviation
+
+    def stack(self, stack: str, length: int, source_length: int | None = None) -> int:
+        """Return the bytes of a stack, from its embeddings to its output."""
+        config, width = self.config, self.config.d_model
+        tokens = self.rows * length
+        ends = BYTES_OF_AN_ID + self.choices * width + SINGLE * width  # ids; the output, for what comes next
+        ends += self.norm * (config.embedding_norm + bool(config.final_norm))
+        if getattr(config, "mlm_transform", False):
+            ends += self.norm + width * (self.number + self._activation())
+        layers = sum(
+            tokens * (self._self_attention() + self._feed_forward(stack))
+            + self._weights(stack, length, length, config.sparse_pattern(stack, layer) is not None)
+            for layer in range(getattr(config, f"{stack}_layers"))
+        )
+        if source_length is not None:
+            each = tokens * self._cross_attention() + self._weights(stack, length, source_length)
+            inputs = 2 if self.is_half else 0  # else those of the encoder's output, which counts them
+            sources = self.rows * source_length * self.number * (inputs * width + 2 * width // self.devices)
+            layers += config.decoder_layers * (each + sources)
+        return tokens * ends + layers
+
+    def _self_attention(self) -> int:
+        """Per token: the input (once a projection under autocast), q, k, v, the output, and the norm."""
+        inputs = 3 if self.is_half else 1
+        width, divided = self.config.d_model, 4 * self.config.d_model // self.devices
+        return (inputs * width + divided) * self.number + width * self.choices + self.norm
+
+    def _cross_attention(self) -> int:
+        """Per token of the target: the input, q, the output, and the norm."""
+        width, divided = self.config.d_model, 2 * self.config.d_model // self.devices
+        return (width + divided) * self.number + width * self.choices + self.norm
+
+    def _feed_forward(self, stack: str) -> int:
+        """Per token: the input, what the activation keeps, and the norm."""
+        drops = bool(self.config.activation_dropout)
+        inner = self._activation(drops) + (BYTES_OF_A_CHOICE if drops else 0)
+        inputs = self.config.d_model * (self.number + self.choices)
+        return inputs + getattr(self.config, f"{stack}_ffn_dim") // self.devices * inner + self.norm
+
+    def _activation(self, drops: bool = False) -> int:
+        return self.number * tensors_of_activation(self.config.activation_function, drops)
+
+    def _weights(self, stack: str, length: int, keys: int, is_sparse: bool = False) -> int:
+        """Of an attention: its weights where the kernel keeps them, else a sum for each query."""
+        queries = self.rows * getattr(self.config, f"{stack}_attention_heads") // self.devices * length
+        drops = bool(self.config.attention_dropout)
+        if is_sparse:  # the output once more, in the layout of the next product
+            output = self.rows * length * self.config.d_model // self.devices * self.number
+            return queries * SINGLE + output
+        if self.on_cpu and drops and self.is_half:  # PyTorch's chain of operations, in float32
+            copies = 3 * self.rows * length * self.config.d_model // self.devices * (SINGLE - self.number)
+            return queries * keys * 3 * SINGLE + copies
+        if self.on_cpu and (drops or (length * keys <= MAX_WEIGHTS and not self.is_half)):
+            return queries * keys * (SINGLE + (BYTES_OF_A_CHOICE if drops else 0))
+        return queries * SINGLE
+
+
+@cache
+def tensors_of_activation(name: str, drops: bool = False) -> int:
+    """Return how many tensors of inner width an activation and the product after it keep.
+
+    Args:
+        name: one of transformers' `ACT2FN`.
+        drops: whether dropout stands between them; its own memory is not counted.
+    """
+    states, weight = (torch.zeros(1, 1, requires_grad=True) for _ in range(2))
+    kept = []  # the tensors themselves: a storage that is freed can come back at the same place
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = ACT2FN[name](states + 0)  # a result, as that of the first product
+        nn.functional.linear(hidden + 0 if drops else hidden, weight)
+    return len({tensor.untyped_storage().data_ptr() for tensor in kept} - {weight.data_ptr()})
