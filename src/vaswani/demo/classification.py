@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import table, token_list
-from vaswani.demo.view import Answer, View, check_length, readable
+from vaswani.demo.view import Answer, View, check_length
 from vaswani.inference.classify.classification import Classifier, Prediction
 
 MOST_LABELS = 10  # in a table, the most probable ones
@@ -27,7 +27,7 @@ class ClassificationView(View):
         check_length(len(token_ids), self.classifier.max_length)
         (prediction,) = self.classifier([text])
         shown = _table(prediction, self.classifier.task)
-        return Answer(_label(prediction), shown + token_list("Text", readable(self.codec, token_ids)))
+        return Answer(_label(prediction), shown + token_list("Text", self.codec, token_ids))
 
 
 def _label(prediction: Prediction) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from vaswani.data.text_codec import TextCodec
+from vaswani.insight.token_texts import token_texts
+
 STYLE = """<style>
 .vaswani { color: var(--body-text-color); }
 .vaswani h1 { font-size: 1.6rem; }
@@ -55,8 +58,9 @@ def _cell(cell: str | float) -> str:
     return f"{cell:.3f}" if isinstance(cell, float) else escape(cell)
 
 
-def token_list(title: str, tokens: Sequence[str]) -> str:
-    """Return tokens under a title with their number."""
+def token_list(title: str, codec: TextCodec, token_ids: Sequence[int]) -> str:
+    """Return readable tokens under a title with their number."""
+    tokens = token_texts(codec, token_ids).tokens
     items = "".join(f'<li dir="auto">{escape(token)}</li>' for token in tokens)
     count = f"{len(tokens):,} token{'s' * (len(tokens) != 1)}"
     return f'<h3>{escape(title)}: {count}</h3><ul class="tokens">{items}</ul>'

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import table, token_list
 from vaswani.demo.models import MaskFiller
-from vaswani.demo.view import Answer, View, check_length, readable
+from vaswani.demo.view import Answer, View, check_length
 from vaswani.errors import UserError
 from vaswani.inference.decoding import DEFAULT_LENGTH
 from vaswani.inference.prompt.continuation import Continuation, Draft
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.sampling import Sampling
+from vaswani.insight.attention import AttentionMap, read_attention
 
 if TYPE_CHECKING:
     from gradio import Slider
@@ -45,6 +46,10 @@ class CompletionView(View):
         """Return the tokens of a prompt, which has no end token."""
         return list(self.language_model.encode_prompt(text))
 
+    def attention(self, text: str, answer: str) -> tuple[AttentionMap, ...]:
+        """Return the attention of the text and its completion."""
+        return read_attention(self.model, self.codec.tokenizer, text + answer)
+
     def answer(self, text: str, new_tokens: int, temperature: float) -> Answer:
         """Return the greedy completion, and the samples with their log-probabilities."""
         prompt = tuple(self.encode(text))
@@ -64,7 +69,7 @@ class CompletionView(View):
         return Answer(
             texts[0],
             table("Completions", ["words", "text", "log P"], rows)
-            + token_list("Beginning", readable(self.codec, list(prompt))),
+            + token_list("Beginning", self.codec, prompt),
         )
 
 
@@ -94,4 +99,4 @@ class MaskView(View):
             table(f"Mask {number}", ["word", "probability"], words)
             for number, words in enumerate(of_masks, 1)
         ]
-        return Answer(filled, "".join(tables) + token_list("Text", readable(self.codec, token_ids)))
+        return Answer(filled, "".join(tables) + token_list("Text", self.codec, token_ids))

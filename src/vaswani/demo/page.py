@@ -22,6 +22,7 @@ from vaswani.errors import UserError
 from vaswani.inference.classify.classification import Classifier
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.translate.translation import Translator
+from vaswani.insight.attention_page import attention_page
 
 THREADS = 4  # texts that one model reads at a time
 MOST_WAITING = 64  # texts in the queue; users of a full one are told
@@ -82,7 +83,7 @@ def _html(value: str = "") -> gr.HTML:
 
 def _add_column(view: View, text: gr.Textbox, controls: list[gr.Slider], button: gr.Button) -> None:
     """Add what one model makes of the text."""
-    answer = gr.Textbox(label=view.answer_label, lines=2, interactive=False, buttons=["copy"])
+    answer = gr.Textbox(label=view.answer_label, lines=2, interactive=False)
     details = _html()
     answered = button.click(
         view.show,
@@ -92,7 +93,14 @@ def _add_column(view: View, text: gr.Textbox, controls: list[gr.Slider], button:
         trigger_mode="always_last",
         show_progress="minimal",
     )
+    if view.model is not None:
 
+        def show_attention(text: str, answer: str) -> str:
+            if not text.strip():
+                return ""
+            return part_or_problem(lambda: attention_page(view.attention(text, answer))._repr_html_())
+
+        _add_panel("Attention", show_attention, [text, answer], answered)
     if patterns := sparse_patterns(view.model):
 
         def show_sparse(text: str, layer: str) -> str:
@@ -106,7 +114,7 @@ def _add_panel(
     show: Callable[..., str],
     inputs: list[gr.Component],
     answered: Any,
-    choices: Mapping[str, Sequence[str]],
+    choices: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Add a part of the page that is computed while it is open.
 
@@ -115,12 +123,12 @@ def _add_panel(
         show: returns its HTML from the values of the inputs and the choices.
         inputs: what it depends on.
         answered: the event after which the text has a new answer.
-        choices: labels with what can be chosen in the part.
+        choices: labels with what can be chosen in the part; None for nothing.
     """
     hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
     is_open = gr.State(False)
     with gr.Accordion(title, open=False) as panel:
-        chosen = [gr.Dropdown([*values], label=label) for label, values in choices.items()]
+        chosen = [gr.Dropdown([*values], label=label) for label, values in (choices or {}).items()]
         content = _html()
     inputs = [*inputs, *chosen]
 

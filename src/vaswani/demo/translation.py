@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 
 from vaswani.demo.html_parts import table, token_list
-from vaswani.demo.view import Answer, View, check_length, readable
+from vaswani.demo.view import Answer, View, check_length
 from vaswani.errors import UserError
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
+from vaswani.insight.attention import AttentionMap, read_attention
 
 
 class TranslationView(View):
@@ -25,10 +26,15 @@ class TranslationView(View):
         super().__init__(name, translator.sides.sources, translator.model if has_model else None)
         self.translator = translator
 
+    def attention(self, text: str, answer: str) -> tuple[AttentionMap, ...]:
+        """Return the attention of the encoder, of the decoder, and of the translation to the text."""
+        tokenizers = self.codec.tokenizer, self.translator.sides.targets.tokenizer
+        return read_attention(self.model, tokenizers, _one_line(text), answer or None)
+
     def answer(self, text: str) -> Answer:
         """Return the best translation, with all hypotheses and the tokens of both sides."""
         sides = self.translator.sides
-        text = " ".join(text.split())  # a translator reads lines
+        text = _one_line(text)
         source = self.encode(text)
         limits = [limit for limit in (sides.max_source_length, sides.positions) if limit is not None]
         check_length(len(source), min(limits, default=None))
@@ -40,6 +46,11 @@ class TranslationView(View):
         return Answer(
             translation.text,
             table("Hypotheses", ["text", "score", "log P"], rows)
-            + token_list("Text", readable(self.codec, source))
-            + token_list("Translation", readable(sides.targets, target)),
+            + token_list("Text", self.codec, source)
+            + token_list("Translation", sides.targets, target),
         )
+
+
+def _one_line(text: str) -> str:
+    """Return a text as a translator reads it, which is trained on lines."""
+    return " ".join(text.split())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import alert, paragraph, part
 from vaswani.errors import RunError, UserError, one_line
+from vaswani.insight.attention import AttentionMap, read_attention
 
 if TYPE_CHECKING:
     from gradio import Slider
@@ -67,6 +68,14 @@ class View:
         """
         raise NotImplementedError
 
+    def attention(self, text: str, answer: str) -> tuple[AttentionMap, ...]:
+        """Return what the tokens of a text attend to, and those of its answer where the model reads them.
+
+        Raises:
+            UserError: the model returns no weights, or the text is too long.
+        """
+        return read_attention(self.model, self.codec.tokenizer, text)
+
     def describe(self) -> str:
         """Return a line about the model: its size, class, type of weights and device."""
         if self.model is None:
@@ -119,12 +128,3 @@ def check_length(tokens: int, most: int | None) -> None:
     """Raise a UserError if a text has too many tokens."""
     if most is not None and tokens > most:
         raise UserError(f"the text has {tokens:,} tokens, and the model reads at most {most:,}; shorten it")
-
-
-def readable(codec: TextCodec, token_ids: list[int]) -> list[str]:
-    """Return tokens as they read in a text, with ▁ where a word begins; bytes of a character as they are."""
-    tokens, texts = codec.tokens(token_ids), codec.decode([[each] for each in token_ids], keeps_special=True)
-    return [
-        token if not text.strip() or "\ufffd" in text else "▁" * (token[0] in "Ġ▁ ") + text.strip()
-        for token, text in zip(tokens, texts, strict=True)
-    ]
