@@ -5,6 +5,7 @@
 #   make test-oldest  the core tests with the oldest versions, those of constraints-oldest.txt, in .venv-oldest
 #   make check        format, lint and type checks
 #   make bench        the speed comparisons of benchmarks/
+#   make docs         the documentation as a site, in site/: open site/index.html
 #   make dist         the wheel and the source distribution, in dist/
 #   make model-card   model_card.md, the card of what `make quickstart` trained
 # On a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
@@ -15,7 +16,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test test-fast test-oldest check bench dist model-card clean
+.PHONY: quickstart test test-fast test-oldest check bench docs dist model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -49,6 +50,9 @@ bench: .venv/installed-dev
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding_speed.py
 	$(BIN)/python benchmarks/sparse_attention.py
+
+docs: .venv/installed-dev
+	$(BIN)/python docs/builder/build.py
 
 dist: .venv/installed-dev
 	$(BIN)/python -m hatchling build -d dist -t sdist -t wheel
@@ -88,4 +92,4 @@ model-card: quickstart
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest dist runs
+	rm -rf .venv .venv-oldest build dist runs site
