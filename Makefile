@@ -52,7 +52,7 @@ bench: .venv/installed-dev
 	$(BIN)/python benchmarks/sparse_attention.py
 
 docs: .venv/installed-dev
-	$(BIN)/python docs/builder/build.py
+	$(BIN)/python docs/build_site.py
 
 dist: .venv/installed-dev
 	$(BIN)/python -m hatchling build -d dist -t sdist -t wheel

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -17,6 +18,8 @@ from tiny_runs import leave_out_curves
 # A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+ROOT = Path(__file__).parents[1]
 
 leave_out_curves()  # a test that is about them brings them back
 
@@ -57,3 +60,14 @@ def forking_python() -> Iterator[ForkingPython]:
     """Runs commands and scripts in copies of a process that has done the imports."""
     with ForkingPython(os.environ) as python:
         yield python
+
+
+@pytest.fixture(scope="session")
+def site(forking_python: ForkingPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation as a site, with `printed.txt`, what its build printed."""
+    folder = tmp_path_factory.mktemp("site")
+    arguments = ["docs/build_site.py", "--output", folder / "site", "--staging", folder / "staging"]
+    done = forking_python.run([ROOT / arguments[0], *arguments[1:]], folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "site" / "printed.txt").write_text(done.stdout + done.stderr)
+    return folder / "site"

@@ -5,8 +5,8 @@ import typing
 from typing import Any
 
 import typer
-from tables import as_text, limits, shown_default, table, type_name
 
+from builder.tables import as_text, limits, shown_default, table, type_name
 from vaswani.bounds import Bounds
 from vaswani.cli.commands import app
 from vaswani.cli.option_pages import PAGES
@@ -29,9 +29,10 @@ CHOSEN_BY = {
     "question_answering": "--task question_answering",
     "completion": "--task completion",
 }
-OF_ALL = """A configuration sets defaults, and flags override it. A boolean flag may stand alone (`--bf16`) or take
-`true` or `false`; a list takes several values; `none` sets an option back to nothing where that is possible. In a
-configuration file the same names stand without dashes. Every training argument of transformers is accepted as well.
+OF_ALL = """A configuration sets defaults, and flags override it. A boolean flag may stand alone (`--bf16`) or
+take `true` or `false`. A list takes several values. `none` sets an option back to nothing where that is
+possible. A configuration file has the same names without dashes. Every training argument of transformers is
+accepted as well.
 """
 
 
@@ -130,8 +131,13 @@ def _kind_of_run(command: str, chosen_by: str, config_class: type[BaseConfig]) -
             if field.metadata.get("help") and not is_inherited(field.name, section)
         ]
         if rows:
-            parts += [f"### {section_title.capitalize()}\n", table(["field", "type", "default", "meaning"], rows)]
-    parts.append(f"`metric_for_best_model` takes: {', '.join(f'`{name}`' for name in config_class.scores)}.\n")
+            parts += [
+                f"### {section_title.capitalize()}\n",
+                table(["field", "type", "default", "meaning"], rows),
+            ]
+    parts.append(
+        f"`metric_for_best_model` takes: {', '.join(f'`{name}`' for name in config_class.scores)}.\n"
+    )
     return "\n".join(parts)
 
 

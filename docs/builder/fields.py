@@ -5,8 +5,7 @@ import inspect
 import re
 from typing import Any
 
-from tables import shown_default, table, type_name
-
+from builder.tables import shown_default, table, type_name
 from vaswani.model.configuration_vaswani import (
     VaswaniConfig,
     VaswaniDecoderConfig,
@@ -16,11 +15,11 @@ from vaswani.model.configuration_vaswani import (
 
 INTRODUCTION = """# Model configurations
 
-A model configuration, `config.json` beside the weights, holds everything that changes numbers. It is one of
-[`VaswaniConfig`](#vaswaniconfig), [`VaswaniEncoderConfig`](#vaswaniencoderconfig) and
-[`VaswaniDecoderConfig`](#vaswanidecoderconfig). [Systems](systems.md) lists the values that make BERT, GPT-2 or MarianMT;
-[the commands](commands/train.md) have the same fields as options where they make new weights. The fields of transformers'
-`PreTrainedConfig`, such as `num_labels`, are accepted as well.
+A model configuration, `config.json` beside the weights, holds everything that changes numbers. It is a
+[`VaswaniConfig`](#vaswaniconfig), [`VaswaniEncoderConfig`](#vaswaniencoderconfig) or
+[`VaswaniDecoderConfig`](#vaswanidecoderconfig). [Systems](systems.md) lists the values that make BERT, GPT-2
+or MarianMT. Commands that make new weights, such as [`vaswani train`](commands/train.md), have the same fields
+as options. The fields of transformers' `PreTrainedConfig`, such as `num_labels`, are accepted as well.
 
 """
 
@@ -51,5 +50,7 @@ def default_of(field: dataclasses.Field) -> Any:
 def _meanings(config_class: Any) -> dict[str, str]:
     """What the docstring says of each field under `Args:`; several fields may share an entry."""
     arguments = inspect.getdoc(config_class).partition("Args:\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"^    (\w+(?:,\s+\w+)*): (.*?)(?=^    \w|\Z)", arguments, flags=re.DOTALL | re.MULTILINE)
+    entries = re.findall(
+        r"^    (\w+(?:,\s+\w+)*): (.*?)(?=^    \w|\Z)", arguments, flags=re.DOTALL | re.MULTILINE
+    )
     return {name: text for names, text in entries for name in re.split(r",\s+", names)}

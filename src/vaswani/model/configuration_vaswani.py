@@ -72,6 +72,7 @@ class VaswaniFamilyConfig(PreTrainedConfig):
             projections from Glorot's uniform distribution.
         sparse_block_size, sparse_window_blocks, sparse_global_blocks, sparse_global_tokens,
             sparse_random_blocks, sparse_seed: the pattern of sparse layers, see `SparsePattern`.
+        pad_token_id, bos_token_id, eos_token_id: token ids of padding, and of the beginning and end of texts.
 
     Raises:
         ValueError: for a value out of range, with the range.
@@ -285,6 +286,8 @@ class VaswaniConfig(VaswaniFamilyConfig):
         decoder_vocab_size: size of the target's vocabulary; `None`: source and target share one.
         share_encoder_decoder_embeddings: one matrix embeds source and target, whose token ids must then mean
             the same. `None` shares exactly when no `decoder_vocab_size` is given.
+        decoder_start_token_id: the token before the first of a target.
+        use_cache: keep keys and values of earlier tokens while decoding.
 
     All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """
@@ -414,7 +417,10 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
 class VaswaniDecoderConfig(VaswaniFamilyConfig):
     """Shape and behaviour of a `VaswaniDecoderModel`. The defaults are GPT-2 small (Radford et al., 2019).
 
-    The arguments and the errors are those of `VaswaniFamilyConfig`.
+    Args:
+        use_cache: keep keys and values of earlier tokens while decoding.
+
+    All other arguments, and the errors are those of `VaswaniFamilyConfig`.
     """
 
     model_type = "vaswani_decoder"

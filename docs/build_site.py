@@ -1,6 +1,6 @@
 """Builds the documentation as a site of static files that needs no network.
 
-    python docs/builder/build.py [--output site] [--staging build/docs]
+    python docs/build_site.py [--output site] [--staging build/docs]
 
 The pages of `docs/` stay readable on a Git host. Here they are copied into a staging folder, with the pages
 that are made from the code, and Zensical makes the site of them. `mkdocs.yml` says where each page stands;
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from api import api_pages
-from commands import command_pages
-from fields import configuration_page
-from links import staged_name, with_code, with_staged_links
 
-ROOT = Path(__file__).resolve().parents[2]
-COPIED = (".png", ".svg", ".webp", ".html")
+from builder.api import api_pages
+from builder.commands import command_pages
+from builder.fields import configuration_page
+from builder.links import PICTURES, staged_name, with_code, with_staged_links
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def build(output: Path, staging: Path) -> None:
@@ -37,12 +37,12 @@ def build(output: Path, staging: Path) -> None:
     for name, text in texts.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
-    for path in (path for path in (ROOT / "docs").rglob("*") if path.suffix in COPIED):
+    for path in (path for path in (ROOT / "docs").rglob("*") if path.suffix in PICTURES):
         copy = pages / path.relative_to(ROOT / "docs")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
     for name in ("site.css", "iframe-worker.js"):
-        shutil.copy(Path(__file__).with_name(name), pages)
+        shutil.copy(ROOT / "docs" / "builder" / name, pages)
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     settings |= {"docs_dir": "pages", "nav": whole_nav(settings["nav"], texts)}
     for plugin in (plugin for plugin in settings["plugins"] if "mkdocstrings" in plugin):
@@ -73,7 +73,9 @@ def written_pages() -> dict[str, str]:
             pages[name] = "\n".join([f"# {path.relative_to(ROOT)}/", "", *lines, ""])
             waiting += files
         else:
-            language = {".py": "python", ".yaml": "yaml", ".json": "json", ".cff": "yaml"}.get(path.suffix, "")
+            language = {".py": "python", ".yaml": "yaml", ".json": "json", ".cff": "yaml"}.get(
+                path.suffix, ""
+            )
             code = path.read_text(encoding="utf-8")
             pages[name] = f"# {path.relative_to(ROOT)}\n\n````{language}\n{code}````\n"
     return pages

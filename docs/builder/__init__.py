@@ -1,0 +1,1 @@
+"""What `build_site.py` makes the documentation's site from."""
