@@ -18,8 +18,8 @@ INTRODUCTION = """# Model configurations
 A model configuration, `config.json` beside the weights, holds everything that changes numbers. It is a
 [`VaswaniConfig`](#vaswaniconfig), [`VaswaniEncoderConfig`](#vaswaniencoderconfig) or
 [`VaswaniDecoderConfig`](#vaswanidecoderconfig). [Systems](systems.md) lists the values that make BERT, GPT-2
-or MarianMT. Commands that make new weights, such as [`vaswani train`](commands/train.md), have the same fields
-as options. The fields of transformers' `PreTrainedConfig`, such as `num_labels`, are accepted as well.
+or MarianMT. Commands that make new weights, such as [`vaswani train`](commands/train.md), have the same
+fields as options. The fields of transformers' `PreTrainedConfig`, such as `num_labels`, are accepted as well.
 
 """
 
