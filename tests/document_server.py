@@ -84,6 +84,8 @@ def small(arguments: list[str]) -> list[str]:
         options = {"device": "cpu"}
     if name == "distill" and "--objective" in given:
         options = dict(TRAINING)
+    if name == "plot" and given[0] == "attention":
+        options = {"device": "cpu"}
     if name == "student":  # of the stacks that it has
         options = {option: value for option, value in options.items() if f"--{option}" in given}
     if "--config" in given:

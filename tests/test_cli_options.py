@@ -18,6 +18,7 @@ ACCEPTED = {
     ("--seed", "0"): "a seed like others",
     ("--port", "0"): "a free one",
     ("--layer", "0"): "the first",
+    ("--head", "0"): "the first",
     ("--global", "0"): "none",
     ("--random", "0"): "none",
     ("--length_penalty", "0"): "ranks by log-probability",

@@ -106,12 +106,15 @@ OPTIONS = {
     "push --model {path} --repo a/b": READ_FOLDER,
     "report {path}": READ_FOLDER,
     "plot sparse-pattern --output {path}": WRITE_FILE,
+    "plot attention --model {path} --source one": READ_FOLDER,
+    "plot attention --model {model} --source one --device cpu --head 0 --output {path}": WRITE_FILE,
 }
 SUFFIXES = {
     "--config": ".yaml",
     "--task": ".yaml",
     "--input": ".txt",
     "sparse-pattern": ".png",
+    "--head 0 --output": ".png",
     "_file": ".jsonl",
 }
 

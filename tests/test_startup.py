@@ -65,6 +65,8 @@ REFUSED = (
     "student out --teacher ~/nowhere/at/all",
     "convert /nowhere out",
     "plot sparse-pattern --length 0",
+    "plot attention --model /nowhere --source one",
+    "plot attention --model a/b --source one --style 3d",
     "configs show nowhere",
     "trian",
 )

@@ -22,6 +22,7 @@ GROUPS = (
     "demo",
     "insight",
     "plots",
+    "attention_plots",
     "configs",
     "env",
 )

@@ -155,7 +155,12 @@ def _word_keys(text: str, chars: Sequence[Sequence[int]]) -> list[tuple[str, int
         else:
             is_break = any(text[number] != " " for number in numbers)
             keys.append(("space", len(keys)) if is_break or not keys else keys[-1])
-    return keys[::-1]
+    keys.reverse()
+    for place in range(1, len(keys)):  # the rest of a character belongs where it begins
+        before, here = chars[place - 1], chars[place]
+        if before and here and before[-1] == here[0]:
+            keys[place] = keys[place - 1]
+    return keys
 
 
 def _words_of_chars(text: str) -> list[tuple[str, int]]:
