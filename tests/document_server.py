@@ -12,8 +12,12 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
+from threading import Thread
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import yaml
 
@@ -34,6 +38,10 @@ server.shutdown(socket.SHUT_WR)
 sys.exit(int(server.recv(8)))
 """
 LONGEST = 120  # seconds
+
+with socket.socket() as _probe:
+    _probe.bind(("127.0.0.1", 0))
+    DEMO_PORT = _probe.getsockname()[1]  # a free one
 
 # What makes a command small: options that are set, whatever stands in the document.
 TRAINING = {"max_steps": 2, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "max_tokens_per_batch": 600}
@@ -56,6 +64,7 @@ SMALL: dict[str, dict[str, object]] = {
     "align": {"device": "cpu"},
     "attention": {"device": "cpu"},
     "embed": {"device": "cpu"},
+    "demo": {"device": "cpu", "port": DEMO_PORT},
     "plot": {"length": 512},
     "average": {"last": 1},
     **{
@@ -157,6 +166,8 @@ def run(
         else:
             leave_out_curves()
             sys.argv = ["vaswani", *small(arguments)]
+            if arguments[0] == "demo":
+                Thread(target=end_when_served, daemon=True).start()
             main()
         status = 0
     except SystemExit as end:
@@ -167,6 +178,18 @@ def run(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def end_when_served() -> None:
+    """Open the page that this process serves, then end the process as a user does."""
+    while True:
+        try:
+            with urlopen(f"http://127.0.0.1:{DEMO_PORT}/") as page:
+                assert "gradio" in page.read().decode()
+            break
+        except URLError:
+            time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the page shows of each kind of model, without a page: the same as the classes that it shows."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vaswani.demo.models import Classifier, MaskFiller, Prompter, open_model
 from vaswani.demo.translation import TranslationView
 from vaswani.demo.view import MOST_CHARACTERS, View
 from vaswani.errors import RunError
+from vaswani.interop import export_folder
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +187,28 @@ def test_masked_words_are_those_of_the_model(folder: Path) -> None:
     assert problem(view.show("ann saw")[1]).startswith(f"the text has no {mask}")
     assert "at most 40" in problem(view.show(f"{mask} film" * 40)[1])
     assert mask in view.text_label
+
+
+def test_threads_that_share_a_model_of_masks_get_what_one_thread_gets(folder: Path) -> None:
+    filler = open_model(save_toy_encoder(folder / "shared"), device="cpu")
+    assert isinstance(filler, MaskFiller)
+    texts = [f"{'the film ' * number}<mask>" for number in range(16)]
+    alone = [filler(text, 3) for text in texts]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda text: filler(text, 3), texts)) == alone
+
+
+def test_an_exported_model_has_no_attention_and_the_same_translations(folder: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    trained = save_toy_checkpoint(folder / "trained")
+    export_folder(trained, folder / "exported")
+    exported = open_model(folder / "exported", engine="ctranslate2", translator_options={"num_beams": 2})
+    assert isinstance(exported, Translator)
+    view = TranslationView("exported", exported)
+    assert (view.model, view.describe()) == (None, "")
+    text, html = view.show("one two three")
+    assert text == Translator.from_pretrained(trained, device="cpu")(["one two three"])[0]
+    assert len(rows(html)) == 2
 
 
 def test_every_kind_has_words_of_its_own() -> None:

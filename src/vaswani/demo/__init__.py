@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from vaswani.demo.models import Model, open_model
+from vaswani.demo.models import MaskFiller, Model, open_model
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
     import gradio
 
-__all__ = ["build_demo", "check_gradio", "open_model"]
+__all__ = ["MaskFiller", "build_demo", "check_gradio", "open_model"]
 
 
 def build_demo(models: Mapping[str, Model], examples: Sequence[str] = ()) -> gradio.Blocks:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
+from yaml import YAMLError
 
 from vaswani.data.sources.corpus import BUILT_IN_DATES
 from vaswani.data.sources.dates import generate_dates
 from vaswani.errors import UserError
+from vaswani.files.json_files import read_object
 from vaswani.files.run_files import CORPUS_FILE
 from vaswani.hub.plain_card import CARD_FILE_NAME
 from vaswani.inference.inputs import open_texts
@@ -32,23 +33,25 @@ def _of_card(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        widget = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict().get("widget") or []
-    except (OSError, ValueError):
+        widget = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict().get("widget")
+    except (OSError, ValueError, YAMLError):
         return []
-    return _short([each.get("text") for each in widget if isinstance(each, dict)])
+    found = widget if isinstance(widget, list) else []
+    return _short([each.get("text") for each in found if isinstance(each, dict)])
 
 
 def _of_corpus(folder: Path) -> list[str]:
     """Return rows of the built-in dates, or of the test file, where it is still there."""
     try:
-        corpus = json.loads((folder / CORPUS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        corpus = read_object(folder / CORPUS_FILE)
+    except UserError:
         return []
     if corpus.get("dataset") == BUILT_IN_DATES:
         locales = [name for name in ("en", "fr", "ja", "ru", "ar") if name in corpus.get("locales", [])]
         rows = generate_dates(locales or None, train_rows=0, validation_rows=0, test_rows=MOST)
         return rows["test"]["source"][:]
-    return _of_file(corpus.get("test") or corpus.get("validation") or {})
+    split = corpus.get("test") or corpus.get("validation")
+    return _of_file(split) if isinstance(split, dict) else []
 
 
 def _of_file(split: dict[str, Any]) -> list[str]:

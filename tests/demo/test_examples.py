@@ -1,0 +1,51 @@
+"""Where the texts to try come from: the card, the built-in dates, the file of the test split."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vaswani.demo.examples import LONGEST, MOST, find_examples
+
+
+def write_corpus(folder: Path, **corpus: Any) -> None:
+    (folder / "corpus.json").write_text(json.dumps(corpus))
+
+
+def test_those_of_the_card_come_first(tmp_path: Path) -> None:
+    write_corpus(tmp_path, dataset="dates", locales=["en"])
+    widget = "widget:\n- text: one two\n- text: three\n  example_title: A number\n- src: a.png\n"
+    (tmp_path / "README.md").write_text(f"---\n{widget}---\n# A model\n")
+    assert find_examples(tmp_path) == ["one two", "three"]
+
+
+def test_dates_are_of_the_locales_of_the_training(tmp_path: Path) -> None:
+    write_corpus(tmp_path, dataset="dates", locales=["de", "en", "ja"])
+    found = find_examples(tmp_path)
+    assert len(found) == MOST
+    assert any("年" in text for text in found)
+    assert not any("г." in text for text in found)
+    write_corpus(tmp_path, dataset="dates", locales=["de"])
+    assert find_examples(tmp_path) != found
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_rows_of_the_test_split_while_its_file_is_there(tmp_path: Path, split: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    texts = ["a" * (LONGEST + 1), *(f"text {number}" for number in range(9))]
+    file.write_text("".join(json.dumps({"en": text, "de": "x"}) + "\n" for text in texts))
+    write_corpus(tmp_path, **{split: {"name": str(file), "source_field": "en"}})
+    assert find_examples(tmp_path) == texts[1 : MOST + 1]
+    file.write_text("{}\n")  # another file meanwhile
+    assert find_examples(tmp_path) == []
+    file.unlink()
+    assert find_examples(tmp_path) == []
+
+
+def test_a_demo_does_without(tmp_path: Path) -> None:
+    assert find_examples(tmp_path) == []
+    for corpus, widget in (("{", "["), ("[1]", "7"), ('{"test": "a"}', "[a, 3]")):
+        (tmp_path / "corpus.json").write_text(corpus)
+        (tmp_path / "README.md").write_text(f"---\nwidget: {widget}\n---\n")
+        assert find_examples(tmp_path) == []
