@@ -65,11 +65,21 @@ SMALL: dict[str, dict[str, object]] = {
     "attention": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "demo": {"device": "cpu", "port": DEMO_PORT},
-    "plot": {"length": 512},
     "average": {"last": 1},
     **{
         name: {}
-        for name in ("card", "combine", "configs", "convert", "env", "export", "merge", "push", "report")
+        for name in (
+            "card",
+            "combine",
+            "configs",
+            "convert",
+            "env",
+            "export",
+            "merge",
+            "plot",
+            "push",
+            "report",
+        )
     },
 }
 # Models that are evaluated without decoding.
@@ -97,7 +107,7 @@ def small(arguments: list[str]) -> list[str]:
         options = {"device": "cpu"}
     if name == "student":  # of the stacks that it has
         options = {option: value for option, value in options.items() if f"--{option}" in given}
-    if "--config" in given:
+    if "--config" in given and name != "plot":
         config = find_config(given[given.index("--config") + 1])
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
         options |= {field: value for field, value in MODEL.items() if field in settings}

@@ -35,8 +35,16 @@ def check_no_texts_overlap(figure: Figure) -> None:
 
 
 def _texts(figure: Figure) -> Iterator[Text]:
+    """All texts but labels of ticks that lie outside of their axis, which are not drawn."""
+    outside = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                if not low <= tick.get_loc() <= high:
+                    outside |= {tick.label1, tick.label2}
     for text in figure.findobj(Text):
-        if text.get_visible() and text.get_text().strip() and text.get_window_extent().width:
+        if text not in outside and text.get_visible() and text.get_text().strip():
             yield text
 
 

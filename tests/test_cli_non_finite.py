@@ -79,6 +79,7 @@ LOADING = {
     "embed": ("encoder", "embed --model {}/encoder --input {}/source.txt"),
     "prompt": ("causal", "prompt --model {}/causal --task {}/choose.yaml"),
     "demo": ("translator", "demo --model {}/translator --port 0"),
+    "positions": ("translator", "plot positions --model {}/translator --output {}/out.png"),
     "push": ("translator", "push --model {}/translator --repo ada/toy"),
     "finetune": (
         "encoder",

@@ -3,6 +3,7 @@
 Each ends with status 2 and one line that names it, before anything is trained or decoded.
 """
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -105,16 +106,25 @@ OPTIONS = {
     "card --model {path}": READ_FOLDER,
     "push --model {path} --repo a/b": READ_FOLDER,
     "report {path}": READ_FOLDER,
-    "plot sparse-pattern --output {path}": WRITE_FILE,
+    "plot sparse-pattern --output {path}.png": WRITE_FILE,
+    "plot positions --output {path}.png": WRITE_FILE,
+    "plot positions --model {path}": READ_FOLDER,
+    "plot masks --output {path}.png": WRITE_FILE,
+    "plot schedule --output {path}.png": WRITE_FILE,
+    "plot schedule --config {path}": READ_FILE,
+    "plot curves {path}": READ_FOLDER,
+    "plot curves {log} --output {path}.png": WRITE_FILE,
+    "plot quality {path}": READ_FOLDER,
+    "plot quality {report} --output {path}.png": WRITE_FILE,
+    "plot retention {path}": READ_FOLDER,
+    "plot retention {report} --output {path}.png": WRITE_FILE,
     "plot attention --model {path} --source one": READ_FOLDER,
-    "plot attention --model {model} --source one --device cpu --head 0 --output {path}": WRITE_FILE,
+    "plot attention --model {model} --source one --device cpu --head 0 --output {path}.png": WRITE_FILE,
 }
 SUFFIXES = {
     "--config": ".yaml",
     "--task": ".yaml",
     "--input": ".txt",
-    "sparse-pattern": ".png",
-    "--head 0 --output": ".png",
     "_file": ".jsonl",
 }
 
@@ -129,12 +139,18 @@ def place() -> Iterator[Path]:
     save_toy_decoder(folder / "decoder")
     save_toy_classifier(folder / "classifier", "classification")
     write_dates(folder, train_rows=20, validation_rows=2, test_rows=2)
-    for suffix in {"", *SUFFIXES.values()}:
+    for suffix in {"", ".png", *SUFFIXES.values()}:
         (folder / f"folder{suffix}").mkdir()
         (folder / f"dangling{suffix}").symlink_to(folder / "nowhere")
         (folder / f"closed file{suffix}").write_text("a\n")
     (folder / "file").write_text("a\n")
     (folder / "lines").write_text("a\n")
+    (folder / "log").mkdir()
+    log = {"log_history": [{"step": 1, "loss": 2.0}]}
+    (folder / "log" / "trainer_state.json").write_text(json.dumps(log))
+    score = {"value": 1.0, "low": 0.5, "high": 2.0}
+    student = {"name": "a", "role": "student", "parameters": 9, "scores": {"bleu": score}, "retention": score}
+    (folder / "report").write_text(json.dumps({"metric": "bleu", "models": [student]}))
     (folder / "closed folder").mkdir()
     yield folder
     shutil.rmtree(folder)
@@ -168,7 +184,7 @@ def test_a_path_that_cannot_be_used_is_refused(place, closed, monkeypatch, capfd
         "other": place / "other",
         "encoder": place / "encoder",
     }
-    places |= {name: place / name for name in ("classifier", "decoder")}
+    places |= {name: place / name for name in ("classifier", "decoder", "log", "report")}
     status = run([word.format(**places) for word in command.split()])
     said = capfd.readouterr().err.splitlines()
     assert status == 2, said

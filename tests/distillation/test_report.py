@@ -17,7 +17,6 @@ from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import as_dict, as_markdown, write_report
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.insight.quality import PlottedModel, draw_quality_against_speed
 
 
 def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:
@@ -36,6 +35,7 @@ def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:
         "cut_off_rows": 0,
         "scores": scores,
         "retention": Estimate(bleu / 40, bleu / 40 - 0.01, bleu / 40 + 0.02),
+        "retentions": {"bleu": Estimate(bleu / 40, bleu / 40 - 0.01, bleu / 40 + 0.02), "exact_match": None},
         "gain": None,
         "seconds": [2.0, 3.0, 4.0],
         "sentences_per_second": 100.0,
@@ -236,38 +236,3 @@ def test_without_matplotlib_the_report_is_written_and_a_line_says_how_to_get_the
     assert caplog.messages == [
         "quality_speed.png is not drawn: drawing needs matplotlib: pip install 'vaswani[plots]'"
     ]
-
-
-# Pictures.
-
-
-POINTS = [
-    PlottedModel("large", "teacher", 2_000_000, speed=100.0, quality=40.0, low=39.0, high=42.0),
-    PlottedModel("small", "student", 1_000_000, speed=180.0, quality=39.0, low=37.5, high=40.0),
-    PlottedModel("plain", "baseline", 1_000_000, speed=175.0, quality=36.0, low=35.0, high=37.0),
-]
-
-
-def test_points_and_intervals_lie_where_they_were_measured() -> None:
-    figure = draw_quality_against_speed(POINTS, "BLEU")
-    (axes,) = figure.axes
-    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
-    for model in POINTS:
-        assert ([model.speed], [model.quality]) in lines
-        assert ([model.speed, model.speed], [model.low, model.high]) in lines
-    assert axes.get_xlim()[0] == 0
-    assert axes.get_xlabel() == "sentences per second"
-    assert axes.get_ylabel() == "BLEU, with 95 % confidence interval"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "large\nteacher, 2.0 M parameters",
-        "small\nstudent, 1.0 M parameters",
-        "plain\nbaseline, 1.0 M parameters",
-    ]
-
-
-def test_models_of_a_role_share_a_colour_and_no_marker() -> None:
-    figure = draw_quality_against_speed([*POINTS, replace(POINTS[1], name="second")], "BLEU")
-    large, small, plain, second = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
-    assert len({line.get_color() for line in (large, small, plain)}) == 3
-    assert second.get_color() == small.get_color()
-    assert second.get_marker() != small.get_marker()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from drawn import check_nothing_is_cut_off
 from vaswani.cli import run
 from vaswani.errors import UserError
-from vaswani.insight.curves import draw_curves, read_history
+from vaswani.insight.curves import draw_curves, read_histories, read_history
 
 HISTORY = [
     {"step": 10, "loss": 3.0, "grad_norm": 2.0, "learning_rate": 0.1, "tokens_per_second": 900.0},
@@ -25,7 +26,8 @@ def write(folder: Path, history: list) -> Path:
 
 
 def test_what_was_logged_is_drawn_at_its_update():
-    figure = draw_curves(HISTORY)
+    figure = draw_curves({"run": HISTORY})
+    check_nothing_is_cut_off(figure)
     panels = {axes.get_title(): axes for axes in figure.axes if axes.get_visible()}
     losses = {line.get_label(): line.get_xydata().tolist() for line in panels["loss, per token"].lines}
     assert losses == {"training": [[10, 3], [20, 2], [30, 1.5]], "validation": [[10, 2.9], [20, 2.5]]}
@@ -42,7 +44,7 @@ def test_rouge_is_drawn_and_its_best_reported(tmp_path, capsys):
     history = [HISTORY[0]]
     for step, values in zip((10, 20), scores, strict=True):
         history.append({"step": step, **{f"eval_{name}": value for name, value in values.items()}})
-    panel = next(axes for axes in draw_curves(history).axes if axes.get_title() == "validation")
+    panel = next(axes for axes in draw_curves({"run": history}).axes if axes.get_title() == "validation")
     drawn = {line.get_label(): line.get_ydata().tolist() for line in panel.lines}
     assert drawn == {"ROUGE-1": [20, 19], "ROUGE-2": [3, 4], "ROUGE-L": [15, 16]}
     assert run(["report", str(write(tmp_path / "run", history))]) == 0
@@ -78,10 +80,75 @@ def test_nothing_to_draw_is_said(tmp_path, history, message):
     if history is not None:
         write(tmp_path, history)
     with pytest.raises(UserError, match=message):
-        draw_curves(read_history(tmp_path))
+        draw_curves({"run": read_history(tmp_path)})
 
 
 def test_a_damaged_record_is_said(tmp_path, capsys):
     write(tmp_path, []).joinpath("trainer_state.json").write_text("{")
     assert run(["report", str(tmp_path)]) == 2
     assert f"{tmp_path}/trainer_state.json cannot be read" in capsys.readouterr().err
+
+
+# Several runs.
+
+
+def drawn(figure, title):
+    """The lines of a panel: label, colour, dashes and points."""
+    (panel,) = [axes for axes in figure.axes if axes.get_title() == title]
+    return [
+        (line.get_label(), line.get_color(), line.get_linestyle(), line.get_xydata().tolist())
+        for line in panel.lines
+    ]
+
+
+def test_runs_lie_over_each_other_in_a_colour_each():
+    second = [{"step": 5, "loss": 9.0}, {"step": 5, "eval_loss": 8.0}]
+    figure = draw_curves({"first": HISTORY, "二つ目": second})
+    check_nothing_is_cut_off(figure)
+    lines = drawn(figure, "loss, per token")
+    assert [(label, points) for label, _, _, points in lines] == [
+        ("training", [[10, 3], [20, 2], [30, 1.5]]),
+        ("validation", [[10, 2.9], [20, 2.5]]),
+        ("training", [[5, 9]]),
+        ("validation", [[5, 8]]),
+    ]
+    colours, dashes = [line[1] for line in lines], [line[2] for line in lines]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+    assert dashes[0] == dashes[2] != dashes[1] == dashes[3]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["first", "二つ目"]
+
+
+def test_tokens_are_counted_up_to_each_entry():
+    history = [{**entry, **({"tokens": 50.0} if "loss" in entry else {})} for entry in HISTORY]
+    points = {
+        label: points
+        for label, _, _, points in drawn(draw_curves({"run": history}, "tokens"), "loss, per token")
+    }
+    assert points == {"training": [[50, 3], [100, 2], [150, 1.5]], "validation": [[50, 2.9], [100, 2.5]]}
+
+
+def test_runs_are_named_by_their_folders_or_by_paths_where_these_are_equal(tmp_path):
+    for name in ("a/run", "b/run", "c"):
+        write(tmp_path / name, HISTORY)
+    assert list(read_histories([tmp_path / "a/run", tmp_path / "c"])) == ["run", "c"]
+    both = [tmp_path / "a/run", tmp_path / "b/run"]
+    assert list(read_histories(both)) == list(map(str, both))
+    with pytest.raises(UserError, match="c is given twice; give each run once"):
+        read_histories([tmp_path / "c", tmp_path / "a/../c"])
+
+
+@pytest.mark.parametrize(
+    ("against", "message"),
+    [
+        ("tokens", "the log of run has no numbers of tokens; draw it against updates"),
+        ("hours", "against='hours' is unknown; expected updates or tokens"),
+    ],
+)
+def test_what_runs_cannot_be_drawn_against(against, message):
+    with pytest.raises(UserError, match=message):
+        draw_curves({"run": HISTORY}, against)
+
+
+def test_a_run_without_anything_to_draw_is_named():
+    with pytest.raises(UserError, match="empty logged nothing that could be drawn; set logging_steps"):
+        draw_curves({"run": HISTORY, "empty": [{"step": 1}]})

@@ -9,6 +9,7 @@ from tiny_runs import as_flags
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.insight.arithmetic.flops import prediction_flops, stack_flops, training_flops
 from vaswani.training.config.config_file import load_config
+from vaswani.training.config.schedule import PlannedSchedule
 from vaswani.training.runs.translation import TrainingRun
 from vaswani.training.trainer import meter
 from vaswani.training.trainer.meter import Meter
@@ -53,6 +54,7 @@ def test_tokens_padding_and_arithmetic_are_those_of_the_batches(clock):
         clock.now += 50
     told = counts.report()
     assert told["padding"] == pytest.approx(1 - 28 / (10 + 8 + 14))
+    assert told["tokens"] == 28
     assert told["tokens_per_second"] == pytest.approx(28 / 2)
     flops = training_flops(SHAPE, 2, 5, 4) + training_flops(SHAPE, 1, 7, 7)
     assert told["tflops"] == pytest.approx(flops / 2 / 1e12)
@@ -70,7 +72,7 @@ def test_processes_with_the_same_batch_count_it_once(clock):
         each.count(batch([30] * 8, [30] * 8))
     clock.now += 3
     once, twice = (each.report() for each in ways)
-    for name in ("tokens_per_second", "tflops"):
+    for name in ("tokens", "tokens_per_second", "tflops"):
         assert once[name] == pytest.approx(2 * twice[name])
 
 
@@ -79,7 +81,7 @@ def test_of_a_librarys_model_the_arithmetic_is_not_told(clock):
     counts.on_train_begin()
     counts.count(batch([3], [4]))
     clock.now += 1
-    assert counts.report().keys() == {"tokens_per_second", "padding"}
+    assert counts.report().keys() == {"tokens", "tokens_per_second", "padding"}
 
 
 def test_of_one_sequence_the_labels_are_no_tokens(clock):
@@ -123,6 +125,8 @@ def test_a_training_logs_them(tiny_run):
     run.run()
     logged = [entry for entry in trainers[0].state.log_history if "loss" in entry]
     assert len(logged) == 6
+    planned = PlannedSchedule.of_config(run.config).learning_rates(range(1, 7))
+    assert [entry["learning_rate"] for entry in logged] == pytest.approx(planned)
     for entry in logged:
         assert entry["tokens_per_second"] > 100
         assert 0 <= entry["padding"] < 0.5

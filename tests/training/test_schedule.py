@@ -2,10 +2,15 @@
 
 import pytest
 import torch
-from transformers import get_inverse_sqrt_schedule
+from transformers import get_inverse_sqrt_schedule, get_scheduler
 
 from vaswani.errors import UserError
-from vaswani.training.config.schedule import inverse_sqrt_schedule, paper_peak_learning_rate
+from vaswani.training.config.config_file import load_config
+from vaswani.training.config.schedule import (
+    PlannedSchedule,
+    inverse_sqrt_schedule,
+    paper_peak_learning_rate,
+)
 
 
 def learning_rates(make_schedule, peak: float, steps: int) -> list[float]:
@@ -51,3 +56,54 @@ def test_base_models_peak_is_that_of_the_paper():
 def test_formula_without_warm_up_is_refused():
     with pytest.raises(UserError, match="warmup_steps=0"):
         paper_peak_learning_rate(512, 0)
+
+
+# Before a training.
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("linear", {}), ("cosine", {}), ("polynomial", {"power": 2.0}), ("inverse_sqrt", {})],
+)
+def test_a_planned_schedule_is_that_of_the_optimizer(name, options):
+    def schedule(optimizer):
+        if name == "inverse_sqrt":
+            return inverse_sqrt_schedule(optimizer, 5)
+        return get_scheduler(name, optimizer, 5, 20, options)
+
+    rates = learning_rates(schedule, 0.5, 20)
+    assert PlannedSchedule(name, 0.5, 5, 20, options).learning_rates(range(1, 21)) == pytest.approx(rates)
+
+
+def test_a_configuration_plans_its_schedule():
+    base = PlannedSchedule.of_config(load_config("base"))
+    assert (base.name, base.warmup_steps, base.max_steps) == ("inverse_sqrt", 4000, 100_000)
+    assert base.peak == paper_peak_learning_rate(512, 4000)
+    flags = ["--learning_rate", "0.5", "--lr_scheduler_type", "polynomial", "--warmup_steps", "0.25"]
+    flags += ["--lr_scheduler_kwargs", '{"power": 2.0}']
+    assert PlannedSchedule.of_config(load_config("base", flags), 80) == PlannedSchedule(
+        "polynomial", 0.5, 20, 80, {"power": 2.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: PlannedSchedule("cosin", 1.0, 4, 8),
+            "schedule 'cosin' is unknown; expected one of linear, cos",
+        ),
+        (lambda: PlannedSchedule("reduce_lr_on_plateau", 1.0, 4, 8), "depends on scores, which are unknown"),
+        (
+            lambda: PlannedSchedule("cosine_with_min_lr", 1.0, 4, 8).learning_rates([1]),
+            "'cosine_with_min_lr' needs other lr_scheduler_kwargs, in a configuration: One of min_lr",
+        ),
+        (
+            lambda: PlannedSchedule.of_config(load_config("base", ["--max_steps", "-1"])),
+            "trains for num_train_epochs=3, of unknown length; give --max_steps",
+        ),
+    ],
+)
+def test_what_cannot_be_planned(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

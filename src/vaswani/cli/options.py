@@ -349,6 +349,16 @@ def _numbers(name: str, text: str) -> list[float]:
         raise UserError(f"{name}={text} must be numbers with commas between them, such as 2,1") from error
 
 
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Return the whole numbers of a text that commas separate; raise a UserError for anything else."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(
+            f"{name}={text} must be whole numbers with commas between them, such as 8,5"
+        ) from error
+
+
 _DECLARED = inspect.signature(_translator_options).parameters
 TRANSLATOR_DEFAULTS: dict[str, Any] = {name: parameter.default for name, parameter in _DECLARED.items()}
 

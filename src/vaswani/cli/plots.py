@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import Application, app
-from vaswani.cli.options import number, seed_of
-from vaswani.cli.screen import say
+from vaswani.cli.options import model_option, number, seed_of, whole_numbers
+from vaswani.cli.screen import begin_work, say
 from vaswani.errors import UserError
 
 plot = Application(help="Plot how a model works.", no_args_is_help=True)
 app.add_typer(plot, name="plot")
+
+DEFAULT_WIDTH = 128  # features of sinusoids
 
 Picture = Annotated[Path, typer.Option("--output", metavar="FILE", help="A .png, .svg or .pdf file.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
@@ -65,3 +67,228 @@ def plot_sparse_pattern(
         raise UserError(str(error)) from error
     save_figure(draw_sparse_pattern(pattern, num_blocks, dark=dark), output)
     say(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")
+
+
+@plot.command("positions")
+def plot_positions(
+    output: Picture = Path("positions.png"),
+    dark: Dark = False,
+    length: Annotated[
+        int | None, number("--length", help="Positions to plot. Default: 128.", at_least=1, at_most=4096)
+    ] = None,
+    width: Annotated[
+        int | None, number("--width", help="Features of sinusoids. Default: 128.", at_least=1, at_most=4096)
+    ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layout",
+            metavar="interleaved|concatenated|tensor2tensor",
+            help="Order of the features of sinusoids; several are plotted together. Default: interleaved.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, model_option("--model", help="Folder or Hub name of a model of vaswani, instead.")
+    ] = None,
+) -> None:
+    """Plot position encodings, and the dot products of positions."""
+    from vaswani.insight.figures import check_picture, save_figure
+
+    check_picture(output)
+    if model is not None and (width, layout) != (None, None):
+        given = "width" if width is not None else "layout"
+        raise UserError(f"--{given} has no effect with --model, which has its own; leave one of them out")
+    from vaswani.hub.checkpoint import load_checkpoint
+    from vaswani.insight.positions import DEFAULT_LENGTH, draw_positions, positions_of, sinusoids
+
+    begin_work()
+    if model is not None:
+        encodings = positions_of(load_checkpoint(model, "cpu", auto_class=None)[0], length)
+    else:
+        size = (length or DEFAULT_LENGTH, width or DEFAULT_WIDTH)
+        encodings = {name: sinusoids(*size, name) for name in layout or ["interleaved"]}
+    save_figure(draw_positions(encodings, dark=dark), output)
+    say(f"saved {output}")
+
+
+@plot.command("masks")
+def plot_masks(
+    output: Picture = Path("masks.png"),
+    dark: Dark = False,
+    source_lengths: Annotated[
+        str,
+        typer.Option("--source_lengths", metavar="N,N,...", help="Tokens of each source in the batch."),
+    ] = "8,5",
+    target_lengths: Annotated[
+        str,
+        typer.Option("--target_lengths", metavar="N,N,...", help="Tokens of each target in the batch."),
+    ] = "6,4",
+    block_size: Annotated[
+        int, number("--block_size", help="Tokens in a block of the sparse encoder.", at_least=1)
+    ] = 1,
+    window: Annotated[
+        int, number("--window", help="Blocks in its window, including the query's own.", at_least=1)
+    ] = 3,
+    global_blocks: Annotated[int, number("--global", help="Its global blocks.", at_least=0)] = 1,
+    random_blocks: Annotated[
+        int, number("--random", help="Its random blocks for each query block.", at_least=0)
+    ] = 1,
+    seed: Annotated[int, seed_of("the random blocks")] = 0,
+) -> None:
+    """Plot which tokens attend to which: padding, causal, cross-attention and sparse masks of a batch."""
+    from vaswani.insight.figures import check_picture, save_figure
+
+    check_picture(output)
+    sources = whole_numbers("source_lengths", source_lengths)
+    targets = whole_numbers("target_lengths", target_lengths)
+    from vaswani.insight.masks import attention_masks, draw_masks
+    from vaswani.model.sparse_pattern import SparsePattern
+
+    try:
+        pattern = SparsePattern(
+            num_heads=1,
+            block_size=block_size,
+            window_blocks=window,
+            global_blocks=global_blocks,
+            random_blocks=random_blocks,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    save_figure(draw_masks(attention_masks(sources, targets, pattern), dark=dark), output)
+    say(f"saved {output}")
+
+
+@plot.command("schedule")
+def plot_schedule(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Schedules: inverse_sqrt (the paper's), linear, cosine ..."),
+    ] = None,
+    output: Picture = Path("schedule.png"),
+    dark: Dark = False,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config", help="The schedule of a configuration, a name or a file; may be given several times."
+        ),
+    ] = None,
+    warmup_steps: Annotated[
+        str,
+        typer.Option(
+            "--warmup_steps", metavar="N,N,...", help="Warm-up updates; each schedule is plotted with each."
+        ),
+    ] = "4000",
+    max_steps: Annotated[
+        int | None,
+        number(
+            "--max_steps",
+            help="Updates. Default: 100000, or as the configuration says.",
+            at_least=1,
+            at_most=10**9,
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float | None,
+        number(
+            "--learning_rate",
+            help="Peak. Default: (d_model * warmup_steps)^-0.5 (equation 3 of the paper).",
+            above=0,
+            at_most=1e9,
+        ),
+    ] = None,
+    d_model: Annotated[
+        int | None, number("--d_model", help="Of equation 3. Default: 512.", at_least=1, at_most=2**27)
+    ] = None,
+) -> None:
+    """Plot learning rates against updates, as a training sets them."""
+    from vaswani.insight.figures import check_picture, save_figure
+
+    check_picture(output)
+    if learning_rate is not None and d_model is not None:
+        raise UserError(f"--d_model={d_model} has no effect with --learning_rate; leave one of them out")
+    warmups = whole_numbers("warmup_steps", warmup_steps)
+    from vaswani.cli.training import load_any_config
+    from vaswani.files.named_configs import find_config
+    from vaswani.insight.schedules import draw_schedules, drawn_updates
+    from vaswani.training.config.schedule import PlannedSchedule, paper_peak_learning_rate
+
+    plans: dict[str, PlannedSchedule] = {}
+    for name in names or ([] if config else ["inverse_sqrt"]):
+        for warmup in warmups:
+            peak = learning_rate or paper_peak_learning_rate(d_model or 512, warmup)
+            plan = PlannedSchedule(name, peak, warmup, max_steps or 100_000)
+            plans[f"{name}, {warmup:,} updates of warm-up"] = plan
+    for each in config or []:
+        plans[str(each)] = PlannedSchedule.of_config(load_any_config(find_config(each)), max_steps)
+    rates = {}
+    for label, plan in plans.items():
+        updates = drawn_updates(plan.max_steps)
+        rates[label] = updates, plan.learning_rates(updates)
+    save_figure(draw_schedules(rates, dark=dark), output)
+    say(f"saved {output}")
+
+
+@plot.command("curves")
+def plot_curves(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of training runs, finished or not.")
+    ],
+    output: Picture = Path("curves.png"),
+    dark: Dark = False,
+    against: Annotated[
+        str,
+        typer.Option("--against", metavar="updates|tokens", help="What the horizontal axis shows."),
+    ] = "updates",
+) -> None:
+    """Plot the curves of training runs over each other: losses, scores, speed."""
+    from vaswani.insight.curves import draw_curves, read_histories
+    from vaswani.insight.figures import check_picture, save_figure
+
+    check_picture(output)
+    save_figure(draw_curves(read_histories(runs), against, dark=dark), output)
+    say(f"saved {output}")
+
+
+@plot.command("quality")
+def plot_quality(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULT...",
+            help="Folders of evaluated trainings; reports of vaswani distill and compare, or their folders.",
+        ),
+    ],
+    output: Picture = Path("quality.png"),
+    dark: Dark = False,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Such as bleu. Default: the first that all models have.")
+    ] = None,
+) -> None:
+    """Plot the quality of models against their speed and against their size."""
+    from vaswani.insight.figures import check_picture, save_figure
+    from vaswani.insight.measured import read_measured
+    from vaswani.insight.quality import draw_quality
+
+    check_picture(output)
+    models = [model for result in results for model in read_measured(result)]
+    save_figure(draw_quality(models, metric, dark=dark), output)
+    say(f"saved {output}")
+
+
+@plot.command("retention")
+def plot_retention(
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT", help="Report of vaswani distill or compare, or its folder.")
+    ],
+    output: Picture = Path("retention.png"),
+    dark: Dark = False,
+) -> None:
+    """Plot which share of its teacher's scores a student retains."""
+    from vaswani.insight.figures import check_picture, save_figure
+    from vaswani.insight.measured import read_measured
+    from vaswani.insight.quality import draw_retention
+
+    check_picture(output)
+    save_figure(draw_retention(read_measured(report), dark=dark), output)
+    say(f"saved {output}")

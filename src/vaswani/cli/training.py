@@ -13,7 +13,7 @@ from vaswani.cli.options import number
 from vaswani.cli.screen import begin_work, say
 from vaswani.cli.training_help import check_flags, help_page
 from vaswani.errors import OutputError, RunError, UserError
-from vaswani.files.named_configs import find_config
+from vaswani.files.named_configs import command_of, find_config
 from vaswani.training.launch.sigterm import ends_on_sigterm
 
 if TYPE_CHECKING:
@@ -38,6 +38,16 @@ ANY_FLAG: dict[str, Any] = {
 }
 
 
+CONFIG_CLASSES: dict[str, str] = {}  # of the commands below, each as `module:name`
+
+
+def load_any_config(path: Path) -> Any:
+    """Return the resolved configuration in a file, of the class that the command in its comments takes."""
+    from vaswani.training.config.config_file import load_config
+
+    return load_config(path, [], _imported(CONFIG_CLASSES[command_of(path)]))
+
+
 def _training_command(name: str, help: str, example: str, config_class: str, run: str) -> None:
     """Register a command that takes the fields of a configuration.
 
@@ -48,6 +58,7 @@ def _training_command(name: str, help: str, example: str, config_class: str, run
         config_class: class of its configuration, as `module:name`; it is imported when the command is called.
         run: function that trains with a configuration, written and imported in the same way.
     """
+    CONFIG_CLASSES[name] = config_class
 
     @app.command(name, help=help, **ANY_FLAG)
     def command(

@@ -65,6 +65,7 @@ class ModelResult:
     # The score as a fraction of the teacher's, with the paired interval, without the resamples in which the
     # teacher scores 0; None if it scores 0 on all rows.
     retention: Estimate | None
+    retentions: dict[str, Estimate | None]  # likewise, of each metric
     gain: Estimate | None  # of a student over the baseline, in points, with the paired interval
     seconds: list[float]  # of each timed round
     sentences_per_second: float  # from the median of `seconds`
@@ -255,6 +256,9 @@ def _result(
         cut_off_rows=model.evaluation.cut_off_rows,
         scores={name: Estimate.from_resamples(*model.score(name)) for name in model.evaluation.scores},
         retention=retention_of(model.score(metric), teacher.score(metric)),
+        retentions={
+            name: retention_of(model.score(name), teacher.score(name)) for name in model.evaluation.scores
+        },
         gain=gain_of(model.score(metric), baseline.score(metric))
         if baseline and model.role == "student"
         else None,

@@ -16,7 +16,8 @@ from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.hub.plain_card import markdown_table
-from vaswani.insight.quality import PlottedModel, draw_quality_against_speed
+from vaswani.insight.measured import MeasuredModel
+from vaswani.insight.quality import draw_quality
 from vaswani.training.trainer.checkpoints import check_writable
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def write_report(comparison: Comparison, folder: Path) -> None:
     check_writable(folder, "output")
     write_texts(comparison, as_markdown(comparison), folder)
     try:
-        figure = draw_quality_against_speed(_points(comparison), METRIC_NAMES[comparison.metric])
+        figure = draw_quality(_measured(comparison), comparison.metric)
     except UserError as error:
         logger.warning("%s is not drawn: %s", PLOT, error)
     else:
@@ -77,14 +78,11 @@ def as_dict(comparison: Any) -> dict[str, Any]:
     }
 
 
-def _points(comparison: Comparison) -> list[PlottedModel]:
-    points = []
-    for model in comparison.models:
-        score = model.scores[comparison.metric]
-        speed = model.sentences_per_second
-        numbers = (model.parameters, speed, score.value, score.low, score.high)
-        points.append(PlottedModel(model.name, model.role, *numbers))
-    return points
+def _measured(comparison: Comparison) -> list[MeasuredModel]:
+    return [
+        MeasuredModel(model.name, model.role, model.parameters, model.sentences_per_second, model.scores)
+        for model in comparison.models
+    ]
 
 
 def as_markdown(comparison: Comparison) -> str:

@@ -27,7 +27,9 @@ from vaswani.distillation.measuring import (
 from vaswani.distillation.report import conclusions, interval, percent
 from vaswani.evaluation.confidence import RESAMPLES, Estimate
 from vaswani.hub.plain_card import markdown_table
+from vaswani.training.config.arguments import LOWER_IS_BETTER as LOWER_METRICS
 
+LOWER_IS_BETTER = (*LOWER_METRICS, "bits_per_byte")
 Evaluate = Callable[[PreTrainedModel, Dataset], dict[str, Score]]
 Predict = Callable[[PreTrainedModel, Dataset], object]
 
@@ -53,6 +55,7 @@ class StackResult:
     weight_bytes: int | None
     scores: dict[str, Estimate]
     retention: Estimate | None  # of the metric; None if the teacher scores 0
+    retentions: dict[str, Estimate | None]  # likewise, of each score of which more is better
     gain: Estimate | None  # of a student over the baseline, in the metric's unit
     seconds: list[float]  # of each timed round
     rows_per_second: float
@@ -108,6 +111,11 @@ def compare_stacks(
             weight_bytes=None if one.folder is None else weight_bytes(one.folder),
             scores={name: Estimate.from_resamples(*score) for name, score in scores[number].items()},
             retention=retention_of(scores[number][metric], scores[0][metric]),
+            retentions={
+                name: retention_of(score, scores[0][name])
+                for name, score in scores[number].items()
+                if name not in LOWER_IS_BETTER
+            },
             gain=gain_of(scores[number][metric], baseline[metric])
             if baseline and one.role == "student"
             else None,

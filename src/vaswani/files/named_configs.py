@@ -5,6 +5,7 @@ Each is a YAML file in `vaswani/configs`. Its first line says what it is, the ne
 
 import difflib
 import os
+import re
 from pathlib import Path
 
 from vaswani.errors import UserError
@@ -62,6 +63,16 @@ def command(name: str) -> str:
     """Return the command that takes a configuration: `train` of vaswani, or `launch` of accelerate."""
     options = ("--config", "--task", "--device")
     return next(line.split()[1] for line in _header(name) if any(option in line for option in options))
+
+
+def command_of(path: Path) -> str:
+    """Return the command that takes a configuration file, from its comments; `train` if they do not tell."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):  # the reader of the configuration says so
+        return "train"
+    found = re.findall(r"^# .*\bvaswani (train|distill|pretrain|finetune) --config", text, flags=re.MULTILINE)
+    return found[0] if found else "train"
 
 
 def _header(name: str) -> list[str]:

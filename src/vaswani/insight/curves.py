@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.errors import UserError, one_line
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
+from vaswani.insight.themes import DASHES, LINES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 FILE = "curves.png"
 SIZE = (12.0, 6.5)  # inches
+AGAINST = {"updates": "update", "tokens": "tokens"}  # what the horizontal axis shows, and its label
 # Each panel: title, keys of the log with their legends, and whether the axis is logarithmic.
 PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
@@ -71,24 +75,75 @@ def read_history(run: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read ({one_line(error)}); give another run") from error
 
 
-def draw_curves(history: list[dict[str, Any]]) -> ThemedFigure:
-    """Plot a panel for each quantity in the log.
+def read_histories(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """Return the logs of runs (see `read_history`) by the names of their folders; by paths if names repeat.
 
     Raises:
-        UserError: the log is empty, or matplotlib is missing.
+        UserError: a run is given twice or has no log.
     """
-    series = {name: _series(history, name) for _, lines, _ in PANELS for name in lines}
-    panels = [panel for panel in PANELS if any(series[name][0] for name in panel[1])]
-    if not panels:
-        raise UserError("the run logged nothing that could be drawn; set logging_steps")
-    with new_figure(SIZE, dpi=120) as figure:
+    folders = [run.resolve() for run in runs]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise UserError(f"{runs[number]} is given twice; give each run once")
+    differ = len({folder.name for folder in folders}) == len(folders)
+    return {
+        folder.name if differ else str(run): read_history(run)
+        for folder, run in zip(folders, runs, strict=True)
+    }
+
+
+def draw_curves(
+    runs: Mapping[str, list[dict[str, Any]]], against: str = "updates", *, dark: bool = False
+) -> ThemedFigure:
+    """Plot a panel for each quantity in the logs of some runs, over each other.
+
+    Args:
+        runs: the log of each (see `read_history`), by the name for the legend.
+        against: "updates", or "tokens" that were trained on, padding left out.
+        dark: whether the background is dark.
+
+    Raises:
+        UserError: a log is empty or has no tokens, or matplotlib is missing.
+    """
+    if against not in AGAINST:
+        raise UserError(f"against={against!r} is unknown; expected updates or tokens")
+    places = {name: _places(name, history, against) for name, history in runs.items()}
+    for name, history in runs.items():
+        if not any(_series(history, key)[0] for _, lines, _ in PANELS for key in lines):
+            raise UserError(f"{name} logged nothing that could be drawn; set logging_steps")
+    panels = [
+        panel for panel in PANELS if any(_series(log, key)[0] for log in runs.values() for key in panel[1])
+    ]
+    with new_figure(SIZE, dark=dark, texts=runs, dpi=120) as figure:
+        from matplotlib.lines import Line2D
+
         rows = 2 if len(panels) > 3 else 1
         grid = figure.subplots(rows, -(-len(panels) // rows), squeeze=False).flat
-        for axes, (title, lines, is_logarithmic) in zip(grid, panels, strict=False):
-            _draw(axes, title, {label: series[name] for name, label in lines.items()}, is_logarithmic)
+        for axes, (title, labels, is_logarithmic) in zip(grid, panels, strict=False):
+            axes.set(title=title, xlabel=AGAINST[against], yscale="log" if is_logarithmic else "linear")
+            axes.grid()
+            if is_logarithmic:
+                write_plain_numbers(axes.yaxis)
+            _draw_lines(axes, labels, runs, places)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
+        if len(runs) > 1:
+            colours = [Line2D([], [], color=colour) for _, colour in zip(runs, cycle(LINES), strict=False)]
+            figure.legend(colours, list(runs), loc="outside lower center", ncols=4)
     return figure
+
+
+def _places(name: str, history: list[dict[str, Any]], against: str) -> dict[int, float]:
+    """Return where on the horizontal axis each update lies."""
+    if against == "updates":
+        return {entry["step"]: entry["step"] for entry in history}
+    if not any("tokens" in entry for entry in history):
+        raise UserError(f"the log of {name} has no numbers of tokens; draw it against updates")
+    places, tokens = {}, 0.0
+    for entry in history:
+        tokens += entry.get("tokens", 0.0)
+        places[entry["step"]] = tokens
+    return places
 
 
 def _series(history: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -96,23 +151,41 @@ def _series(history: list[dict[str, Any]], name: str) -> tuple[list[int], list[f
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _draw(
-    axes: Axes, title: str, lines: dict[str, tuple[list[int], list[float]]], is_logarithmic: bool
+def _draw_lines(
+    axes: Axes,
+    labels: dict[str, str],
+    runs: Mapping[str, list[dict[str, Any]]],
+    places: Mapping[str, dict[int, float]],
 ) -> None:
-    for label, (steps, values) in lines.items():
-        if steps:
-            axes.plot(steps, values, label=label, marker="o" if len(steps) < 30 else None, markersize=3)
-    axes.set(title=title, xlabel="update", yscale="log" if is_logarithmic else "linear")
-    if is_logarithmic:
-        write_plain_numbers(axes.yaxis)
-    axes.grid()
-    axes.legend()
+    """Plot quantities of all runs: of one run in a colour each; of several a colour each, with dashes."""
+    drawn = [key for key in labels if any(_series(log, key)[0] for log in runs.values())]
+    for (name, history), of_run in zip(runs.items(), cycle(LINES), strict=False):
+        for key, of_key, dashes in zip(drawn, cycle(LINES), cycle(DASHES), strict=False):
+            steps, values = _series(history, key)
+            if steps:
+                axes.plot(
+                    [places[name][step] for step in steps],
+                    values,
+                    label=labels[key],
+                    color=of_key if len(runs) == 1 else of_run,
+                    linestyle="-" if len(runs) == 1 else dashes,
+                    marker="o" if len(steps) < 30 else None,
+                    markersize=3,
+                )
+    if len(runs) == 1 or len(drawn) > 1:
+        _add_legend(axes, [labels[key] for key in drawn])
+
+
+def _add_legend(axes: Axes, labels: list[str]) -> None:
+    """Name each quantity once; the first run that has it gives its line."""
+    first = {str(line.get_label()): line for line in reversed(axes.lines)}
+    axes.legend([first[label] for label in labels], labels, fontsize="small")
 
 
 def save_curves(run: Path) -> Path:
     """Save the curves of a run in its folder and return the file (see `read_history`, `draw_curves`)."""
     path = run / FILE
-    save_figure(draw_curves(read_history(run)), path)
+    save_figure(draw_curves({run.name: read_history(run)}), path)
     return path
 
 

@@ -1,57 +1,123 @@
-"""A plot of quality against speed."""
+"""Plots of the quality of models against their speed and their size, and of what students retain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from vaswani.errors import UserError
 from vaswani.insight.figures import new_figure
-from vaswani.insight.themes import BLUE, GREEN, ORANGE
+from vaswani.insight.measured import MeasuredModel
+from vaswani.insight.themes import BLUE, GREEN, ORANGE, PURPLE
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from vaswani.insight.themed_figure import ThemedFigure
 
-SIZE = (8.0, 4.5)  # inches
-COLOURS = {"teacher": BLUE, "student": GREEN, "baseline": ORANGE}
+PANEL_SIZE = (5.0, 4.5)  # inches
+LEGEND_WIDTH = 2.8
+COLOURS = {"teacher": BLUE, "student": GREEN, "baseline": ORANGE, "model": PURPLE}
 MARKERS = "oDs^vPX<>"
+RETENTION_WIDTH, RETENTION_HEIGHT = 8.0, 1.2  # inches
+ROW_HEIGHT = 0.4
 
 
-@dataclass(frozen=True)
-class PlottedModel:
-    """A point of the plot.
+def draw_quality(
+    models: Sequence[MeasuredModel], metric: str | None = None, *, dark: bool = False
+) -> ThemedFigure:
+    """Plot quality with its 95 % confidence interval against size and, of models that were timed, speed.
 
     Args:
-        name: for the legend.
-        role: "teacher", "student" or "baseline"; each has a colour.
-        parameters: their number, for the legend.
-        speed: sentences per second.
-        quality: a score.
-        low: lower end of the score's confidence interval.
-        high: upper end.
+        models: each is a point, of a colour for its role.
+        metric: of `MeasuredModel.scores`; default the first that all models have.
+        dark: whether the background is dark.
+
+    Raises:
+        UserError: a model was not scored by the metric, or matplotlib is missing.
     """
+    metric = metric or _common_metric(models)
+    for model in models:
+        if metric not in model.scores:
+            raise UserError(
+                f"{model.name} has no score {metric!r}; expected one of {', '.join(model.scores)}"
+            )
+    panels: list[tuple[str, Callable[[MeasuredModel], float | None]]] = [
+        ("million parameters", lambda model: model.parameters / 1e6)
+    ]
+    if any(model.speed is not None for model in models):
+        panels.insert(0, ("rows per second", lambda model: model.speed))
+    width, height = PANEL_SIZE
+    size = (width * len(panels) + LEGEND_WIDTH, height)
+    with new_figure(size, dark=dark, texts=[model.name for model in models]) as figure:
+        for axes, (label, place) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            for model, marker in zip(models, cycle(MARKERS), strict=False):
+                _draw_point(axes, place(model), model, metric, marker)
+            axes.set(xlabel=label, ylabel=f"{models[0].names.get(metric, metric)}, with 95 % interval")
+            axes.set_xlim(left=0)
+            axes.grid()
+        points = figure.axes[-1].lines[1::2]  # after the line of each interval
+        figure.legend(points, list(map(_label, models)), loc="outside right upper")
+    return figure
 
-    name: str
-    role: str
-    parameters: int
-    speed: float
-    quality: float
-    low: float
-    high: float
+
+def _common_metric(models: Sequence[MeasuredModel]) -> str:
+    common = [name for name in models[0].scores if all(name in model.scores for model in models)]
+    if not common:
+        scored = "; ".join(f"{model.name}: {', '.join(model.scores) or 'none'}" for model in models)
+        raise UserError(f"these models have no score in common ({scored}); plot those of one task together")
+    return common[0]
 
 
-def draw_quality_against_speed(models: Sequence[PlottedModel], metric: str) -> ThemedFigure:
-    """Plot quality with its confidence interval against speed; raise a UserError without matplotlib."""
-    with new_figure(SIZE) as figure:
+def _draw_point(axes: Axes, place: float | None, model: MeasuredModel, metric: str, marker: str) -> None:
+    if place is None:
+        return
+    colour, score = COLOURS[model.role], model.scores[metric]
+    axes.plot([place] * 2, [score.low, score.high], marker="_", color=colour, linestyle="-")
+    axes.plot(place, score.value, marker=marker, linestyle="", color=colour)
+
+
+def _label(model: MeasuredModel) -> str:
+    role = "" if model.role == "model" else f"{model.role}, "
+    return f"{model.name}\n{role}{model.parameters / 1e6:.1f} M parameters"
+
+
+def draw_retention(models: Sequence[MeasuredModel], *, dark: bool = False) -> ThemedFigure:
+    """Plot the share of the teacher's scores that students retain, in percent with 95 % intervals.
+
+    Args:
+        models: of a distillation; the teacher, which retains 100 %, is not drawn.
+        dark: whether the background is dark.
+
+    Raises:
+        UserError: no model has a retention, or matplotlib is missing.
+    """
+    found = [
+        (model, metric, share)
+        for model in models
+        if model.role in ("student", "baseline")
+        for metric, share in model.retentions.items()
+    ]
+    if not found:
+        raise UserError("no student has a retention, which needs a teacher whose score is above 0")
+    labels = [f"{model.name}: {model.names.get(metric, metric)}" for model, metric, _ in found]
+    size = (RETENTION_WIDTH, RETENTION_HEIGHT + ROW_HEIGHT * len(found))
+    with new_figure(size, dark=dark, texts=labels) as figure:
         axes = figure.add_subplot()
-        for model, marker in zip(models, cycle(MARKERS), strict=False):
-            colour = COLOURS[model.role]
-            label = f"{model.name}\n{model.role}, {model.parameters / 1e6:.1f} M parameters"
-            axes.plot([model.speed] * 2, [model.low, model.high], marker="_", color=colour)
-            axes.plot(model.speed, model.quality, marker=marker, linestyle="", color=colour, label=label)
-        axes.set(xlabel="sentences per second", ylabel=f"{metric}, with 95 % confidence interval")
-        axes.set_xlim(left=0)
-        axes.grid()
-        figure.legend(loc="outside right upper")
+        for row, (model, _, share) in enumerate(found):
+            percent = [100 * share.low, 100 * share.value, 100 * share.high]
+            axes.plot(percent[::2], [row, row], marker="|", linestyle="-", color=COLOURS[model.role])
+            axes.plot(percent[1], row, marker="o", linestyle="", color=COLOURS[model.role])
+            axes.annotate(
+                f"{percent[1]:.1f} %", (percent[1], row), (0, 6), textcoords="offset points", ha="center"
+            )
+        axes.axvline(100, linestyle="--", color=figure.theme.foreground, linewidth=1)
+        axes.set_yticks(range(len(found)), labels)
+        axes.set_ylim(len(found) - 0.5, -0.7)  # the first on top, with room for its number
+        axes.set_xlabel("share of the teacher's score, %, with 95 % interval")
+        axes.margins(x=0.1)
+        axes.grid(axis="x")
     return figure

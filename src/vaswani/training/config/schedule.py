@@ -6,12 +6,19 @@ warm-up to the peak (d_model · warmup)^-0.5, then a decay with the inverse squa
 here it has 1/warmup of the peak.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import SchedulerType, get_scheduler
 
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
+
+DEPEND_ON_SCORES = ("reduce_lr_on_plateau", "greedy")  # schedules that are no function of the update
 
 
 def paper_peak_learning_rate(d_model: int, warmup_steps: float) -> float:
@@ -40,3 +47,89 @@ def inverse_sqrt_schedule(optimizer: Optimizer, warmup_steps: int) -> LambdaLR:
     `warmup_steps=0` starts at the peak, as one step of warm-up does.
     """
     return LambdaLR(optimizer, partial(inverse_sqrt_factor, warmup_steps=max(warmup_steps, 1)))
+
+
+@dataclass(frozen=True)
+class PlannedSchedule:
+    """The learning rates of a training before it begins.
+
+    Args:
+        name: "inverse_sqrt", or another name in transformers.
+        peak: the learning rate of the optimizer.
+        warmup_steps: updates of the warm-up.
+        max_steps: updates of the training.
+        options: further ones of the schedule (`lr_scheduler_kwargs`).
+
+    Raises:
+        UserError: the schedule is unknown, or depends on scores.
+    """
+
+    name: str
+    peak: float
+    warmup_steps: int
+    max_steps: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name in DEPEND_ON_SCORES:
+            raise UserError(
+                f"schedule {self.name!r} depends on scores, which are unknown before the training"
+            )
+        if self.warmup_steps < 0:
+            raise UserError(f"warmup_steps={self.warmup_steps} must be at least 0")
+        names = [each.value for each in SchedulerType if each.value not in DEPEND_ON_SCORES]
+        if self.name not in names:
+            raise UserError(f"schedule {self.name!r} is unknown; expected one of {', '.join(names)}")
+
+    @classmethod
+    def of_config(cls, config: Any, max_steps: int | None = None) -> "PlannedSchedule":
+        """Return the schedule of a configuration.
+
+        Args:
+            config: of a training (`RunConfig` or another `BaseConfig`).
+            max_steps: updates; default as the configuration says.
+
+        Raises:
+            UserError: the configuration tells neither its updates nor its peak.
+        """
+        training = config.training
+        max_steps = max_steps or training.max_steps
+        if max_steps < 1:
+            raise UserError(
+                f"this configuration trains for num_train_epochs={training.num_train_epochs:g}, of unknown "
+                "length; give --max_steps"
+            )
+        if training.learning_rate is None and not hasattr(config.model, "d_model"):
+            raise UserError("this configuration gets its learning rate from its model; set learning_rate")
+        if training.learning_rate is None:
+            training.resolve_learning_rate(config.model.d_model)
+        return cls(
+            SchedulerType(training.lr_scheduler_type).value,
+            training.learning_rate,
+            training.get_warmup_steps(max_steps),
+            max_steps,
+            training.lr_scheduler_kwargs or {},
+        )
+
+    def learning_rates(self, updates: Sequence[int]) -> list[float]:
+        """Return the learning rates of updates, which are counted from 1.
+
+        Raises:
+            UserError: the schedule needs other options.
+        """
+        optimizer = SGD([torch.zeros(1)], lr=self.peak)
+        if self.name == SchedulerType.INVERSE_SQRT:
+            schedule: Any = inverse_sqrt_schedule(optimizer, self.warmup_steps)
+        else:
+            schedule = self._of_transformers(optimizer)
+        (factor,) = schedule.lr_lambdas
+        return [self.peak * factor(update - 1) for update in updates]
+
+    def _of_transformers(self, optimizer: Optimizer) -> Any:
+        try:
+            return get_scheduler(self.name, optimizer, self.warmup_steps, self.max_steps, self.options)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"schedule {self.name!r} needs other lr_scheduler_kwargs, in a configuration: "
+                f"{one_line(error)}"
+            ) from error

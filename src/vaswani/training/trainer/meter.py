@@ -88,7 +88,7 @@ class Meter(TrainerCallback):
             self._since += time.perf_counter() - start
 
     def report(self) -> dict[str, float]:
-        """Return real tokens per second, padding, TFLOP/s and MFU since the last report.
+        """Return real tokens, these per second, padding, TFLOP/s and MFU since the last report.
 
         The model FLOPs utilization (MFU) is relative to a measured peak: what a large matrix product reaches
         on the same devices. All processes must call this.
@@ -102,7 +102,8 @@ class Meter(TrainerCallback):
         )
         real, padded, flops, peak = self.accelerator.gather(mine[None]).sum(0).tolist()
         self._start_again()
-        told = {"tokens_per_second": real / self.copies / seconds, "padding": 1 - real / padded}
+        tokens = real / self.copies
+        told = {"tokens": tokens, "tokens_per_second": tokens / seconds, "padding": 1 - real / padded}
         if flops:
             speed = flops / self.copies / seconds
             told |= {"tflops": speed / 1e12, "mfu": speed / peak}

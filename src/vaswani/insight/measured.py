@@ -1,0 +1,113 @@
+"""What evaluations and distillations have written about models: scores, sizes and speeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vaswani.errors import UserError, one_line
+from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.text_metrics import METRIC_NAMES
+from vaswani.files.json_files import read_object
+from vaswani.files.run_files import EVALUATION_FILE
+from vaswani.hub.run_metadata import read_run_metadata
+
+REPORT = "report.json"  # of a distillation or a comparison
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """The measurements of a model.
+
+    Args:
+        name: for the legend.
+        role: "teacher", "student" or "baseline" of a distillation, else "model".
+        parameters: their number.
+        speed: rows per second; None if unknown.
+        scores: with their intervals, by metric.
+        retentions: fractions of the teacher's scores, with their intervals, by metric.
+        names: of metrics, for display.
+    """
+
+    name: str
+    role: str
+    parameters: int
+    speed: float | None
+    scores: dict[str, Estimate]
+    retentions: dict[str, Estimate] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=lambda: METRIC_NAMES)
+
+
+def read_measured(path: Path) -> list[MeasuredModel]:
+    """Return the models of a file or folder, as far as they were measured.
+
+    Args:
+        path: a report of `vaswani distill` or `vaswani compare` or its folder, which has all models of the
+            comparison; or the folder of a training that was evaluated.
+
+    Raises:
+        UserError: it is none of these, or cannot be read.
+    """
+    if path.is_dir() and (path / REPORT).exists():
+        path = path / REPORT
+    if path.is_dir():
+        return [_read_run(path)]
+    try:
+        return _read_report(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = (
+            error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {one_line(error)}"
+        )
+        raise UserError(
+            f"{path} cannot be read as a report of a distillation ({reason}); give a {REPORT} that vaswani "
+            "distill or compare has written, or the folder of a training"
+        ) from error
+
+
+def _read_report(report: dict[str, Any]) -> list[MeasuredModel]:
+    names = report.get("names", METRIC_NAMES)
+    return [
+        MeasuredModel(
+            name=model["name"],
+            role=model["role"],
+            parameters=model["parameters"],
+            speed=model.get("sentences_per_second", model.get("rows_per_second")),
+            scores=_estimates(model["scores"]),
+            retentions=_estimates(model.get("retentions", {report["metric"]: model["retention"]})),
+            names=names,
+        )
+        for model in report["models"]
+    ]
+
+
+def _read_run(folder: Path) -> MeasuredModel:
+    """Return the model of a training, with the speed of its evaluation."""
+    if not (folder / EVALUATION_FILE).exists():
+        raise UserError(
+            f"{folder} has neither {EVALUATION_FILE} nor {REPORT}; give the folder of a training that was "
+            "evaluated (evaluate_test), or of a distillation"
+        )
+    run = read_run_metadata(folder)
+    metrics, split = run.evaluation.get("metrics", {}), run.evaluation.get("split", "test")
+    results = folder / f"{split}_results.json"
+    speed = read_object(results).get(f"{split}_samples_per_second") if results.exists() else None
+    return MeasuredModel(
+        name=folder.resolve().name,
+        role="model",
+        parameters=run.num_parameters,
+        speed=speed,
+        scores=_estimates(metrics),
+        names={metric: entry["name"] for metric, entry in metrics.items()},
+    )
+
+
+def _estimates(entries: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return the estimates that are defined."""
+    return {
+        metric: Estimate(entry["value"], entry["low"], entry["high"])
+        for metric, entry in entries.items()
+        if entry is not None and entry["value"] is not None
+    }
