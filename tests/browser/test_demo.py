@@ -8,7 +8,7 @@ import pytest
 from chromium import WatchedPages
 from playwright.sync_api import Page, expect
 
-from toy_labels import save_toy_encoder
+from toy_labels import save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import toy_model, toy_tokenizer
 from vaswani import Translator
 from vaswani.demo import build_demo, open_model
@@ -34,12 +34,17 @@ def models() -> dict[str, Translator]:
 def addresses(
     models: dict[str, Translator], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """Of pages with a model, with two, and with another kind of model."""
-    masked = open_model(save_toy_encoder(tmp_path_factory.mktemp("masked")), device="cpu")
+    """Of pages with a model, with two, and with other kinds of models."""
+    folder = tmp_path_factory.mktemp("models")
+    of_kinds = {
+        "masked": open_model(save_toy_encoder(folder / "masked"), device="cpu"),
+        "causal": open_model(save_toy_decoder(folder / "causal"), device="cpu"),
+        "labels": open_model(save_toy_classifier(folder / "labels", "classification"), device="cpu"),
+    }
     served = {
         "one": build_demo({"teacher": models["teacher"]}, ["four five", "six"]),
         "two": build_demo(models),
-        "masked": build_demo({"masked": masked}),
+        **{name: build_demo({name: model}) for name, model in of_kinds.items()},
     }
     yield {name: page.launch(**launch_options(), **EXTRA)[1] for name, page in served.items()}
     for page in served.values():
@@ -148,4 +153,26 @@ def test_masked_words_are_filled_in(pages: WatchedPages, addresses: dict[str, st
     expect(page.get_by_role("alert")).to_contain_text("the text has no <mask>")
     box.fill("ann <mask> the film")
     expect(page.get_by_role("table", name="Mask 1").get_by_role("row")).to_have_count(6)
+    pages.check_accessibility(page)
+
+
+def test_texts_are_completed(pages: WatchedPages, addresses: dict[str, str]) -> None:
+    page = pages.open(addresses["causal"])
+    page.get_by_role("textbox", name="Beginning").fill("ann saw")
+    answer = page.get_by_role("textbox", name="Completion")
+    expect(answer).not_to_have_value("")
+    pages.check_accessibility(page)
+    before = answer.input_value()
+    page.get_by_role("spinbutton").first.fill("2")
+    expect(answer).not_to_have_value(before)
+    assert len(answer.input_value()) < len(before)
+    page.get_by_role("spinbutton").first.fill("100")
+    expect(page.get_by_role("alert")).to_contain_text("with 100 new ones the model reads at most 0")
+
+
+def test_texts_are_classified(pages: WatchedPages, addresses: dict[str, str]) -> None:
+    page = pages.open(addresses["labels"], viewport="phone", colors="dark")
+    write(page, "ann saw rome")
+    expect(page.get_by_role("textbox", name="Label")).to_have_value(re.compile("bad|good|so so"))
+    expect(page.get_by_role("table", name="Labels").get_by_role("row")).to_have_count(4)
     pages.check_accessibility(page)

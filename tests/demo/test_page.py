@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,14 @@ def test_each_of_several_users_gets_the_answer_to_its_own_text(
 ) -> None:
     texts = toy_sources(CLIENTS * TEXTS, seed=3)
     names = [list(translators)[number % 2] for number in range(len(texts))]
-    clients = [Client(address, verbose=False) for _ in range(CLIENTS)]
+
+    def use(first: int) -> list[tuple[str, str]]:
+        """Ask for the texts of a user, one after another, whose first is this one."""
+        client = Client(address, verbose=False)
+        return [ask(client, texts[number], names[number]) for number in range(first, first + TEXTS)]
+
     with ThreadPoolExecutor(CLIENTS) as threads:
-        found = list(
-            threads.map(
-                lambda number: ask(clients[number % CLIENTS], texts[number], names[number]), range(len(texts))
-            )
-        )
+        found = list(chain.from_iterable(threads.map(use, range(0, len(texts), TEXTS))))
     for text, name, (answer, html) in zip(texts, names, found, strict=True):
         (expected,) = translators[name].translate([text], n_best=3)
         assert answer == expected.text
@@ -102,6 +104,16 @@ def test_a_page_can_be_a_part_of_another(translators: dict[str, Translator]) -> 
             page.render()
     sent = [block.elem_id for block in outer.blocks.values() if isinstance(block, gr.Button)]
     assert len(set(sent)) == 2
+
+
+def test_endpoints_have_names_that_clients_can_write(translators: dict[str, Translator]) -> None:
+    page = build_demo({f"{name}/my dates": translator for name, translator in translators.items()})
+    _, address, _ = page.launch(**launch_options(), **EXTRA)
+    try:
+        found = [ask(Client(address, verbose=False), "one", f"{name}_my_dates")[0] for name in translators]
+    finally:
+        page.close(verbose=False)
+    assert found == [translator(["one"])[0] for translator in translators.values()]
 
 
 def test_names_are_as_short_as_they_differ() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 import vaswani.demo
 from forking import ForkingPython
-from toy_labels import save_toy_classifier
+from toy_labels import save_toy_classifier, toy_config
 from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizer
-from vaswani import Translator
+from vaswani import Translator, VaswaniEncoderModel
 from vaswani.cli import run
 from vaswani.demo import build_demo
 from vaswani.demo.server import serve
@@ -48,6 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save_toy_checkpoint(folder / "translator")
     save_toy_classifier(folder / "classifier", "classification")
+    VaswaniEncoderModel(toy_config()).save_pretrained(folder / "encoder")
     return folder
 
 
@@ -70,7 +71,8 @@ def serving(models: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[s
 def test_a_signal_ends_the_server_which_tells_nobody(models: Path) -> None:
     # A proxy that answers nothing: what belongs to this machine does not go there.
     proxies = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
-    online = {"HF_HUB_OFFLINE": "0", "GRADIO_ANALYTICS_ENABLED": "True", "GRADIO_SERVER_NAME": "0.0.0.0"}
+    online = {"HF_HUB_OFFLINE": "0", "GRADIO_ANALYTICS_ENABLED": "True", "GRADIO_SHARE": "True"}
+    online |= {"GRADIO_SERVER_NAME": "0.0.0.0"}
     with serving(models, **proxies, **online) as (process, address):
         assert httpx.get(address, trust_env=False).status_code == 200
         host, port = address.removeprefix("http://").rstrip("/").split(":")
@@ -130,6 +132,7 @@ def test_without_gradio(
         (["--model", "{}/classifier", "--num_beams", "2"], "num_beams is for encoder-decoders"),
         (["--model", "{}/translator", "--model", "{}/translator"], "is given twice"),
         (["--model", "{}/translator", "--model", "{}/classifier"], "of one kind"),
+        (["--model", "{}/encoder"], "holds VaswaniEncoderModel, which the demo does not show; expected an"),
         (["--model", "{}/translator", "--engine", "tpu"], "engine='tpu' is unknown"),
         (["--model", "{}/translator", "--engine", "ctranslate2"], "model.bin"),
         (["--model", "{}/translator", "--target_language", "de"], "target_language"),

@@ -54,8 +54,12 @@ class CompletionView(View):
         """Return the greedy completion, and the samples with their log-probabilities."""
         prompt = tuple(self.encode(text))
         positions = self.language_model.positions or DEFAULT_LENGTH
-        check_length(len(prompt), positions - int(new_tokens) + 1)
-        drafts = [Draft(prompt, int(new_tokens), (seed,)) for seed in range(SAMPLES)]
+        if len(prompt) + new_tokens - 1 > positions:
+            raise UserError(
+                f"the text has {len(prompt):,} tokens, and with {new_tokens:,} new ones the model reads at "
+                f"most {max(0, positions - new_tokens + 1):,}; shorten it, or ask for fewer new ones"
+            )
+        drafts = [Draft(prompt, new_tokens, (seed,)) for seed in range(SAMPLES)]
         found = self.language_model.continue_drafts(drafts[:1])
         found += self.language_model.continue_drafts(drafts, Sampling(temperature))
         whole = [Continuation((*prompt, *token_ids), len(prompt)) for token_ids in found if token_ids]

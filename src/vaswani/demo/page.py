@@ -5,6 +5,7 @@ A text is sent when its writer pauses, and one text of a page is computed at a t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -89,7 +90,7 @@ def _add_column(view: View, text: gr.Textbox, controls: list[gr.Slider], button:
         view.show,
         [text, *controls],
         [answer, details],
-        api_name=view.name,
+        api_name=re.sub(r"\W+", "_", view.name),
         trigger_mode="always_last",
         show_progress="minimal",
     )

@@ -86,11 +86,12 @@ def launch_options() -> dict[str, Any]:
 
 
 def _theme() -> gr.Theme:
-    """Return Gradio's theme with fonts of the system, and a button that can be read."""
+    """Return Gradio's theme with fonts of the system, in which all can be read."""
     import gradio as gr
 
     theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
     return theme.set(
+        body_text_color_subdued="*neutral_600",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_dark="*primary_700",
         button_primary_background_fill_hover="*primary_800",
