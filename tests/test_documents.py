@@ -36,7 +36,7 @@ PAGES = [
         for name in (
             *("configurations", "training", "sparse_attention", "translation", "decoding", "pretraining"),
             *("finetuning", "scoring", "prompting", "embedding", "distillation", "conversion", "deploying"),
-            "demo",
+            *("demo", "attention"),
             *("hub", "scaling"),
             *("systems", "results"),
             "releasing",
