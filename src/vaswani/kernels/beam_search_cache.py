@@ -52,13 +52,18 @@ class BeamSearchLayer(CacheLayerMixin):
         start, self.length = self.length, self.length + key_states.shape[2]
         if start == 0:
             self.lazy_initialization(key_states, value_states)
-        elif self.length > self.keys.shape[2]:
-            self.keys, self.values = self._grow(self.keys), self._grow(self.values)
+        self.reserve(self.length)
         self._write(self.keys[:, :, start : self.length], key_states)
         self._write(self.values[:, :, start : self.length], value_states)
         if start == 0:
             return key_states, value_states
         return self.keys[:, :, : self.length].flatten(2, 3), self.values[:, :, : self.length].flatten(2, 3)
+
+    def reserve(self, length: int) -> int:
+        """Make room for so many steps; return how many there is room for."""
+        if length > self.keys.shape[2]:
+            self.keys, self.values = self._grow(self.keys), self._grow(self.values)
+        return self.keys.shape[2]
 
     def _write(self, nodes: torch.Tensor, states: torch.Tensor) -> None:
         """Fill nodes [S, H, T, K, D] with states: of a step [S·K, H, T, D], or of a prompt [S, H, T, D]."""
@@ -120,16 +125,26 @@ class BeamSearchCache(Cache):
         Returns:
             bool [S, 1, K, T·K]: beam k may attend to node (t, j); or None where all may be seen.
         """
-        assert self.ancestors is not None, "a search starts from a prompt"
         if self.num_beams == 1 and padding_mask is None:
             return None
+        self.record_step()
+        assert self.ancestors is not None
         own = torch.arange(self.num_beams, device=self.ancestors.device)
-        new = own.repeat(self.ancestors.shape[0] // self.num_beams)[:, None]
-        self.ancestors = torch.cat([self.ancestors, new], dim=1)
         visible = self.ancestors[:, :, None] == own
         if padding_mask is not None:
             visible = visible & padding_mask[:, :, None].bool()
         return visible.flatten(1).unflatten(0, (-1, self.num_beams))[:, None]
+
+    def record_step(self) -> None:
+        """Record the nodes of one more step, about to be written: each beam's is its own."""
+        assert self.ancestors is not None, "a search starts from a prompt"
+        own = torch.arange(self.num_beams, device=self.ancestors.device)
+        new = own.repeat(self.ancestors.shape[0] // self.num_beams)[:, None]
+        self.ancestors = torch.cat([self.ancestors, new], dim=1)
+
+    def reserve(self, length: int) -> int:
+        """Make room for so many steps in all layers; return how many there is room for."""
+        return min(layer.reserve(length) for layer in self.layers)  # type: ignore[union-attr]
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Beam r continues the hypothesis of row `beam_idx[r]`: [S·K]. Only the table of ancestors moves."""

@@ -87,7 +87,9 @@ def _command(source: Path) -> list[str]:
 
 def _library(source: Path, command: list[str]) -> ctypes.CDLL:
     """The library from the cache, or compiled and, if it can be loaded, kept there."""
-    version = sha256("\0".join([source.read_text(), *command]).encode()).hexdigest()[:16]
+    headers = sorted(source.parent.glob("*.h"))
+    texts = [file.read_text() for file in (source, *headers)]
+    version = sha256("\0".join([*texts, *command]).encode()).hexdigest()[:16]
     name = f"{source.stem}-{version}"
     with LibraryCache() as cache:
         for content in cache.read(name):

@@ -5,7 +5,7 @@
 - The prompt, which is the same for all beams of a source, is computed once.
 - A source whose result can no longer change leaves the batch, while the others go on.
 - On the CPU, the decoder's weights are packed once for the kernel that reads them in every step.
-- A step runs the operators of the decoder without the calls of its modules.
+- A step runs the operators of the decoder without the calls of its modules, or is computed by C++.
 
 The search itself is transformers' own, and so are the results: only rows that it would ignore are left out.
 
@@ -33,6 +33,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.kernels.beam_search_cache import BeamSearchCache
+from vaswani.kernels.decoder_native import NativeStep, can_compute
 from vaswani.kernels.decoder_step import DecoderStep, is_plain
 from vaswani.kernels.onednn import packed_weights
 from vaswani.model import stacks
@@ -93,7 +94,7 @@ class SearchCache(EncoderDecoderCache):
         self.rows_per_source = num_rows // num_sources
         self.sources: torch.Tensor | None = None  # places of those still open, int64; None means all
         self.rows: torch.Tensor | None = None  # theirs
-        self.step: DecoderStep | None = None  # computes all after the prompt
+        self.step: DecoderStep | NativeStep | None = None  # computes all after the prompt
 
     def steps_from(self, inputs: dict[str, Any]) -> bool:
         """Whether `step` takes these inputs: one more token of each row, and nothing unusual."""
@@ -223,9 +224,11 @@ def _search_by(library_search: Callable) -> Callable:
                 stopping_criteria = _DropFinished(stopping_criteria, cache)
         token = _running_search.set(cache)
         try:
-            with packed_weights(_modules_of_each_step(self), input_ids.shape[0]):
+            is_native = cache is not None and cache.tree is not None and _is_native(self, arguments)
+            modules = [] if is_native else _modules_of_each_step(self)
+            with packed_weights(modules, input_ids.shape[0]):
                 if cache is not None and cache.tree is not None:
-                    cache.step = _step_of(self, input_ids.shape[0], arguments)
+                    cache.step = _step_of(self, input_ids.shape[0], arguments, is_native)
                 return library_search(
                     self, input_ids, logits_processor, stopping_criteria, generation_config, **arguments
                 )
@@ -302,11 +305,26 @@ def _modules_of_each_step(model: Any) -> list[torch.nn.Module]:
     return [*layers, model.get_output_embeddings()]
 
 
-def _step_of(model: Any, num_rows: int, arguments: dict[str, Any]) -> DecoderStep | None:
-    """What computes the steps of a search; None where the modules have to."""
+def _is_native(model: Any, arguments: dict[str, Any]) -> bool:
+    """Whether C++ computes the steps of a search."""
+    return _has_plain_steps(model, arguments) and can_compute(model)
+
+
+def _has_plain_steps(model: Any, arguments: dict[str, Any]) -> bool:
+    """Whether the steps of a search can go without the modules of the decoder."""
     mask = arguments.get("attention_mask")
     hides_a_source = mask is not None and not bool(mask.any(1).all())
-    return None if hides_a_source or not is_plain(model) else DecoderStep(model, num_rows, mask)
+    return not hides_a_source and is_plain(model)
+
+
+def _step_of(
+    model: Any, num_rows: int, arguments: dict[str, Any], is_native: bool
+) -> DecoderStep | NativeStep | None:
+    """What computes the steps of a search; None where the modules have to."""
+    mask = arguments.get("attention_mask")
+    if is_native:
+        return NativeStep(model, num_rows, mask)
+    return DecoderStep(model, num_rows, mask) if _has_plain_steps(model, arguments) else None
 
 
 def _forward_by_steps(forward: Callable) -> Callable:

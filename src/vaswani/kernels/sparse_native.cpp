@@ -14,54 +14,15 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cfloat>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 
+#include "vectors.h"
+
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16;   // floats in a vector, of which there are 32 registers
-constexpr int VECTORS = 4;  // of each row of a product that are held in registers at a time
-#else
-constexpr int WIDTH = 8;  // and 16 registers
-constexpr int VECTORS = 2;
-#endif
-constexpr int ROWS = 6;  // of a product that are held at a time
-constexpr float LOWEST = -FLT_MAX;
-constexpr float LOG2_E = 1.4426950408889634f;  // scores are in powers of two: 2^x is cheaper than e^x
-
-typedef float Vector __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef int32_t Integers __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-
-inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-inline void store(float* to, Vector values) { *reinterpret_cast<Vector*>(to) = values; }
-inline Vector all(float value) { return value - Vector{}; }  // `+` would cost an addition, for -0
-inline Vector larger(Vector left, Vector right) { return left > right ? left : right; }
-
-float sum(Vector values) {
-  float total = 0;
-  for (int i = 0; i < WIDTH; i++) total += values[i];
-  return total;
-}
-
-// 2^x of x <= 0 with a relative error of 1e-7, and 0 below 2^-126. The whole part of x goes into the exponent;
-// for the rest, within half, the polynomial of degree 6 has the least largest relative error (by Lawson's
-// algorithm).
-inline Vector exp2(Vector x) {
-  const Vector magic = all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to a whole number
-  x = x < all(-127.0f) ? all(-127.0f) : x;
-  Vector shifted = x + magic;
-  Vector rest = x - (shifted - magic);
-  Vector power = all(1.5353362e-4f);
-  for (float coefficient : {1.3398875e-3f, 9.6184369e-3f, 5.5503324e-2f, 2.4022648e-1f, 6.9314718e-1f, 1.0f})
-    power = power * rest + coefficient;
-  return (Vector)((Integers)power + ((Integers)shifted << 23));
-}
 
 // R rows and V vectors of `add * C + A B`, where A[m][k] is a[m * row + k * column].
 template <int R, int V>

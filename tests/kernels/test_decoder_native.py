@@ -1,0 +1,211 @@
+"""C++ computes the steps of a search that the modules compute, and the best tokens that PyTorch finds."""
+
+import copy
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from kernels.test_decoder_step import add_hook, by_modules, other_values, replace_module
+from tiny import batch, tiny_model
+from vaswani.kernels import decoder_native, search
+from vaswani.kernels.decoder_native import NativeStep, best_tokens, can_compute
+from vaswani.kernels.int8_linear import Int8Linear
+from vaswani.kernels.native_library import why_not_compiled
+
+pytestmark = pytest.mark.skipif(
+    why_not_compiled(decoder_native.SOURCE) is not None, reason="nothing can be compiled here"
+)
+
+FITTING = {
+    "decoder_ffn_dim": 80,
+    "encoder_ffn_dim": 48,
+}  # whole vectors, and a panel of weights that is cut off
+
+
+def model_of(**fields: Any) -> Any:
+    return tiny_model(**{**FITTING, **fields})
+
+
+def steps() -> Any:
+    """Count the steps that `NativeStep` computes."""
+    return patch.object(NativeStep, "logits", autospec=True, side_effect=NativeStep.logits)
+
+
+def generated(model: Any, data: dict[str, torch.Tensor], **options: Any) -> tuple[list, list | None]:
+    num_beams = options.get("num_beams", 1)
+    given = {"max_new_tokens": 40, "do_sample": False, "min_new_tokens": 36, **options}
+    inputs = {name: data[name] for name in ("input_ids", "attention_mask")}
+    with_scores = {"return_dict_in_generate": True, "output_scores": True} if num_beams > 1 else {}
+    output = model.generate(**inputs, **given, **with_scores)
+    if isinstance(output, torch.Tensor):
+        return output.tolist(), None
+    return output.sequences.tolist(), output.sequences_scores.tolist()
+
+
+def assert_same(model: Any, data: dict[str, torch.Tensor], **options: Any) -> None:
+    with steps() as counted:
+        sequences, scores = generated(model, data, **options)
+    assert counted.call_count >= 35
+    with by_modules(), steps() as counted:
+        expected, expected_scores = generated(model, data, **options)
+    assert not counted.called
+    assert sequences == expected
+    assert scores == pytest.approx(expected_scores, rel=1e-4) if scores else expected_scores is None
+
+
+COMPUTED = [(name, value) for name, value in other_values() if value != "gelu"]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(("name", "value"), COMPUTED)
+def test_every_field_of_the_model(name: str, value: Any, num_beams: int) -> None:
+    more = {"max_position_embeddings": 64} if value == "learned" else {}
+    assert_same(model_of(**{name: value, **more}), batch(rows=5), num_beams=num_beams)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("rows", [*range(1, 9), 33])
+def test_any_number_of_rows(rows: int, num_beams: int) -> None:
+    """Some take weights as they lie, others packed ones, in tiles of any number of rows."""
+    assert_same(model_of(norm_order="pre"), batch(rows=rows, source=rows + 3), num_beams=num_beams)
+
+
+def test_products_deeper_than_a_block_and_wider_than_a_panel() -> None:
+    model = model_of(decoder_ffn_dim=1072, d_model=96)
+    assert_same(model, batch(rows=6), num_beams=4)
+
+
+def test_two_vocabularies_and_sources_without_padding() -> None:
+    model = model_of(decoder_vocab_size=131, share_encoder_decoder_embeddings=False, lm_head_bias=True)
+    data = batch(rows=2, source=16)
+    data["attention_mask"][:] = 1
+    assert_same(model, data, num_beams=3)
+
+
+def test_sources_with_padding_on_the_left_and_a_prompt() -> None:
+    data = batch(rows=3)
+    data["attention_mask"] = data["attention_mask"].flip(1)
+    prompt = torch.tensor([[1, 9, 8, 7]] * 3)
+    assert_same(model_of(), data, num_beams=3, decoder_input_ids=prompt)
+
+
+def test_samples_share_their_source() -> None:
+    model, data = model_of(), batch(rows=4)
+    options = {"do_sample": True, "num_return_sequences": 3}
+    torch.manual_seed(3)
+    with steps() as counted:
+        found = generated(model, data, **options)
+    assert counted.called
+    torch.manual_seed(3)
+    with by_modules():
+        assert generated(model, data, **options) == found
+
+
+def test_threads_share_the_work() -> None:
+    model, data = model_of(), batch(rows=5)
+    expected = generated(model, data, num_beams=4)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with steps() as counted:
+            sequences, scores = generated(model, data, num_beams=4)
+    finally:
+        torch.set_num_threads(before)
+    assert counted.called
+    assert sequences == expected[0]
+    assert scores == pytest.approx(expected[1], rel=1e-5)
+
+
+def test_weights_may_change_between_searches() -> None:
+    model, data = model_of(), batch(rows=5)
+    before = generated(model, data, num_beams=4)
+    model.model.decoder.layers[0].fc1.weight.data.mul_(3.0)
+    assert generated(model, data, num_beams=4) != before
+    assert_same(model, data, num_beams=4)
+
+
+def quantize_one(model: Any) -> None:
+    layer = model.model.decoder.layers[0]
+    layer.fc1 = Int8Linear(layer.fc1)
+
+
+def another_activation(model: Any) -> None:
+    for layer in model.model.decoder.layers:
+        layer.activation_fn = torch.nn.GELU()
+
+
+@pytest.mark.parametrize("change", [add_hook, replace_module, quantize_one, another_activation])
+def test_what_it_does_not_compute_is_left_to_others(change: Any) -> None:
+    model, data = model_of(), batch(rows=3)
+    before = generated(model, data, num_beams=3)
+    change(model)
+    with steps() as counted:
+        after = generated(model, data, num_beams=3)
+    assert not counted.called
+    assert after != before
+
+
+def test_other_dtypes_and_widths_are_left_to_others() -> None:
+    assert can_compute(model_of())
+    assert not can_compute(model_of().double())
+    assert not can_compute(model_of().bfloat16())
+    assert not can_compute(model_of(decoder_ffn_dim=52))
+    assert not can_compute(model_of(d_model=24))
+
+
+def test_without_a_compiler_pytorch_computes() -> None:
+    model, data = model_of(), batch(rows=3)
+    expected = generated(model, data, num_beams=3)
+    with patch.object(decoder_native, "library", lambda: None), steps() as counted:
+        sequences, scores = generated(model, data, num_beams=3)
+    assert not counted.called
+    assert sequences == expected[0]
+    assert scores == pytest.approx(expected[1], rel=1e-4)
+
+
+def test_a_model_that_overflows_still_says_so() -> None:
+    model, data = model_of(), batch(rows=3)
+    model.lm_head.weight = torch.nn.Parameter(torch.full_like(model.lm_head.weight, float("nan")))
+    step_logits = []
+
+    def logits(self: Any, *arguments: Any) -> torch.Tensor:
+        step_logits.append(real(self, *arguments).clone())
+        return step_logits[-1]
+
+    real = NativeStep.logits
+    with patch.object(NativeStep, "logits", logits):
+        generated(model, data, num_beams=1)
+    assert step_logits
+    assert all(bool(each.isnan().all()) for each in step_logits)
+
+
+@pytest.mark.parametrize(("size", "count"), [(61, 8), (64, 1), (8000, 8), (8003, 130), (300, 300), (5, 4)])
+def test_best_tokens(size: int, count: int) -> None:
+    scores = 3 * torch.randn(7, size)
+    values, tokens = best_tokens(scores, count, normalize=False)
+    expected, places = scores.topk(count)
+    assert torch.equal(values, expected)
+    assert torch.equal(tokens, places)
+    values, tokens = best_tokens(scores, count, normalize=True)
+    torch.testing.assert_close(values, scores.log_softmax(-1).topk(count)[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(tokens, places)
+
+
+def test_best_tokens_of_equal_excluded_and_broken_scores() -> None:
+    scores = torch.zeros(3, 200)
+    scores[1, 5:] = -torch.inf
+    scores[2, 150] = torch.nan
+    values, tokens = best_tokens(scores, 8, normalize=False)
+    assert tokens[0].tolist() == list(range(8))  # the first of equals
+    assert values[1].tolist() == [0.0] * 5 + [-torch.inf] * 3
+    assert bool(values[2].isnan().all())
+    excluded = copy.copy(scores[:1]).fill_(-torch.inf)
+    for broken in (excluded, torch.full((1, 200), torch.inf)):
+        assert bool(best_tokens(broken, 3, normalize=True)[0].isnan().all())  # as log_softmax
+        assert bool(broken.log_softmax(-1).isnan().any())
+
+
+def test_a_search_asks_for_it_first() -> None:
+    assert search.can_compute is can_compute
