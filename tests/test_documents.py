@@ -34,18 +34,19 @@ PAGES = [
     *(
         f"docs/{name}.md"
         for name in (
-            *("configurations", "training", "sparse_attention", "translation", "decoding", "pretraining"),
+            *("quickstart", "concepts", "configurations", "training", "own_data", "opus_mt"),
+            *("sparse_attention", "translation", "decoding", "pretraining", "long_documents"),
             *("finetuning", "scoring", "prompting", "embedding", "distillation", "conversion", "deploying"),
             *("demo", "attention"),
             *("hub", "scaling"),
-            *("systems", "results"),
+            *("systems", "results", "paper", "troubleshooting"),
             "releasing",
         )
     ),
 ]
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 MARKDOWN = sorted(path for path in ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
-TARGETS = ("test", "check", "dist")  # of make, that a test cannot run
+TARGETS = ("test", "check", "dist", "docs")  # of make, that a test cannot run
 
 
 def blocks(page: str, *languages: str) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """The site of the documentation: complete, without warnings, and made from the code as it is."""
 
+import ast
 import dataclasses
 import html
 import re
@@ -158,3 +159,42 @@ def test_tables_say_types_limits_and_defaults() -> None:
         "",
     ]
     assert table(["a", "b"], [["1|2", "3\n4"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | 3 4 |\n"
+
+
+# ------------------------------------------------------------------------------------- pages about the code
+
+
+def messages(folder: Path) -> list[str]:
+    """All texts of the code, with `…` where values are put in."""
+    texts = []
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^### `(.*)`$", page, flags=re.MULTILINE)
+    assert len(quoted) >= 20
+    known = "\n".join(messages(ROOT / "src" / "vaswani"))
+    missing = [
+        message
+        for message in quoted
+        if not re.search(".*".join(map(re.escape, message.strip("…").split("…"))), known)
+    ]
+    assert not missing
+
+
+def test_the_page_on_the_paper_shows_code_in_each_section_with_an_equation(written: dict[str, str]) -> None:
+    sections_of = re.split(
+        r"^## ", (ROOT / "docs" / "paper.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    with_equation = [section for section in sections_of if re.search(r"^> ", section, flags=re.MULTILINE)]
+    assert len(with_equation) >= 7
+    assert all("Code: [`" in section for section in with_equation)
+    assert written["paper.md"].count("```python") == sum(section.count("Code: [`") for section in sections_of)
