@@ -1,6 +1,7 @@
 """The comparisons run, compare like with like, and end with the JSON that they promise."""
 
 import dataclasses
+import datetime
 import importlib
 import itertools
 import json
@@ -18,8 +19,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from forking import ForkingPython
-from tiny_runs import TINY_RUN, as_flags
-from vaswani import VaswaniForConditionalGeneration
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.data.sources.dates import DATE_FORMATS, DateWriter, generate_dates
+from vaswani.data.tokenization import save_tokenizers, train_tokenizer
 from vaswani.kernels import sparse_native
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import train
@@ -157,6 +160,40 @@ def test_streaming(run: Run, tmp_path: Path):
     assert rows[0][0] == "20,000"
     assert result["memory_growth"] < 0.1
     assert (tmp_path / "streaming.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_date_attention(run: Run, tmp_path: Path):
+    """With equal attention, the shares are those that stand beside them."""
+    tokenizer = train_tokenizer(["1 2"] * 4, 300)
+    save_tokenizers(tokenizer, tokenizer, tmp_path / "run")
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**{**TINY_MODEL, "vocab_size": len(tokenizer)}))
+    for layer in model.model.decoder.layers:
+        torch.nn.init.zeros_(layer.encoder_attn.q_proj.weight)
+    model.save_pretrained(tmp_path / "run")
+    rows, result = run("date_attention.py", "--model", tmp_path / "run", "--output", tmp_path)
+    assert [*result] == ["de", "en", "es", "zh"]
+    assert [row[0] for row in rows] == ["German", "English", "Spanish", "Chinese", "mean"]
+    for row in rows:
+        for cell in row[1:4]:
+            share, equal = cell.rstrip(")").split(" (")
+            assert share == equal
+    assert all(0 < share < 1 for shares in result.values() for share in shares.values())
+    assert (tmp_path / "date_attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_parts_of_a_date_are_found_in_its_source(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    benchmark = importlib.import_module("date_attention")
+    for row in generate_dates("de,en,ja,hi,hu", train_rows=0, validation_rows=0, test_rows=100)["test"]:
+        source, day = row["source"], datetime.date.fromisoformat(row["target"])
+        writers = [DateWriter.from_babel(row["locale"], form) for form in DATE_FORMATS]
+        spans = benchmark.spans_of_parts(source, row["target"], writers)
+        found = {part: source[slice(*span)] for part, span in spans.items()}
+        assert int(found["year"]) == day.year
+        assert int(found["day"]) == day.day
+        assert found["month"] in {month for writer in writers for month in writer.months}
+        assert found.get("weekday", "") in ("", *(name for writer in writers for name in writer.weekdays))
 
 
 @pytest.mark.slow
