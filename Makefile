@@ -7,6 +7,7 @@
 #   make bench        the speed comparisons of benchmarks/
 #   make docs         the documentation as a site, in site/: open site/index.html
 #   make dist         the wheel and the source distribution, in dist/
+#   make notebooks    run the notebooks of the course and save their outputs
 #   make model-card   model_card.md, the card of what `make quickstart` trained
 # On a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
 
@@ -16,7 +17,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test test-fast test-oldest check bench docs dist model-card clean
+.PHONY: quickstart test test-fast test-oldest check bench docs dist notebooks model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -56,6 +57,9 @@ docs: .venv/installed-dev
 
 dist: .venv/installed-dev
 	$(BIN)/python -m hatchling build -d dist -t sdist -t wheel
+
+notebooks: .venv/installed-dev
+	$(BIN)/python tests/execute_notebooks.py
 
 model-card: quickstart
 	cp $(RUN)/config.json $(RUN)/training_config.yaml $(RUN)/corpus.json $(RUN)/evaluation.json docs/dates_run/

@@ -45,8 +45,10 @@ PAGES = [
     ),
 ]
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-MARKDOWN = sorted(path for path in ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
-TARGETS = ("test", "check", "dist", "docs")  # of make, that a test cannot run
+MARKDOWN = [
+    path for folder in (".", "docs", "examples/notebooks") for path in sorted((ROOT / folder).glob("*.md"))
+]
+TARGETS = ("test", "check", "dist", "docs", "notebooks")  # of make, that a test cannot run
 
 
 def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
