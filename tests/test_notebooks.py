@@ -21,6 +21,7 @@ SMALL: dict[str, dict[str, object]] = {
     "04_training": {"num_rows": 400, "num_steps": 6, "locales": "en,de"},
     "08_sparse_attention": {"lengths": [128], "repetitions": 1},
     "09_bert_and_gpt": {"num_steps": 3},
+    "10_sharing": {},
 }
 # What no output holds: paths and machines of whoever ran it, and messages for nobody.
 STRANGE = re.compile(r"/(?:home|root|tmp|usr|work|Users)/|0x[0-9a-f]{6}|[Ww]arning|\x1b|Traceback")
