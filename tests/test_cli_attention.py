@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 import toy_labels
-from toy_translation import save_toy_checkpoint, toy_tokenizer
+from toy_translation import save_toy_checkpoint, toy_marian, toy_tokenizer
 from vaswani.cli import run
 from vaswani.insight.attention import load_attention_model, read_attention
 from vaswani.insight.attention_page import page
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # those of the tokenizer
+BERT = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
+GPT2 = {"n_embd": 8, "n_layer": 2, "n_head": 2}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,28 @@ def test_the_page_holds_the_attention(
         np.testing.assert_allclose(weights_of(each), read.weights, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        (lambda: BertModel(BertConfig(vocab_size=304, **BERT, **TOKENS)), ["encoder"]),
+        (lambda: GPT2LMHeadModel(GPT2Config(vocab_size=304, **GPT2, **TOKENS)), ["decoder"]),
+        (toy_marian, ["encoder", "decoder", "cross"]),
+    ],
+    ids=["bert", "gpt2", "marian"],
+)
+def test_models_of_the_library(tmp_path: Path, capfd, model, kinds: list[str]) -> None:
+    model().save_pretrained(tmp_path / "model")
+    toy_tokenizer().save_pretrained(tmp_path / "model")
+    status, printed, _ = attention(
+        capfd, "--model", tmp_path / "model", "--source", "one two three", "--output", "-"
+    )
+    assert status == 0
+    held = maps_of(printed)
+    assert [each["kind"] for each in held] == kinds
+    for each in held:
+        np.testing.assert_allclose(weights_of(each).sum(axis=-1), 1, atol=1e-3)
+
+
 def test_where_the_page_goes(models: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--model", models / "encoder", "--source", "one"]
@@ -120,8 +146,7 @@ def test_wrong_inputs(models: Path, tmp_path: Path, capfd, monkeypatch, kind, fl
 def test_a_model_without_attention(tmp_path: Path, capfd) -> None:
     torch.manual_seed(0)
     size = {"vocab_size": len(toy_tokenizer()), "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # those of the tokenizer
-    MambaForCausalLM(MambaConfig(**size, **tokens)).save_pretrained(tmp_path / "mamba")
+    MambaForCausalLM(MambaConfig(**size, **TOKENS)).save_pretrained(tmp_path / "mamba")
     toy_tokenizer().save_pretrained(tmp_path / "mamba")
     status, _, errors = attention(
         capfd, "--model", tmp_path / "mamba", "--source", "one", "--output", tmp_path / "page.html"
