@@ -1,16 +1,17 @@
 """The attention page in a browser: what it shows of a token equals the tensors, by mouse, keys and touch."""
 
+import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from chromium import WatchedPages
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 
 from attention_maps import ARABIC, CHINESE, ENGLISH, GERMAN, attention_map, maps_of_pair
 from vaswani.insight.attention_page import attention_page
 
-KINDS = ["encoder", "decoder", "cross"]
 HALF_STEP = 0.51 / 65_535
 
 
@@ -57,24 +58,23 @@ def focused(page: Page) -> str:
     return page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.textContent")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head", [None, 2])
-def test_a_token_under_the_mouse_shows_its_weights(show, maps, kind: str, head: int | None) -> None:
-    page, of_kind = show(maps.values()), maps[kind]
-    page.get_by_label(kind.capitalize()).check()
-    page.get_by_role("combobox", name="Layer").select_option("1")
-    page.get_by_role("combobox", name="Head").select_option("mean" if head is None else str(head))
-    token(page, "queries", 6).hover()
-    weights = of_kind.weights[1].mean(dim=0) if head is None else of_kind.weights[1, head]
-    assert_shown(page, "keys", weights[6])
-    strongest = weights[6].argmax()
-    percent = f"{100 * weights[6, strongest]:.1f} %"
-    assert sentence(page).startswith(
-        f"“{of_kind.queries[6]}” attends most to “{of_kind.keys[strongest]}” ({percent})"
-    )
-    token(page, "keys", 2).hover()
-    assert_shown(page, "queries", weights[:, 2])
-    assert f"“{of_kind.keys[2]}” is attended to most by" in sentence(page)
+def test_a_token_under_the_mouse_shows_its_weights(show, maps) -> None:
+    page = show(maps.values())
+    for (kind, of_kind), head in product(maps.items(), (None, 2)):
+        page.get_by_label(kind.capitalize()).check()
+        page.get_by_role("combobox", name="Layer").select_option("1")
+        page.get_by_role("combobox", name="Head").select_option("mean" if head is None else str(head))
+        token(page, "queries", 6).hover()
+        weights = of_kind.weights[1].mean(dim=0) if head is None else of_kind.weights[1, head]
+        assert_shown(page, "keys", weights[6])
+        strongest = weights[6].argmax()
+        percent = f"{100 * weights[6, strongest]:.1f} %"
+        assert sentence(page).startswith(
+            f"“{of_kind.queries[6]}” attends most to “{of_kind.keys[strongest]}” ({percent})"
+        )
+        token(page, "keys", 2).hover()
+        assert_shown(page, "queries", weights[:, 2])
+        assert f"“{of_kind.keys[2]}” is attended to most by" in sentence(page)
 
 
 def test_the_table_lists_the_strongest_links(show, maps) -> None:
@@ -121,7 +121,9 @@ def test_pictures_of_heads_show_and_choose_them(show, maps) -> None:
     assert page.get_by_role("combobox", name="Head").input_value() == "1"
     weights = maps["cross"].weights[0, 1]
     assert_shown(page, "keys", weights[len(GERMAN) // 2])
-    page.wait_for_timeout(100)
+    expect(page.get_by_role("radio", name="Layer 0, head 1").locator("canvas")).to_have_attribute(
+        "height", "9"
+    )
     alpha = (
         page.get_by_role("radio", name="Layer 0, head 1")
         .locator("canvas")
@@ -230,7 +232,7 @@ def test_long_texts(show) -> None:
     said = page.get_by_role("status").bounding_box()
     assert said["y"] + said["height"] <= 740
     last = page.get_by_role("radio", name="Layer 3, head 7").locator("canvas")
-    page.wait_for_function("canvas => canvas.width === 56", arg=last.element_handle())
+    expect(last).to_have_attribute("width", "56")
 
 
 def test_texts_stay_texts(show) -> None:
@@ -255,7 +257,9 @@ def test_a_notebook_shows_it_in_a_frame(pages: WatchedPages, tmp_path: Path, map
 def test_the_pictures_follow_the_colors(show, maps) -> None:
     page = show(maps.values())
     picture = page.get_by_role("radio", name="Layer 2, head 2").locator("canvas")
-    page.wait_for_function("canvas => canvas.height === 9", arg=picture.element_handle())
+    expect(picture).to_have_attribute("height", "9")
     light = picture.evaluate("canvas => canvas.toDataURL()")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("([c, old]) => c.toDataURL() !== old", arg=[picture.element_handle(), light])
+    deadline = time.monotonic() + 10
+    while picture.evaluate("canvas => canvas.toDataURL()") == light:
+        assert time.monotonic() < deadline
