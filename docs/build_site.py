@@ -41,7 +41,7 @@ def build(output: Path, staging: Path) -> None:
         copy = pages / path.relative_to(ROOT / "docs")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    for name in ("site.css", "iframe-worker.js"):
+    for name in ("site.css", "focus.js", "iframe-worker.js"):
         shutil.copy(ROOT / "docs" / "builder" / name, pages)
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     settings |= {"docs_dir": "pages", "nav": whole_nav(settings["nav"], texts)}

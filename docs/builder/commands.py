@@ -112,7 +112,7 @@ def _page_of_training(command: str) -> str:
 
 def _kind_of_run(command: str, chosen_by: str, config_class: type[BaseConfig]) -> str:
     usage = f"vaswani {command} --config NAME|FILE {chosen_by} [--FIELD VALUE ...]"
-    title = chosen_by.replace("FOLDER", "").strip() or "Without a further choice"
+    title = chosen_by.replace("FOLDER", "").strip() or "By default"
     parts = [
         f"## {f'`{title}`' if chosen_by else title}\n",
         f"{as_text(config_class.purpose)}\n",
