@@ -8,7 +8,7 @@ from vaswani.insight.token_texts import TokenTexts
 ENGLISH = ("Two", "young", "men", "are", "out", "side", ".", "</s>")
 GERMAN = ("<s>", "Zwei", "junge", "Männer", "sind", "im", "Fre", "ien", ".")
 CHINESE = (*"两个年轻男子在户外。", "</s>")
-ARABIC = ("<s>", "رجلان", "شابان", "في", "الخارج", "بالقرب", "من", "العديد", "الشجيرات", ".")
+ARABIC = ("<s>", "رجلان", "شابان", "في", "الخارج", "بالقرب", "من", "العديد", "الشجيرات", "</s>")
 
 
 WORDS = {"out": "outside", "Fre": "Freien"}  # by their first tokens

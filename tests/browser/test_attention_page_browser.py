@@ -212,6 +212,15 @@ def test_texts_from_right_to_left(show) -> None:
     assert page.locator("#keys").get_attribute("dir") == "ltr"
     first, second = (token(page, "queries", index).bounding_box() for index in (0, 1))
     assert second["x"] < first["x"]
+    slash, letter = token(page, "queries", len(ARABIC) - 1).evaluate(
+        """token => [1, 2].map(at => {
+             const range = document.createRange();
+             range.setStart(token.firstChild, at);
+             range.setEnd(token.firstChild, at + 1);
+             return range.getBoundingClientRect().x;
+           })"""
+    )
+    assert slash < letter  # of </s>
     token(page, "queries", 1).click()
     page.keyboard.press("ArrowLeft")
     assert focused(page) == ARABIC[2]
