@@ -37,7 +37,7 @@ PAGES = [
             *("quickstart", "concepts", "configurations", "training", "own_data", "opus_mt"),
             *("sparse_attention", "translation", "decoding", "pretraining", "long_documents"),
             *("finetuning", "scoring", "prompting", "embedding", "distillation", "conversion", "deploying"),
-            *("demo", "attention"),
+            *("demo", "attention", "pictures"),
             *("hub", "scaling"),
             *("systems", "results", "paper", "troubleshooting"),
             "releasing",
@@ -170,11 +170,22 @@ def write_corpora(folder: Path) -> None:
         *(("in.txt", "test", "en"), ("texts.txt", "test", "en")),
     ):
         (folder / name).write_text("".join(row[field] + "\n" for row in parallel[split]))
+    (folder / "report.json").write_text(json.dumps(a_report()))
     (folder / "article.txt").write_text("\n".join(toy_documents(3, 9)))
     for name in ("squad.json", "squad-dev.json"):
         (folder / name).write_text(json.dumps(nested(list(toy_questions(6, seed=0, unanswerable=0.3)))))
     for name in ("train.conll", "dev.conll"):
         (folder / name).write_text("Ann B-PER\nsaw O\nRome B-LOC\n\nBob B-PER\nran O\n\n" * 4)
+
+
+def a_report() -> dict[str, Any]:
+    """A report whose student retains half of the teacher's score; those of the toys retain nothing."""
+    half, whole = ({"value": value, "low": value, "high": value} for value in (0.5, 1.0))
+    models = [
+        {"name": role, "role": role, "parameters": 9, "scores": {"chrf": score}, "retention": score}
+        for role, score in {"teacher": whole, "student": half}.items()
+    ]
+    return {"metric": "chrf", "models": models}
 
 
 def write_library_models(folder: Path) -> None:

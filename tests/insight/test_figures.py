@@ -135,7 +135,7 @@ def test_a_notebook_shows_a_figure() -> None:
 def test_the_suffix_is_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
     output = tmp_path / f"picture.{suffix}"
     check_picture(output)
-    save_figure(a_figure(), output)
+    save_figure(a_figure(), str(output))
     assert output.read_bytes().startswith(start)
     assert list(tmp_path.iterdir()) == [output]
 

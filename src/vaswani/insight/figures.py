@@ -77,15 +77,15 @@ def check_matplotlib() -> None:
         raise UserError("drawing needs matplotlib: pip install 'vaswani[plots]'")
 
 
-def save_figure(figure: ThemedFigure, output: Path) -> None:
+def save_figure(figure: ThemedFigure, output: str | Path) -> None:
     """Save a figure, whole or not at all, in the format of the file's suffix: .png, .svg or .pdf.
 
     Raises:
         UserError: the suffix is unknown, or the file cannot be written.
     """
-    picture = figure.to_bytes(_format_of(output))
+    picture = figure.to_bytes(_format_of(Path(output)))
     try:
-        write_whole(output, picture)
+        write_whole(Path(output), picture)
     except OSError as error:
         raise UserError(f"cannot write {output}: {error.strerror}") from error
 

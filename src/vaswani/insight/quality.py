@@ -57,7 +57,7 @@ def draw_quality(
             for model, marker in zip(models, cycle(MARKERS), strict=False):
                 _draw_point(axes, place(model), model, metric, marker)
             axes.set(xlabel=label, ylabel=f"{models[0].names.get(metric, metric)}, with 95 % interval")
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, 1.1 * max(place(model) or 0 for model in models))  # the markers whole
             axes.grid()
         points = figure.axes[-1].lines[1::2]  # after the line of each interval
         figure.legend(points, list(map(_label, models)), loc="outside right upper")
