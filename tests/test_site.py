@@ -53,6 +53,16 @@ def test_nothing_of_the_site_is_loaded_from_elsewhere(site: Path) -> None:
         assert not re.findall(loaded, path.read_text()), path
 
 
+@pytest.mark.script
+@pytest.mark.slow
+def test_lists_fences_and_tables_are_not_left_as_text(site: Path) -> None:
+    """On the site, what a list's item holds is indented by four spaces."""
+    for path in site.glob("*.html"):
+        article = path.read_text().partition("<article")[2].partition("</article")[0]
+        text = re.sub(r"<(pre|code).*?</\1>", "", article, flags=re.DOTALL)
+        assert not re.findall(r"^(?:- |\d\. |\| |```).*", text, flags=re.MULTILINE), path.name
+
+
 def in_nav(nav: list) -> set[str]:
     names = set()
     for entry in nav:
