@@ -10,15 +10,19 @@ import pytest
 
 from execute_notebooks import HASH, NOTEBOOKS, code_cells, code_hash, execute, with_parameters
 from forking import ForkingPython
+from tiny_runs import TINY_RUN
 
 INDEX = NOTEBOOKS[0].parent / "README.md"
 LARGEST, LARGEST_PICTURE = 200_000, 40_000 * 4 // 3  # bytes of a file, and of a picture in base64
+SMALL_TRAINING = {name: value for name, value in TINY_RUN.items() if name != "disable_tqdm"}
+SMALL_TRAINING |= {"dataset_config": "en,de", "max_validation_rows": 4, "eval_strategy": "no"}
 # Values of the cell "parameters" with which a notebook takes seconds.
 SMALL: dict[str, dict[str, object]] = {
     "01_attention_by_hand": {"num_samples": 4, "depth": 3},
     "02_positions": {"num_steps": 2},
     "03_the_model": {"depth": 2},
     "04_training": {"num_rows": 400, "num_steps": 6, "locales": "en,de"},
+    "05_looking_at_attention": {"folder": "missing", "smaller": SMALL_TRAINING},
     "08_sparse_attention": {"lengths": [128], "repetitions": 1},
     "09_bert_and_gpt": {"num_steps": 3},
     "10_sharing": {},
