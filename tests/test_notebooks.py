@@ -15,7 +15,12 @@ from tiny_runs import TINY_RUN
 INDEX = NOTEBOOKS[0].parent / "README.md"
 LARGEST, LARGEST_PICTURE = 200_000, 40_000 * 4 // 3  # bytes of a file, and of a picture in base64
 SMALL_TRAINING = {name: value for name, value in TINY_RUN.items() if name != "disable_tqdm"}
-SMALL_TRAINING |= {"dataset_config": "en,de", "max_validation_rows": 4, "eval_strategy": "no"}
+SMALL_TRAINING |= {
+    "dataset_config": "en,de",
+    "max_validation_rows": 4,
+    "max_test_rows": 4,
+    "eval_strategy": "no",
+}
 # Values of the cell "parameters" with which a notebook takes seconds.
 SMALL: dict[str, dict[str, object]] = {
     "01_attention_by_hand": {"num_samples": 4, "depth": 3},
@@ -23,6 +28,7 @@ SMALL: dict[str, dict[str, object]] = {
     "03_the_model": {"depth": 2},
     "04_training": {"num_rows": 400, "num_steps": 6, "locales": "en,de"},
     "05_looking_at_attention": {"folder": "missing", "smaller": SMALL_TRAINING},
+    "07_distillation": {"num_rows": 300, "teacher_steps": 4, "student_steps": 2},
     "08_sparse_attention": {"lengths": [128], "repetitions": 1},
     "09_bert_and_gpt": {"num_steps": 3},
     "10_sharing": {},
@@ -71,12 +77,10 @@ def test_a_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @each_notebook
 def test_small_parameters_are_parameters(path: Path) -> None:
     cells = [cell for cell in code_cells(read(path)) if "parameters" in cell.metadata.get("tags", ())]
-    found = {
-        target.id
-        for cell in cells
-        for statement in ast.parse(cell.source).body
-        for target in statement.targets  # type: ignore[attr-defined]
-    }
+    names = (
+        node for cell in cells for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)
+    )
+    found = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     assert SMALL[path.stem].keys() <= found
     assert len(cells) <= 1
 
