@@ -65,6 +65,7 @@ SMALL: dict[str, dict[str, object]] = {
     "attention": {"device": "cpu"},
     "embed": {"device": "cpu"},
     "demo": {"device": "cpu", "port": DEMO_PORT},
+    "estimate": {"batch": 1},
     "average": {"last": 1},
     **{
         name: {}
@@ -107,7 +108,7 @@ def small(arguments: list[str]) -> list[str]:
         options = {"device": "cpu"}
     if name == "student":  # of the stacks that it has
         options = {option: value for option, value in options.items() if f"--{option}" in given}
-    if "--config" in given and name != "plot":
+    if "--config" in given and name not in ("plot", "estimate"):  # which have no folder
         config = find_config(given[given.index("--config") + 1])
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
         options |= {field: value for field, value in MODEL.items() if field in settings}

@@ -72,6 +72,7 @@ def commands(models: Path, folder: Path) -> dict[str, tuple[list[str], list[Path
         "combine": ([folder / "both", "--encoder", models / "encoder"], ["both/model.safetensors"]),
         "average": ([models / "translator", folder / "mean"], ["mean/model.safetensors"]),
         "card": (["--model", models / "translator"], []),
+        "estimate": (["--model", models / "translator", "--device", "h100"], []),
         "plot": (["sparse-pattern", "--output", folder / "plot.svg", "--length", "512"], ["plot.svg"]),
     }
     for name in (

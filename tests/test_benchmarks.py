@@ -135,6 +135,15 @@ def test_scaling(run: Run):
     assert result["predicted_over_measured"]["small fsdp"]["traffic"] == pytest.approx(1, abs=0.3)
 
 
+@pytest.mark.slow
+def test_estimates_stand_beside_measured_times(run: Run):
+    rows, result = run("estimate_against_measured.py")
+    phases = ["training step", "reading", "decoding step", "reading and writing"]
+    assert [row[2] for row in rows] == phases
+    assert list(result["reached"]["tiny"]) == [phase.replace(" ", "_") for phase in phases]
+    assert all(share > 0 for share in result["reached"]["tiny"].values())
+
+
 def test_the_plan_of_scaling_needs_no_measuring(run: Run):
     rows, _ = run("scaling.py", "--plan", last_line=False)
     assert {row[1] for row in rows} == {"1", "2", "8", "16", "64", "256", "1,024"}

@@ -120,9 +120,13 @@ OPTIONS = {
     "plot retention {report} --output {path}.png": WRITE_FILE,
     "plot attention --model {path} --source one": READ_FOLDER,
     "plot attention --model {model} --source one --device cpu --head 0 --output {path}.png": WRITE_FILE,
+    "estimate --config {path}": READ_FILE,
+    "estimate --model {path}": READ_FOLDER,
+    "estimate --config dates --device {path}": READ_FILE,
 }
 SUFFIXES = {
     "--config": ".yaml",
+    "--device": ".yaml",
     "--task": ".yaml",
     "--input": ".txt",
     "_file": ".jsonl",

@@ -21,6 +21,7 @@ GROUPS = (
     "hub",
     "demo",
     "insight",
+    "estimate",
     "plots",
     "attention_plots",
     "configs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ class Device:
             )
         return self.flops[dtype]
 
+    def or_faster(self, again: Device) -> Device:
+        """Return the device with the higher of two measurements of each rate."""
+        flops = {dtype: max(peak, again.flops[dtype]) for dtype, peak in self.flops.items()}
+        return replace(self, flops=flops, bandwidth=max(self.bandwidth, again.bandwidth))
+
 
 def device_names() -> list[str]:
     """Return the names that `find_device` knows."""
@@ -72,7 +77,9 @@ def find_device(name: str, dtype: str = "float32") -> Device:
     if name == CPU:
         cpu = torch.device("cpu")
         peak = {dtype: matrix_peak(cpu, DTYPES[dtype])}
-        return Device(f"this CPU, {torch.get_num_threads()} threads", peak, copy_bandwidth(), memory_size())
+        return Device(
+            f"this machine's CPU, threads: {torch.get_num_threads()}", peak, copy_bandwidth(), memory_size()
+        )
     known = name.removeprefix(SHIPPED)
     return read_device(shipped_config(f"{SHIPPED}{known}") if known in device_names() else Path(name))
 

@@ -21,6 +21,7 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.stacks import VaswaniPreTrainedModel
 
 MOMENTS = 2  # of AdamW
+MOST_SHOWN = 64  # devices, in an error
 
 
 def check_work(config: PreTrainedConfig, work: Work, device: Device) -> None:
@@ -31,8 +32,8 @@ def check_work(config: PreTrainedConfig, work: Work, device: Device) -> None:
             "convert it first (vaswani convert)"
         )
     if config.stacks == ("encoder",) and (work.target or work.beams > 1):
-        option = "target" if work.target else "beams"
-        raise UserError(f"{option}={getattr(work, option)}: an encoder writes nothing; leave out --{option}")
+        option, value = ("target", work.target) if work.target else ("num_beams", work.beams)
+        raise UserError(f"{option}={value}: an encoder writes nothing; leave out --{option}")
     if config.stacks != ("encoder",) and not work.target:
         raise UserError("target=0 must be at least 1: the tokens that the decoder writes")
     _check_positions(config, work)
@@ -48,7 +49,9 @@ def check_work(config: PreTrainedConfig, work: Work, device: Device) -> None:
     for stack in config.stacks:
         for size in ("attention_heads", "ffn_dim"):
             if (value := getattr(config, f"{stack}_{size}")) % work.devices:
-                divisors = [str(count) for count in range(1, min(value, 65)) if value % count == 0]
+                divisors = [
+                    str(count) for count in range(1, min(value, MOST_SHOWN) + 1) if value % count == 0
+                ]
                 raise UserError(
                     f"devices={work.devices} does not divide {stack}_{size}={value}; "
                     f"try {', '.join(divisors)}"
@@ -116,6 +119,13 @@ def estimate(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[
         "memory": memory(model, phases),
         "relations": relations.of_batch(rows, sum(parts.values())),
     }
+
+
+def put_beside(found: dict[str, Any], seconds: dict[str, float]) -> None:
+    """Add measured seconds to the phases of an estimate, and the share of their floor that is reached."""
+    for name, phase in found["phases"].items():
+        phase["measured_seconds"] = seconds[name]
+        phase["reached"] = phase["floor_seconds"] / seconds[name]
 
 
 def _named(phases: Phases) -> dict[str, Phase]:

@@ -9,35 +9,47 @@ from typing import Any
 
 import torch
 
-from vaswani.insight.arithmetic.devices import DTYPES
-from vaswani.insight.arithmetic.phases import Phases
+from vaswani.errors import UserError
+from vaswani.insight.arithmetic.devices import DTYPES, Device
+from vaswani.insight.arithmetic.estimate import memory
+from vaswani.insight.arithmetic.phases import Phases, Work
 from vaswani.model.stacks import VaswaniPreTrainedModel
 
 RUNS, SECONDS = 3, 1.0  # at least, of each phase
 
 
-def measure(model_class: type[VaswaniPreTrainedModel], phases: Phases) -> dict[str, float]:
+def measure(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[str, float]:
     """Return the seconds of each phase, medians of some runs after one that warms up.
 
-    The model is new and its tokens are random, which changes no time. Training runs with AdamW, and under
-    autocast where the dtype is not float32; inference runs with weights in the dtype.
+    What runs is a new model of the same shape on random tokens, which changes no time. Training runs with
+    AdamW, and under autocast where the dtype is not float32; inference runs with weights in the dtype.
 
     Args:
-        model_class: of the model.
-        phases: of its work.
+        model: of this project; it may be on the meta device.
+        work: to be done.
+        device: this machine.
+
+    Raises:
+        UserError: it does not fit into the memory.
     """
-    work = phases.work
+    phases = Phases(model, work)
+    needed = memory(model, phases)["training"]["all"]
+    if needed > device.memory:
+        raise UserError(
+            f"training takes {needed / 1e9:,.3g} GB, and this machine has {device.memory / 1e9:,.3g} GB: "
+            "it cannot be measured; give a smaller --batch, or leave out --measure"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = model_class(phases.config)
-        seconds = {"training_step": _seconds(_training(model, phases))}
-        model = model.to(DTYPES[work.dtype]).eval().requires_grad_(False)
+        running: Any = type(model)(model.config)
+        seconds = {"training_step": _seconds(_training(running, phases))}
+        running = running.to(DTYPES[work.dtype]).eval().requires_grad_(False)
         source = _tokens(phases, work.batch, work.source)
         with torch.inference_mode():
-            seconds["reading"] = _seconds(_reading(model, phases, source))
+            seconds["reading"] = _seconds(_reading(running, phases, source))
             if work.target:
-                seconds["decoding_step"] = _seconds(_step(model, phases, source))
-                seconds["reading_and_writing"] = _seconds(_writing(model, phases, source))
+                seconds["decoding_step"] = _seconds(_step(running, phases, source))
+                seconds["reading_and_writing"] = _seconds(_writing(running, phases, source))
     return seconds
 
 
