@@ -38,7 +38,7 @@ PAGES = [
             *("sparse_attention", "translation", "decoding", "pretraining", "long_documents"),
             *("finetuning", "scoring", "prompting", "embedding", "distillation", "conversion", "deploying"),
             *("demo", "attention", "pictures"),
-            *("hub", "scaling"),
+            *("hub", "scaling", "arithmetic"),
             *("systems", "results", "paper", "troubleshooting"),
             "releasing",
         )
