@@ -6,9 +6,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from transformers import StoppingCriteriaList
 
 from kernels.test_decoder_step import add_hook, by_modules, other_values, replace_module
 from tiny import batch, tiny_model
+from vaswani.inference.decoding import LengthLimits
 from vaswani.kernels import decoder_native, search
 from vaswani.kernels.decoder_native import NativeStep, best_tokens, can_compute
 from vaswani.kernels.int8_linear import Int8Linear
@@ -179,6 +181,52 @@ def test_a_model_that_overflows_still_says_so() -> None:
         generated(model, data, num_beams=1)
     assert step_logits
     assert all(bool(each.isnan().all()) for each in step_logits)
+
+
+@pytest.mark.parametrize("token", [-1, 10_000])
+def test_a_token_without_an_embedding_is_an_error_as_in_pytorch(token: int) -> None:
+    """Samples that have ended are padded, as long as others of their source go on."""
+    model, data = model_of(), batch(rows=1)
+    options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 6, "min_new_tokens": 2}
+    options |= {"pad_token_id": token, "eos_token_id": list(range(2, 40))}
+    torch.manual_seed(0)
+    with (
+        steps() as counted,
+        pytest.raises(IndexError, match=rf"token {token} has no embedding; there are \d+"),
+    ):
+        generated(model, data, **options)
+    assert counted.called
+    torch.manual_seed(0)
+    with patch.object(search, "can_compute", lambda model: False), pytest.raises(IndexError):
+        generated(model, data, **options)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_the_cache_may_move_between_steps(num_beams: int) -> None:
+    """Also when sources leave the batch. What lay where it was before is NaN."""
+    model, data = model_of(), batch(rows=6)
+    limits = LengthLimits(torch.tensor([4, 25, 8, 30, 12, 6]))
+    options = {"num_beams": num_beams, "stopping_criteria": StoppingCriteriaList([limits])}
+    with by_modules():
+        expected, expected_scores = generated(model, data, **options)
+    rows = []
+
+    def moving(self: Any, cache: Any, token_ids: torch.Tensor, mask: Any) -> torch.Tensor:
+        rows.append(len(token_ids))
+        for layer in (*cache.tree.layers, *cache.cross_attention_cache.layers):
+            for name in ("keys", "values"):
+                before = getattr(layer, name)
+                setattr(layer, name, before.clone())
+                before.fill_(torch.nan)
+        return real(self, cache, token_ids, mask)
+
+    real = NativeStep.logits
+    with patch.object(NativeStep, "logits", moving):
+        sequences, scores = generated(model, data, **options)
+    assert rows[0] == 6 * num_beams
+    assert rows[-1] == num_beams
+    assert sequences == expected
+    assert scores == pytest.approx(expected_scores, rel=1e-4) if scores else expected_scores is None
 
 
 @pytest.mark.parametrize(("size", "count"), [(61, 8), (64, 1), (8000, 8), (8003, 130), (300, 300), (5, 4)])

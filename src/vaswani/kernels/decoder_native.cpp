@@ -51,7 +51,7 @@ struct Layer {
 
 struct Step {
   int64_t rows, own_beams, source_rows, heads, head_dim, width, source_length, padded_length;
-  int64_t past_length, capacity, norm_first, is_silu, num_layers, num_threads;
+  int64_t past_length, capacity, norm_first, is_silu, num_layers, num_threads, num_embeddings;
   double scale, scaling;
   const int64_t *tokens, *ancestors;  // [R], and [R, T + 1]: the beam at each step; none for one beam
   const float *embeddings, *position, *source_bias;  // [V, d]; [d] or none; [R / K, padded] or none
@@ -438,10 +438,14 @@ void vaswani_pack(const Weights* weights, float* packed, int64_t num_threads) {
   }
 }
 
-void vaswani_decoder_step(const Step* step) {
+// Returns the first row whose token has no embedding, and then computes nothing; -1 where all have one.
+int64_t vaswani_decoder_step(const Step* step) {
+  for (int64_t row = 0; row < step->rows; row++)
+    if (step->tokens[row] < 0 || step->tokens[row] >= step->num_embeddings) return row;
   const int64_t most = std::max(step->past_length + 1, step->source_rows * step->padded_length) + WIDTH;
 #pragma omp parallel num_threads(step->num_threads)
   compute(*step, step->scores + omp_get_thread_num() * most);
+  return -1;
 }
 
 // The largest `count` scores of each row [rows, size] and their tokens, [rows, count]; normalized to

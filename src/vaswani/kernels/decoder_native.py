@@ -38,6 +38,7 @@ def library() -> ctypes.CDLL | None:
     compiled = native_library(SOURCE)
     if compiled is not None:
         compiled.vaswani_vector_width.restype = compiled.vaswani_packed_size.restype = ctypes.c_int64
+        compiled.vaswani_decoder_step.restype = ctypes.c_int64
     return compiled
 
 
@@ -81,7 +82,7 @@ class NativeStep:
         self._kept: list[torch.Tensor] = []  # what the structures point to
         self._positions = decoder.embed_positions
         self._has_padding = source_mask is not None and not bool(source_mask.all())
-        self._bound: tuple[int, int] | None = None
+        self._bound: tuple[int, ...] | None = None
         self._layers = (_Layer * len(decoder.layers))()
         first = decoder.layers[0]
         for layer, module in zip(self._layers, decoder.layers, strict=True):
@@ -103,6 +104,7 @@ class NativeStep:
             norm_first=first.norm_first,
             is_silu=type(first.activation_fn) is not nn.ReLU,
             num_layers=len(decoder.layers),
+            num_embeddings=decoder.embed_tokens.weight.shape[0],
             scale=decoder.embed_tokens.scale,
             scaling=first.self_attn.scaling,
             embeddings=decoder.embed_tokens.weight.data_ptr(),
@@ -142,19 +144,27 @@ class NativeStep:
     def logits(
         self, cache: SearchCache, token_ids: torch.Tensor, source_mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """The logits [R, V], which the next step overwrites."""
+        """The logits [R, V], which the next step overwrites.
+
+        Raises:
+            IndexError: a token has no embedding.
+        """
         tree: Any = cache.tree
         rows, length = token_ids.shape[0], tree.get_seq_length()
         tree.record_step()
         capacity = tree.reserve(length + 1)
-        if self._bound != (rows, capacity):
+        if self._bound != self._places(cache, rows, capacity):
             self._bind(cache, rows, capacity, source_mask)
+            self._bound = self._places(cache, rows, capacity)
         token_ids = token_ids.contiguous()
         position = self._position(length)
         call = self._call
         call.tokens, call.position, call.past_length = token_ids.data_ptr(), _pointer(position), length
         call.ancestors = None if tree.num_beams == 1 else tree.ancestors.data_ptr()
-        self._library.vaswani_decoder_step(ctypes.byref(call))
+        bad_row = self._library.vaswani_decoder_step(ctypes.byref(call))
+        if bad_row >= 0:
+            token = int(token_ids[bad_row])
+            raise IndexError(f"token {token} has no embedding; there are {call.num_embeddings}")
         for layer in tree.layers:
             layer.length = length + 1
         return self._logits
@@ -200,7 +210,17 @@ class NativeStep:
             setattr(call, name, self._room[name].data_ptr())
         self._logits = torch.empty(rows, self._vocabulary)
         call.logits = self._logits.data_ptr()
-        self._bound = rows, capacity
+
+    @staticmethod
+    def _places(cache: SearchCache, rows: int, capacity: int) -> tuple[int, ...]:
+        """What changes when the cache moves, which all its layers do together."""
+        own: Any = cache.self_attention_cache.layers[0]
+        source: Any = cache.cross_attention_cache.layers[0]
+        return (
+            rows,
+            capacity,
+            *(each.data_ptr() for each in (own.keys, own.values, source.keys, source.values)),
+        )
 
 
 WIDEST_VECTOR = 16  # floats
@@ -281,7 +301,7 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "own_beams", "source_rows", "heads", "head_dim")),
         *((name, ctypes.c_int64) for name in ("width", "source_length", "padded_length", "past_length")),
         *((name, ctypes.c_int64) for name in ("capacity", "norm_first", "is_silu", "num_layers")),
-        ("num_threads", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("num_threads", "num_embeddings")),
         *((name, ctypes.c_double) for name in ("scale", "scaling")),
         *((name, ctypes.c_void_p) for name in ("tokens", "ancestors", "embeddings", "position")),
         *((name, ctypes.c_void_p) for name in ("source_bias", "layers")),
