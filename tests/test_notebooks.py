@@ -28,6 +28,7 @@ SMALL: dict[str, dict[str, object]] = {
     "03_the_model": {"depth": 2},
     "04_training": {"num_rows": 400, "num_steps": 6, "locales": "en,de"},
     "05_looking_at_attention": {"folder": "missing", "smaller": SMALL_TRAINING},
+    "06_decoding": {"folder": "missing", "smaller": SMALL_TRAINING, "batches": [1, 2], "repetitions": 1},
     "07_distillation": {"num_rows": 300, "teacher_steps": 4, "student_steps": 2},
     "08_sparse_attention": {"lengths": [128], "repetitions": 1},
     "09_bert_and_gpt": {"num_steps": 3},
