@@ -41,6 +41,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 from transformers.models.longt5 import modeling_longt5 as longt5
 
 import side_by_side
+from vaswani.insight.arithmetic.pairs import visible_pairs
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.kernels.registry import hook_in_kernels
 from vaswani.kernels.sparse_attention import sparse_attention
@@ -274,24 +275,16 @@ def prepare(setting: Setting) -> Step:
 # -------------------------------------------------------------------------------------------------- the ideal
 
 
-def visible_pairs(pattern: SparsePattern, length: int) -> float:
-    """Pairs of a query and a key that it sees, the mean over the heads; from the table of blocks alone."""
-    blocks = pattern.num_blocks(length)
-    rows = pattern.num_global_rows(blocks)
-    tokens = torch.full((blocks + 1,), pattern.block_size)
-    tokens[blocks - 1], tokens[blocks] = length - (blocks - 1) * pattern.block_size, 0
-    keys = tokens[pattern.key_blocks(blocks)].sum(-1)  # [H, N - rows]; -1 is the last, which has no tokens
-    pairs = int((keys * tokens[rows:blocks]).sum()) / pattern.num_heads
-    return pairs + int(tokens[:rows].sum()) * length
-
-
 def flops(setting: Setting) -> float:
     """Floating-point operations of the matrix products of ours or of dense attention, forward and backward.
 
     Attention has 2 products forward and 5 backward, for both compute the scores again; a linear layer has 3.
     """
     length = setting.length
-    pairs = length**2 if setting.block is None else visible_pairs(our_pattern(setting.block), length)
+    pairs = float(length**2)
+    if setting.block is not None:
+        pattern = our_pattern(setting.block)
+        pairs = visible_pairs(pattern, length) / pattern.num_heads
     weights = 4 * D_MODEL**2 + 2 * D_MODEL * FFN_DIM if setting.is_layer else 0
     return 2 * (7 * pairs * D_MODEL + 3 * length * weights)
 

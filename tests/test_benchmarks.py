@@ -291,14 +291,6 @@ def test_hidden_words_are_far_where_no_window_reaches_their_like(side_by_side: M
     assert reached.triu(far - 1).any()
 
 
-def test_the_visible_pairs_are_those_of_the_dense_mask(side_by_side: ModuleType):
-    benchmark = importlib.import_module("sparse_attention")
-    for length in (1000, 2048):  # the first ends within a block
-        pattern = benchmark.our_pattern(64)
-        pairs = pattern.to_dense(length).sum().item() / pattern.num_heads
-        assert benchmark.visible_pairs(pattern, length) == pairs < length**2
-
-
 def test_long_dense_attention_is_extrapolated_and_said_to_be(side_by_side: ModuleType):
     benchmark = importlib.import_module("sparse_attention")
     setting, dense = (
