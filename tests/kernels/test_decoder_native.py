@@ -1,6 +1,5 @@
-"""C++ computes the steps of a search that the modules compute, and the best tokens that PyTorch finds."""
+"""C++ computes the steps of a search that the modules compute."""
 
-import copy
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +11,7 @@ from kernels.test_decoder_step import add_hook, by_modules, other_values, replac
 from tiny import batch, tiny_model
 from vaswani.inference.decoding import LengthLimits
 from vaswani.kernels import decoder_native, search
-from vaswani.kernels.decoder_native import NativeStep, best_tokens, can_compute
+from vaswani.kernels.decoder_native import NativeStep, can_compute
 from vaswani.kernels.int8_linear import Int8Linear
 from vaswani.kernels.native_library import why_not_compiled
 
@@ -227,32 +226,6 @@ def test_the_cache_may_move_between_steps(num_beams: int) -> None:
     assert rows[-1] == num_beams
     assert sequences == expected
     assert scores == pytest.approx(expected_scores, rel=1e-4) if scores else expected_scores is None
-
-
-@pytest.mark.parametrize(("size", "count"), [(61, 8), (64, 1), (8000, 8), (8003, 130), (300, 300), (5, 4)])
-def test_best_tokens(size: int, count: int) -> None:
-    scores = 3 * torch.randn(7, size)
-    values, tokens = best_tokens(scores, count, normalize=False)
-    expected, places = scores.topk(count)
-    assert torch.equal(values, expected)
-    assert torch.equal(tokens, places)
-    values, tokens = best_tokens(scores, count, normalize=True)
-    torch.testing.assert_close(values, scores.log_softmax(-1).topk(count)[0], rtol=1e-6, atol=1e-6)
-    assert torch.equal(tokens, places)
-
-
-def test_best_tokens_of_equal_excluded_and_broken_scores() -> None:
-    scores = torch.zeros(3, 200)
-    scores[1, 5:] = -torch.inf
-    scores[2, 150] = torch.nan
-    values, tokens = best_tokens(scores, 8, normalize=False)
-    assert tokens[0].tolist() == list(range(8))  # the first of equals
-    assert values[1].tolist() == [0.0] * 5 + [-torch.inf] * 3
-    assert bool(values[2].isnan().all())
-    excluded = copy.copy(scores[:1]).fill_(-torch.inf)
-    for broken in (excluded, torch.full((1, 200), torch.inf)):
-        assert bool(best_tokens(broken, 3, normalize=True)[0].isnan().all())  # as log_softmax
-        assert bool(broken.log_softmax(-1).isnan().any())
 
 
 def test_a_search_asks_for_it_first() -> None:

@@ -1,7 +1,7 @@
 // Copyright 2026 The vaswani authors.
 // Licensed under the Apache License, Version 2.0.
 //
-// One step of a search in the decoder, in float32 on the CPU, and the best tokens of its scores.
+// One step of a search in the decoder, in float32 on the CPU.
 // `decoder_native.py` compiles and calls it.
 //
 // A step of a few rows reads each weight once and does little with it, so such rows take the weights as they
@@ -17,8 +17,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
-#include <utility>
 #include <vector>
 
 #include "vectors.h"
@@ -348,70 +346,6 @@ void compute(const Step& step, float* scores) {
   product(step.vocabulary, step.rows, normalized(step.last_norm, step, step.states, step.normed), step.logits);
 }
 
-// ------------------------------------------------------------------------------------------ the best tokens
-
-constexpr int64_t BLOCK = 4 * WIDTH;
-
-// The largest scores of a row [V], in descending order, and their tokens; of equal scores the first tokens.
-// The largest of each block of tokens tell which blocks can hold any of them.
-void best_of_row(const float* row, int64_t size, int64_t count, bool normalize, float* values, int64_t* tokens) {
-  thread_local std::vector<float> blocks, sorted;
-  thread_local std::vector<std::pair<float, int64_t>> found;
-  blocks.clear();
-  Integers is_nan{};
-  for (int64_t first = 0; first < size; first += BLOCK) {
-    float largest = -std::numeric_limits<float>::infinity();
-    if (first + BLOCK <= size) {
-      Vector most = load(row + first);
-      is_nan |= (Integers)(most != most);
-      for (int v = 1; v < 4; v++) {
-        const Vector scores = load(row + first + v * WIDTH);
-        is_nan |= (Integers)(scores != scores);
-        most = larger(most, scores);
-      }
-      for (int i = 0; i < WIDTH; i++) largest = std::max(largest, most[i]);
-    } else {
-      for (int64_t i = first; i < size; i++) {
-        largest = std::max(largest, row[i]);
-        if (row[i] != row[i]) is_nan[0] = -1;
-      }
-    }
-    blocks.push_back(largest);
-  }
-  bool has_nan = false;
-  for (int i = 0; i < WIDTH; i++) has_nan |= is_nan[i] != 0;
-  const float most = *std::max_element(blocks.begin(), blocks.end());
-  if (has_nan || (normalize && !std::isfinite(most))) {
-    for (int64_t i = 0; i < count; i++) values[i] = NAN, tokens[i] = i;
-    return;
-  }
-  float least = -std::numeric_limits<float>::infinity();
-  if (count <= static_cast<int64_t>(blocks.size())) {
-    sorted = blocks;
-    std::nth_element(sorted.begin(), sorted.begin() + (count - 1), sorted.end(), std::greater<float>());
-    least = sorted[count - 1];
-  }
-  found.clear();
-  for (int64_t block = 0; block < static_cast<int64_t>(blocks.size()); block++)
-    if (blocks[block] >= least)
-      for (int64_t i = block * BLOCK; i < std::min(size, (block + 1) * BLOCK); i++)
-        if (row[i] >= least) found.emplace_back(-row[i], i);
-  std::partial_sort(found.begin(), found.begin() + count, found.end());
-  float shift = 0;
-  if (normalize) {
-    Vector total{};
-    int64_t i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) total += exp2((load(row + i) - all(most)) * LOG2_E);
-    float rest = 0;
-    for (; i < size; i++) rest += std::exp(row[i] - most);
-    shift = std::log(sum(total) + rest);
-  }
-  for (int64_t i = 0; i < count; i++) {
-    tokens[i] = found[i].second;
-    values[i] = normalize ? (-found[i].first - most) - shift : -found[i].first;
-  }
-}
-
 }  // namespace
 
 extern "C" {
@@ -446,14 +380,5 @@ int64_t vaswani_decoder_step(const Step* step) {
 #pragma omp parallel num_threads(step->num_threads)
   compute(*step, step->scores + omp_get_thread_num() * most);
   return -1;
-}
-
-// The largest `count` scores of each row [rows, size] and their tokens, [rows, count]; normalized to
-// log-probabilities if asked. All are NaN where a score is.
-void vaswani_best_tokens(const float* scores, int64_t rows, int64_t size, int64_t count, int64_t normalize,
-                         int64_t num_threads, float* values, int64_t* tokens) {
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-  for (int64_t row = 0; row < rows; row++)
-    best_of_row(scores + row * size, size, count, normalize, values + row * count, tokens + row * count);
 }
 }

@@ -226,24 +226,6 @@ class NativeStep:
 WIDEST_VECTOR = 16  # floats
 
 
-def best_tokens(scores: torch.Tensor, count: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest scores of each row and their tokens, both [R, count], in descending order.
-
-    Args:
-        scores: float32 [R, V], contiguous, on the CPU.
-        count: at most V.
-        normalize: return log-probabilities of what are logits.
-    """
-    compiled = library()
-    assert compiled is not None
-    rows, size = scores.shape
-    values, tokens = scores.new_empty(rows, count), torch.empty(rows, count, dtype=torch.long)
-    numbers = map(ctypes.c_int64, (rows, size, count, normalize, _threads()))
-    pointers = (ctypes.c_void_p(each.data_ptr()) for each in (values, tokens))
-    compiled.vaswani_best_tokens(ctypes.c_void_p(scores.data_ptr()), *numbers, *pointers)
-    return values, tokens
-
-
 def _lay_out(layer: Any) -> None:
     """Let keys [sources, H, S, D] lie in columns, and the numbers of each value side by side."""
     keys = layer.keys
