@@ -1,4 +1,4 @@
-"""One trained model translated in many ways: engines, exports, penalties, averages, ensembles and int8.
+"""One trained model translated in many ways: engines, exports, penalties, averages, ensembles, bf16 and int8.
 
     python benchmarks/ways_to_translate.py --model DIR [DIR ...] --data FOLDER [--rows N] [--quick] [--json]
 
@@ -133,6 +133,7 @@ def ways(args: argparse.Namespace, folder: Path) -> Iterator[Way]:
 
     yield Way(BASE, loads(model))
     yield Way("torch, greedy", loads(model, num_beams=1))
+    yield Way("torch, beam 4, bf16", loads(model, dtype="bfloat16"))
     yield Way("torch, beam 4, int8", loads(model, quantization="int8"))
     for to, engine in (("ctranslate2", "ctranslate2"), ("onnx", "onnx"), ("marian", "torch")):
         for search, beams in (("beam 4", 4), ("greedy", 1)):
