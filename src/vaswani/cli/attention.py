@@ -10,21 +10,25 @@ from vaswani.cli.app import app
 from vaswani.cli.options import model_option, takes_loading_options
 from vaswani.cli.screen import begin_work, warn
 
+AttendingModel = Annotated[str, model_option("--model", help="Folder or Hub name of a model of any kind.")]
+SourceText = Annotated[str, typer.Option("--source", metavar="TEXT", help="Text that the model reads.")]
+TargetText = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="TEXT",
+        help="Of an encoder-decoder, the target; default: its own translation. Of an encoder, the second "
+        "text of a pair.",
+    ),
+]
+
 
 @app.command()
 @takes_loading_options
 def attention(
-    model: Annotated[str, model_option("--model", help="Folder or Hub name of a model of any kind.")],
-    source: Annotated[str, typer.Option("--source", metavar="TEXT", help="Text that the model reads.")],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            metavar="TEXT",
-            help="Of an encoder-decoder, the target; default: its own translation. Of an encoder, the second "
-            "text of a pair.",
-        ),
-    ] = None,
+    model: AttendingModel,
+    source: SourceText,
+    target: TargetText = None,
     output_name: Annotated[
         str, typer.Option("--output", metavar="FILE", help="Page to write; - is standard output.")
     ] = "attention.html",

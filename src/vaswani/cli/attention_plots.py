@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vaswani.cli.options import model_option, number, takes_loading_options
+from vaswani.cli.attention import AttendingModel, SourceText, TargetText
+from vaswani.cli.options import number, takes_loading_options
 from vaswani.cli.plots import Dark, Picture, plot
 from vaswani.cli.screen import begin_work, say
 from vaswani.errors import UserError
@@ -17,17 +18,9 @@ STYLES = ("heatmap", "arcs", "sheet")
 @plot.command("attention")
 @takes_loading_options
 def plot_attention(
-    model: Annotated[str, model_option("--model", help="Folder or Hub name of a model.")],
-    source: Annotated[str, typer.Option("--source", metavar="TEXT", help="Text that the model reads.")],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            metavar="TEXT",
-            help="Target of an encoder-decoder, or second text of an encoder. Default: the encoder-decoder's "
-            "own translation by greedy search.",
-        ),
-    ] = None,
+    model: AttendingModel,
+    source: SourceText,
+    target: TargetText = None,
     kind: Annotated[
         str | None,
         typer.Option(
