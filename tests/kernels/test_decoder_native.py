@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import StoppingCriteriaList
 
+from kernels import test_decoder_step
 from kernels.test_decoder_step import add_hook, by_modules, other_values, replace_module
 from tiny import batch, tiny_model
 from vaswani.inference.decoding import LengthLimits
@@ -34,26 +35,15 @@ def steps() -> Any:
     return patch.object(NativeStep, "logits", autospec=True, side_effect=NativeStep.logits)
 
 
+LONG = {"max_new_tokens": 40, "min_new_tokens": 36}  # enough to move the cache
+
+
 def generated(model: Any, data: dict[str, torch.Tensor], **options: Any) -> tuple[list, list | None]:
-    num_beams = options.get("num_beams", 1)
-    given = {"max_new_tokens": 40, "do_sample": False, "min_new_tokens": 36, **options}
-    inputs = {name: data[name] for name in ("input_ids", "attention_mask")}
-    with_scores = {"return_dict_in_generate": True, "output_scores": True} if num_beams > 1 else {}
-    output = model.generate(**inputs, **given, **with_scores)
-    if isinstance(output, torch.Tensor):
-        return output.tolist(), None
-    return output.sequences.tolist(), output.sequences_scores.tolist()
+    return test_decoder_step.generated(model, data, **{**LONG, **options})
 
 
 def assert_same(model: Any, data: dict[str, torch.Tensor], **options: Any) -> None:
-    with steps() as counted:
-        sequences, scores = generated(model, data, **options)
-    assert counted.call_count >= 35
-    with by_modules(), steps() as counted:
-        expected, expected_scores = generated(model, data, **options)
-    assert not counted.called
-    assert sequences == expected
-    assert scores == pytest.approx(expected_scores, rel=1e-4) if scores else expected_scores is None
+    test_decoder_step.assert_same(model, data, steps, 35, **{**LONG, **options})
 
 
 COMPUTED = [(name, value) for name, value in other_values() if value != "gelu"]

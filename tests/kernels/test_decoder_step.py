@@ -58,11 +58,14 @@ def steps() -> Any:
     return patch.object(DecoderStep, "__call__", autospec=True, side_effect=DecoderStep.__call__)
 
 
-def assert_same(model: Any, data: dict[str, torch.Tensor], **options: Any) -> None:
-    with steps() as counted:
+def assert_same(
+    model: Any, data: dict[str, torch.Tensor], count: Any = steps, at_least: int = 11, **options: Any
+) -> None:
+    """The search by steps, which `count` counts, finds what the modules find."""
+    with count() as counted:
         sequences, scores = generated(model, data, **options)
-    assert counted.call_count >= 11
-    with by_modules(), steps() as counted:
+    assert counted.call_count >= at_least
+    with by_modules(), count() as counted:
         expected, expected_scores = generated(model, data, **options)
     assert not counted.called
     assert sequences == expected

@@ -13,8 +13,6 @@ from vaswani.errors import UserError, listing
 if TYPE_CHECKING:
     from vaswani.model.stacks import VaswaniPreTrainedModel
 
-DTYPES = ("float32", "bfloat16", "float16")
-
 
 @app.command()
 def estimate(
@@ -81,7 +79,7 @@ def estimate(
     and which binds: arithmetic, memory or communication.
     """
     from vaswani.files.json_files import finite_json
-    from vaswani.insight.arithmetic.devices import CPU, check_device, find_device
+    from vaswani.insight.arithmetic.devices import CPU, DTYPES, check_device, find_device
     from vaswani.insight.arithmetic.estimate import check_work, put_beside
     from vaswani.insight.arithmetic.estimate import estimate as compute
     from vaswani.insight.arithmetic.measure import measure as run
@@ -97,8 +95,8 @@ def estimate(
         raise UserError(f"--measure runs on this CPU, and the device is {device}; leave --device out")
     begin_work()
     shape = _model(config, model)
-    writes = shape.config.is_encoder_decoder or shape.config.model_type != "vaswani_encoder"
-    asked = target if target is not None else source if writes else 0
+    usual = 0 if shape.config.model_type == "vaswani_encoder" else source
+    asked = usual if target is None else target
     work = Work(batch, source, asked, num_beams, dtype, devices, on_cpu)
     rates = find_device(device, dtype)
     check_work(shape.config, work, rates)

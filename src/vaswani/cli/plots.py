@@ -1,5 +1,7 @@
 """`vaswani plot`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +19,15 @@ DEFAULT_WIDTH = 128  # features of sinusoids
 
 Picture = Annotated[Path, typer.Option("--output", metavar="FILE", help="A .png, .svg or .pdf file.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
+
+
+@contextmanager
+def _telling_users() -> Iterator[None]:
+    """Report a value that a pattern refuses as the user's error."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 @plot.command("sparse-pattern")
@@ -51,7 +62,7 @@ def plot_sparse_pattern(
     from vaswani.model.sparse_pattern import SparsePattern
 
     check_picture(output)
-    try:
+    with _telling_users():
         pattern = SparsePattern(
             num_heads=heads,
             block_size=block_size,
@@ -63,8 +74,6 @@ def plot_sparse_pattern(
             causal=causal,
         )
         num_blocks = pattern.num_blocks(length)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     save_figure(draw_sparse_pattern(pattern, num_blocks, dark=dark), output)
     say(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")
 
@@ -144,7 +153,7 @@ def plot_masks(
     from vaswani.insight.masks import attention_masks, draw_masks
     from vaswani.model.sparse_pattern import SparsePattern
 
-    try:
+    with _telling_users():
         pattern = SparsePattern(
             num_heads=1,
             block_size=block_size,
@@ -153,8 +162,6 @@ def plot_masks(
             random_blocks=random_blocks,
             seed=seed,
         )
-    except ValueError as error:
-        raise UserError(str(error)) from error
     save_figure(draw_masks(attention_masks(sources, targets, pattern), dark=dark), output)
     say(f"saved {output}")
 

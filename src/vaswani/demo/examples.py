@@ -23,7 +23,7 @@ READ = 200  # rows of a file
 
 
 def find_examples(folder: Path) -> list[str]:
-    """Return texts for the model in a folder, at most `MOST`; none where nothing tells of them."""
+    """Return up to `MOST` texts to try with the model in a folder; empty if its card and corpus name none."""
     return _of_card(folder) or _of_corpus(folder)
 
 

@@ -21,8 +21,8 @@ EAST_ASIAN = {"HIRAGANA": "CJK JP", "KATAKANA": "CJK JP", "HANGUL": "CJK KR", "C
 def families_for(texts: Iterable[str]) -> list[str]:
     """Return names of installed fonts that together have the characters of some texts.
 
-    A warning names the characters that no installed font has, and what to install. Another one tells of text
-    from right to left that the installed matplotlib cannot write so.
+    Warns of characters that no installed font has, and says what to install. Warns of right-to-left text that
+    the installed matplotlib cannot lay out.
     """
     characters = {character for text in texts for character in text}
     _check_direction(characters)

@@ -29,6 +29,7 @@ from vaswani.errors import UserError
 from vaswani.interop.attention_interface import IMPLEMENTATION
 from vaswani.interop.attention_probe import configs_of, find_attention
 from vaswani.kernels.registry import hook_in_kernels
+from vaswani.model.configuration_vaswani import AnyKernelReturnsAttentions
 from vaswani.model.sparse_pattern import SparsePattern
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -200,7 +201,7 @@ def _give_patterns(model: nn.Module, config: Any) -> None:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class SparseConfig:
+class SparseConfig(AnyKernelReturnsAttentions):
     """The fields that a sparse configuration adds to the dense one.
 
     `sparse_layers` says how the attention modules attend, by name (with * for the numbers of layers): their
@@ -234,18 +235,6 @@ class SparseConfig:
                 f"attn_implementation={value!r} would make a sparse model dense; leave it out, or load the "
                 "dense checkpoint that the sparse model was made from."
             )
-
-    @property
-    def output_attentions(self) -> bool | None:
-        """Whether to return attention weights; the library's property allows only eager attention."""
-        return self._output_attentions
-
-    @output_attentions.setter
-    def output_attentions(self, value: bool | None) -> None:
-        self._output_attentions = value
-
-    def validate_output_attentions(self) -> None:
-        """Accept any value: sparse attention can return weights."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration with the name of its attention.

@@ -224,11 +224,11 @@ def _search_by(library_search: Callable) -> Callable:
                 stopping_criteria = _DropFinished(stopping_criteria, cache)
         token = _running_search.set(cache)
         try:
-            is_native = cache is not None and cache.tree is not None and _is_native(self, arguments)
-            modules = [] if is_native else _modules_of_each_step(self)
-            with packed_weights(modules, input_ids.shape[0]):
-                if cache is not None and cache.tree is not None:
-                    cache.step = _step_of(self, input_ids.shape[0], arguments, is_native)
+            rows = input_ids.shape[0]
+            step_class = None if cache is None or cache.tree is None else _class_of_steps(self, arguments)
+            with packed_weights([] if step_class is NativeStep else _modules_of_each_step(self), rows):
+                if cache is not None and step_class is not None:
+                    cache.step = step_class(self, rows, arguments.get("attention_mask"))
                 return library_search(
                     self, input_ids, logits_processor, stopping_criteria, generation_config, **arguments
                 )
@@ -305,26 +305,13 @@ def _modules_of_each_step(model: Any) -> list[torch.nn.Module]:
     return [*layers, model.get_output_embeddings()]
 
 
-def _is_native(model: Any, arguments: dict[str, Any]) -> bool:
-    """Whether C++ computes the steps of a search."""
-    return _has_plain_steps(model, arguments) and can_compute(model)
-
-
-def _has_plain_steps(model: Any, arguments: dict[str, Any]) -> bool:
-    """Whether the steps of a search can go without the modules of the decoder."""
+def _class_of_steps(model: Any, arguments: dict[str, Any]) -> type[DecoderStep] | type[NativeStep] | None:
+    """What computes the steps of a search: C++ or operators; None where the modules have to."""
     mask = arguments.get("attention_mask")
     hides_a_source = mask is not None and not bool(mask.any(1).all())
-    return not hides_a_source and is_plain(model)
-
-
-def _step_of(
-    model: Any, num_rows: int, arguments: dict[str, Any], is_native: bool
-) -> DecoderStep | NativeStep | None:
-    """What computes the steps of a search; None where the modules have to."""
-    mask = arguments.get("attention_mask")
-    if is_native:
-        return NativeStep(model, num_rows, mask)
-    return DecoderStep(model, num_rows, mask) if _has_plain_steps(model, arguments) else None
+    if hides_a_source or not is_plain(model):
+        return None
+    return NativeStep if can_compute(model) else DecoderStep
 
 
 def _forward_by_steps(forward: Callable) -> Callable:

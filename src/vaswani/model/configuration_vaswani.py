@@ -34,8 +34,29 @@ LARGEST_NUMBERS = {"layer_norm_eps": 1.0, "initializer_range": 10.0}
 ACTIVATIONS = ("activation_function", "classifier_activation")
 
 
+class AnyKernelReturnsAttentions:
+    """A configuration whose `output_attentions` fits any kernel; the library's fits eager attention only.
+
+    Calls that return weights compute them by the reference.
+    """
+
+    _output_attentions: bool | None
+
+    @property
+    def output_attentions(self) -> bool | None:
+        """Whether every call returns attention weights."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Accept any value."""
+
+
 @strict
-class VaswaniFamilyConfig(PreTrainedConfig):
+class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
     """Base of the family's configurations. The defaults are the paper's (table 3).
 
     Args:
@@ -124,18 +145,6 @@ class VaswaniFamilyConfig(PreTrainedConfig):
             self.attention_output_bias = self.attention_bias
         auto_map = self._checked_auto_map(kwargs.get("auto_map", {}))
         super().__post_init__(**{**kwargs, "auto_map": auto_map})
-
-    @property
-    def output_attentions(self) -> bool | None:
-        """Whether every call returns attention weights; the library allows that for eager attention only."""
-        return self._output_attentions
-
-    @output_attentions.setter
-    def output_attentions(self, value: bool | None) -> None:
-        self._output_attentions = value
-
-    def validate_output_attentions(self) -> None:
-        """Any value fits any kernel: calls that return weights compute them by the reference."""
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Everything that a model's arithmetic tells of some work on a device, in plain values."""
+"""Estimate the cost of training, reading and writing on a device, as plain values."""
 
 from __future__ import annotations
 
