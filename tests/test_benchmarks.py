@@ -336,6 +336,15 @@ def test_decoding_speed(run: Run, corpus: Path):
 
 
 @pytest.mark.slow
+def test_decoding_memory(run: Run, corpus: Path):
+    rows, result = run("decoding_memory.py", "--data", corpus)
+    ((shape, search, equal, *_, share),) = rows
+    assert (shape, search) == ("tiny", "beam 8, batch 4, 12 tokens, 1 thread")
+    assert equal == "4 of 4"
+    assert result["memory_vs_marian"] == pytest.approx(float(share), abs=0.01)
+
+
+@pytest.mark.slow
 def test_decoding_speed_of_a_grid(run: Run, corpus: Path):
     grid = ["--source-tokens", 5, 9, "--batch-sizes", 1, 16, "--beams", 1, 2]
     rows, _ = run("decoding_speed.py", "--data", corpus, *grid, "--engines", "ctranslate2")
