@@ -56,7 +56,7 @@ def build(output: Path, staging: Path) -> None:
 
 def written_pages() -> dict[str, str]:
     """The pages that people write, and the files that they link to, by their names in the site."""
-    waiting = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    waiting = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages: dict[str, str] = {}
     while waiting:
         path = waiting.pop(0)

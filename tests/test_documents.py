@@ -41,12 +41,14 @@ PAGES = [
             *("hub", "scaling", "arithmetic"),
             *("systems", "results", "paper", "troubleshooting"),
             "releasing",
+            *(f"results/{page.stem}" for page in sorted((ROOT / "docs" / "results").glob("*.md"))),
         )
     ),
 ]
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 MARKDOWN = [
-    path for folder in (".", "docs", "examples/notebooks") for path in sorted((ROOT / folder).glob("*.md"))
+    *(path for folder in (".", "examples/notebooks") for path in sorted((ROOT / folder).glob("*.md"))),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 TARGETS = ("test", "check", "dist", "docs", "notebooks")  # of make, that a test cannot run
 
@@ -62,7 +64,8 @@ def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
 
 
 def test_every_page_is_tested() -> None:
-    assert sorted(PAGES[1:]) == sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+    written = (path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    assert sorted(PAGES[1:]) == sorted(written)
 
 
 def test_every_block_says_what_it_is_in() -> None:
@@ -78,6 +81,7 @@ def test_the_readme_is_short() -> None:
 
 def test_the_readme_links_to_every_page() -> None:
     linked = set(re.findall(r"\]\((docs/\w+\.md)\)", TEXTS["README.md"]))
+    linked |= {f"docs/{name}" for name in re.findall(r"\]\((results/\w+\.md)", TEXTS["docs/results.md"])}
     assert set(PAGES[1:]) - linked == {"docs/releasing.md"}
 
 
