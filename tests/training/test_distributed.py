@@ -31,7 +31,7 @@ def options(tiny_run: dict, tmp_path: Path) -> dict:
 
 @pytest.mark.slow
 def test_resuming_in_two_processes_is_exact(options, tmp_path):
-    options |= {"dropout": 0.3}
+    options |= {"dropout": 0.3, "consistency_weight": 5.0}
     train_in_processes(options, 2)
     whole = Path(options["output_dir"])
     resumed = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": whole / "checkpoint-6"}
@@ -61,6 +61,19 @@ def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(opti
         assert found == pytest.approx(logged(begun, "loss"), rel=TOLERANCE)
         for name, weight in weights(begun).items():
             torch.testing.assert_close(weights(tmp_path / f"by {processes}")[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_passes_of_a_batch_count_once_in_any_number_of_processes(options, tmp_path):
+    options |= {"dropout": 1e-9, "max_steps": 2, "save_strategy": "no"}  # which drops nothing
+    train_in_processes(options | {"consistency_weight": 5.0}, 2)
+    alone = {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "alone"}
+    train_in_processes(options | alone | {"consistency_weight": 5.0}, 1)
+    train_in_processes(options | {"output_dir": tmp_path / "once"}, 2)
+    for what in ("loss", "grad_norm"):
+        found = logged(Path(options["output_dir"]), what)
+        for other in ("alone", "once"):
+            assert found == pytest.approx(logged(tmp_path / other, what), rel=TOLERANCE)
 
 
 @pytest.mark.slow

@@ -226,7 +226,15 @@ TEXTUAL = list(all_fields({str}))
 
 ZERO_TURNS_OFF = {
     *("dropout", "attention_dropout", "activation_dropout", "bpe_dropout", "label_smoothing_factor"),
-    *("lm_loss_weight", "weight_decay", "max_grad_norm", "neftune_noise_alpha", "warmup_steps", "eval_delay"),
+    *(
+        "lm_loss_weight",
+        "consistency_weight",
+        "weight_decay",
+        "max_grad_norm",
+        "neftune_noise_alpha",
+        "warmup_steps",
+        "eval_delay",
+    ),
     *("sparse_global_blocks", "sparse_global_tokens", "sparse_random_blocks", "dataloader_num_workers"),
     *("label_weight", "soft_target_weight", "cosine_weight", "relation_weight"),
     *("adam_beta1", "adam_beta2"),  # the gradient itself, and its last square

@@ -42,7 +42,7 @@ from vaswani.distillation.teacher_targets import (
     search_identity,
     with_teacher_targets,
 )
-from vaswani.distillation.trainer import DistillationTrainer, teacher_logits
+from vaswani.distillation.trainer import DistillationTrainer, check_no_consistency, teacher_logits
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.hub.card import name_of_data
@@ -103,6 +103,7 @@ class DistillationRun(TrainingRun):
                 f"tokenizer={self.config.data.tokenizer} needs vocabulary=own; else the student has the "
                 "teacher's tokenizers"
             )
+        check_no_consistency(self.config.training)
         super().check()
         retention_metric(self.config)
         check_teachers(self.config)

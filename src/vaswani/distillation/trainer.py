@@ -21,6 +21,7 @@ from vaswani.errors import UserError
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
+from vaswani.training.config.arguments import TrainingArguments
 from vaswani.training.trainer.objective import Count
 from vaswani.training.trainer.seq2seq import Trainer
 
@@ -55,6 +56,7 @@ class DistillationTrainer(Trainer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        check_no_consistency(self.args)
         self.objectives = objectives or DistillationObjectives()
         self.mixture = LossMixture(self, teacher, self.objectives)
         self.teacher: Any = teacher
@@ -178,7 +180,7 @@ class DistillationTrainer(Trainer):
         parts = []
         if self._token_loss is not None:
             in_forward = self._student_takes_token_loss
-            parts.append(outputs.loss if in_forward else _at_once(self._token_loss, outputs.logits))
+            parts.append(outputs.loss if in_forward else self._token_loss.of_logits(outputs.logits))
         if self.mixture.recorders and self.model.training:
             parts.append(
                 self.mixture.weighted(self._state_losses(labels != IGNORED_LABEL, num_items_in_batch))
@@ -201,6 +203,15 @@ class DistillationTrainer(Trainer):
             self._num_source_tokens = self.count_everywhere(count)
 
 
+def check_no_consistency(args: TrainingArguments) -> None:
+    """Raise `UserError` for a `consistency_weight`, which the losses of a student leave no place for."""
+    if args.consistency_weight:
+        raise UserError(
+            f"consistency_weight={args.consistency_weight:g} is not supported by a distillation; leave it "
+            "out, or let the teacher translate the corpus and train on that with vaswani train"
+        )
+
+
 @torch.no_grad()
 def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """A teacher's logits [B, T, V] for the labels of a batch [B, T], in its own dtype."""
@@ -213,9 +224,3 @@ def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> 
             decoder_input_ids=start.to(device),
             use_cache=False,
         ).logits
-
-
-def _at_once(token_loss: TokenLoss, logits: torch.Tensor) -> torch.Tensor:
-    """The loss from the logits [B, T, V] of a student that does not take a `token_loss`."""
-    rows = logits[token_loss.kept]
-    return token_loss.function(rows, slice(0, len(rows)))

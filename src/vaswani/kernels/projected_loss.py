@@ -5,9 +5,10 @@ smoothing term, and the gradients of both. Here projection, loss and gradients a
 a time, while their logits are still in the cache, and only the small gradients of the projection's input and
 weight are kept. The gradient of cross-entropy is written down; that of any other loss comes from autograd.
 
-N tokens that count · n of them at a time · V vocabulary · D width
+N tokens that count · n of them at a time · P passes of a batch · V vocabulary · D width
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -114,13 +115,16 @@ class TokenLoss(NamedTuple):
         kept: bool [B, T], the N tokens that count.
         function: from logits [n, V] and the place of these tokens among the N, a slice, to their summed loss.
             It is called with a few tokens after the others, each once.
+        passes: how often the states hold the batch, one pass after the other. If more than once, the logits
+            of all passes of a token come together, [n, P, V].
     """
 
     kept: torch.Tensor
     function: Callable[[torch.Tensor, slice], torch.Tensor]
+    passes: int = 1
 
     def __call__(self, hidden_states: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """The loss of the logits `lm_head(hidden_states)`, from states [B, T, D] of any floating dtype.
+        """The loss of the logits `lm_head(hidden_states)`, from states [P · B, T, D] of any floating dtype.
 
         Returns:
             A scalar, differentiable once, float32 or the states' own dtype where that is wider.
@@ -128,17 +132,28 @@ class TokenLoss(NamedTuple):
         Raises:
             ValueError: if `kept` has another shape or dtype.
         """
-        shape = hidden_states.shape[:-1]
+        shape = torch.Size([len(hidden_states) // self.passes, *hidden_states.shape[1:-1]])
         if has_values(self.kept) and (self.kept.shape != shape or self.kept.dtype != torch.bool):
             raise ValueError(
                 f"token_loss.kept has the shape {list(self.kept.shape)} and the dtype {self.kept.dtype}; "
                 f"expected torch.bool {list(shape)}."
             )
-        rows = hidden_states[self.kept]  # [N, D]
+        rows = self._rows(hidden_states)
         if type(lm_head) in PLAIN_PROJECTIONS and _is_eager(rows):
             return _ProjectedLoss.apply(*as_product(rows, lm_head), self.function, torch.is_grad_enabled())
         logits = lm_head(rows)
         return self.function(logits, slice(0, len(logits)))
+
+    def of_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """The loss of logits [P · B, T, V]: a scalar."""
+        rows = self._rows(logits)
+        return self.function(rows, slice(0, len(rows)))
+
+    def _rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The tokens that count: [P · B, T, D] -> [N, D], or [N, P, D] of several passes."""
+        if self.passes == 1:
+            return outputs[self.kept]
+        return torch.stack([one[self.kept] for one in outputs.chunk(self.passes)], dim=1)
 
 
 class _ProjectedLoss(torch.autograd.Function):
@@ -150,23 +165,23 @@ class _ProjectedLoss(torch.autograd.Function):
         function: Callable[[torch.Tensor, slice], torch.Tensor],
         wants_gradients: bool,
     ) -> torch.Tensor:
-        """Rows [N, D], weight [V, D] -> the summed loss; its gradients wait in `ctx`."""
+        """Rows [N, ..., D], weight [V, D] -> the summed loss; its gradients wait in `ctx`."""
         precision = torch.promote_types(rows.dtype, torch.float32)
         total = rows.new_zeros((), dtype=precision)
         row_gradient = torch.empty_like(rows)
         weight_gradient = torch.zeros_like(weight, dtype=precision)
-        size = rows_per_chunk(rows, weight)
+        size = max(1, rows_per_chunk(rows, weight) // math.prod(rows.shape[1:-1]))
         for start in range(0, len(rows), size):
             place = slice(start, min(start + size, len(rows)))
             chunk = rows[place]
-            logits = product(chunk, weight).requires_grad_(wants_gradients)  # [n, V]
+            logits = product(chunk, weight).requires_grad_(wants_gradients)  # [n, ..., V]
             with torch.set_grad_enabled(wants_gradients):
                 loss = function(logits, place)
             total += loss.detach()
             if wants_gradients:
                 (gradient,) = torch.autograd.grad(loss, logits)
                 row_gradient[place] = product(gradient, weight.t())
-                weight_gradient += product_over_rows(gradient, chunk)
+                weight_gradient += product_over_rows(gradient.flatten(0, -2), chunk.flatten(0, -2))
         ctx.save_for_backward(row_gradient, weight_gradient.to(weight.dtype))
         return total
 

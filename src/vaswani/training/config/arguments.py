@@ -444,6 +444,12 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     label_smoothing_factor: float = option(
         0.1, "Label smoothing epsilon (section 5.4); 0 turns it off.", at_least=0, below=1
     )
+    consistency_weight: float = option(
+        0.0,
+        "R-Drop's alpha (arXiv:2106.14448; 5 there): each batch passes twice through the model, with "
+        "different dropout, and a KL divergence between both predictions is added to the loss.",
+        at_least=0,
+    )
     predict_with_generate: bool = option(True, "Evaluate by generated text, not by the loss alone.")
     generation_num_beams: int | None = option(
         4, "Beam size in evaluation (section 6.1).", at_least=1, at_most=MOST_BEAMS

@@ -57,6 +57,7 @@ from vaswani.training.runs.models import (
     open_pretrained,
     seed_everything,
 )
+from vaswani.training.trainer.consistency import check_passes_differ
 from vaswani.training.trainer.final_average import no_mean_of_adapters
 from vaswani.training.trainer.seq2seq import Trainer
 
@@ -102,6 +103,7 @@ class TrainingRun(BaseRun):
             check_vocab_size(data.vocab_size, "translation")
         shape = model_config(model, *sizes, one_vocabulary=self.expects_one_vocabulary)
         check_attention_kernel(AutoModelForSeq2SeqLM, shape, model.attn_implementation)
+        check_passes_differ(self.config.training.consistency_weight, shape)
         self.config.training.resolve_learning_rate(model.d_model)
 
     @property
@@ -305,6 +307,8 @@ class ContinuedRun(TrainingRun):
         """Raise `UserError` unless the model suits the settings, and knows the languages."""
         arguments = self.config.model
         check_attention_kernel(AutoModelForSeq2SeqLM, self._shape(), arguments.attn_implementation)
+        if not arguments.lora_dropout:
+            check_passes_differ(self.config.training.consistency_weight, self._shape())
         self._check_adapter()
         _ = self.tokenizers
 

@@ -35,6 +35,9 @@ class Meter(TrainerCallback):
         config: of the model; only the arithmetic of this project's models is counted.
         copies: processes that have the same batch.
         predicts_tokens: whether labels are tokens, so that a model of one stack computes logits for each.
+
+    Attributes:
+        passes: of each batch through the model. Its tokens count once, the arithmetic of each pass counts.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Meter(TrainerCallback):
         self.config = config
         self.copies = copies
         self.predicts_tokens = predicts_tokens
+        self.passes = 1
         self._peak: float | None = None  # of this process, operations per second
         self._start_again()
 
@@ -72,7 +76,7 @@ class Meter(TrainerCallback):
             self._real += num_labels
             self._padded += labels.numel()
         if isinstance(self.config, VaswaniConfig):
-            self._flops += training_flops(self.config, rows, length, labels.shape[1])
+            self._flops += training_flops(self.config, rows * self.passes, length, labels.shape[1])
         elif isinstance(self.config, VaswaniEncoderConfig | VaswaniDecoderConfig):
             forward = stack_flops(self.config, self.config.stacks[0], rows, length)
             predicted = prediction_flops(self.config, num_labels) if self.predicts_tokens else 0

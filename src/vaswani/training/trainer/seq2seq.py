@@ -16,10 +16,13 @@ from transformers.trainer_utils import PredictionOutput
 
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.training.config.arguments import TrainingArguments
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, lengths_of
+from vaswani.training.trainer.consistency import PASSES, check_passes_differ, consistency_loss, twice
+from vaswani.training.trainer.objective import Count
 
 
 class Trainer(BaseTrainer, Seq2SeqTrainer):
@@ -32,6 +35,9 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     Args:
         target_processing_class: the target tokenizer, where it is not the source's; saved with checkpoints.
         kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
+
+    Raises:
+        UserError: `args.consistency_weight` is set, and the model has no dropout.
     """
 
     args: TrainingArguments
@@ -39,6 +45,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     def __init__(self, *, target_processing_class: PreTrainedTokenizerBase | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.target_processing_class = target_processing_class or self.processing_class
+        check_passes_differ(self.args.consistency_weight, self.model.config, self.model)
         takes = signature(base_model(self.model).forward).parameters
         self.label_smoother = None
         self.forward_options = {"use_cache": False}
@@ -46,7 +53,8 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
             # Our models smooth labels themselves, in one pass with the output projection.
             self.forward_options["label_smoothing"] = self.args.label_smoothing_factor
         elif self.compute_loss_func is None:
-            self.compute_loss_func = self._smoothed_loss
+            self.compute_loss_func = self._loss_of_logits
+        self.meter.passes = PASSES if self.args.consistency_weight else 1
         self._generation_options: dict[str, Any] = {}  # of the current evaluation
         # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
         # The metadata would say that its values are those of the model's configuration.
@@ -66,9 +74,40 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
             lengths_of(dataset, "labels", "target_length"),
         )
 
-    def _smoothed_loss(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Count = None,
+    ) -> Any:
+        """As in `BaseTrainer`; in training with a `consistency_weight`, of two passes (see `consistency`)."""
+        if self._passes_twice:
+            labels, inputs = inputs["labels"], twice(inputs)
+            if self.compute_loss_func is None:
+                inputs["token_loss"] = self._consistency_loss(labels, num_items_in_batch)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    @property
+    def _passes_twice(self) -> bool:
+        return self.model.training and self.args.consistency_weight > 0
+
+    def _consistency_loss(self, labels: torch.Tensor, num_items_in_batch: Count) -> TokenLoss:
+        return consistency_loss(
+            labels,
+            num_items_in_batch,
+            weight=self.args.consistency_weight,
+            label_smoothing=self.args.label_smoothing_factor,
+            means=self.loss_means,
+        )
+
+    def _loss_of_logits(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
     ) -> torch.Tensor:
+        """The loss of a model of the library."""
+        if self._passes_twice:
+            of_one_pass = labels.chunk(PASSES)[0]
+            return self._consistency_loss(of_one_pass, num_items_in_batch).of_logits(outputs.logits)
         smoothing = self.args.label_smoothing_factor
         return token_loss_function(outputs.logits, labels, num_items_in_batch, smoothing)
 
