@@ -1,21 +1,22 @@
 """Byte-level BPE tokenizers, as plain AutoTokenizer loads them."""
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from vaswani.data.bpe_dropout import BpeDropout
 from vaswani.data.tokenization import (
     SPECIAL_TOKENS,
     load_tokenizers,
     save_tokenizers,
     train_tokenizer,
-    with_bpe_dropout,
 )
 from vaswani.errors import UserError
 
@@ -100,8 +101,11 @@ def test_every_text_comes_back(tokenizer, text):
     p=st.floats(0.01, 1.0),
 )
 def test_every_text_comes_back_padded_and_with_dropout(tokenizer, texts, p):
-    batch = with_bpe_dropout(tokenizer, p)(texts, padding=True)
+    batch = tokenizer(texts, padding=True)
     assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == texts
+    dropout, rows = BpeDropout(tokenizer, p), tokenizer(texts)["input_ids"]
+    split = dropout.split(rows, dropout.word_starts(rows), np.random.default_rng(0))
+    assert tokenizer.batch_decode(split, skip_special_tokens=True) == texts
 
 
 def test_text_that_looks_like_a_special_token_is_text(tokenizer):
@@ -258,27 +262,6 @@ def test_a_half_written_tokenizer_is_an_error(tmp_path, tokenizer, content):
     assert "\n" not in str(error.value)
 
 
-# --- BPE-dropout ----------------------------------------------------------------------------------
-
-
-def test_dropout_moves_the_tokens_of_the_copy_only(tokenizer):
-    text = ENGLISH[1]
-    expected = tokenizer.encode(text)
-    dropping = with_bpe_dropout(tokenizer, 0.3)
-    encodings = {tuple(dropping.encode(text)) for _ in range(10)}
-    assert len(encodings) > 1
-    assert all(tokenizer.encode(text) == expected for _ in range(10))
-
-
-def test_more_dropout_gives_longer_sequences(tokenizer):
-    def mean_length(p: float) -> float:
-        dropping = with_bpe_dropout(tokenizer, p)
-        return sum(len(ids) for ids in dropping(ENGLISH * 5).input_ids) / len(ENGLISH * 5)
-
-    assert mean_length(0.0) < mean_length(0.2) < mean_length(0.6) < mean_length(1.0)
-    assert mean_length(1.0) == sum(len(text.encode()) + 2 for text in ENGLISH) / len(ENGLISH)  # bytes
-
-
 def test_what_the_last_call_asked_for_is_never_saved(tokenizer, tmp_path):
     tokenizer(ENGLISH, padding=True, truncation=True, max_length=7)
     save_tokenizers(tokenizer, tokenizer, tmp_path)
@@ -288,19 +271,8 @@ def test_what_the_last_call_asked_for_is_never_saved(tokenizer, tmp_path):
 
 
 def test_dropout_is_never_saved(tokenizer, tmp_path):
-    dropping = with_bpe_dropout(tokenizer, 0.5)
+    dropping = copy.deepcopy(tokenizer)
+    dropping.backend_tokenizer.model.dropout = 0.5
     save_tokenizers(dropping, dropping, tmp_path)
     assert dropping.backend_tokenizer.model.dropout == 0.5
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
-def test_dropout_is_a_probability(tokenizer, p):
-    with pytest.raises(UserError, match="not a probability"):
-        with_bpe_dropout(tokenizer, p)
-
-
-def test_dropout_needs_bpe():
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-    with pytest.raises(UserError, match="WordLevel"):
-        with_bpe_dropout(words, 0.1)

@@ -140,7 +140,7 @@ def test_the_long_configurations_train(name, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny_run, tmp_path):
-    run(tiny_run, dropout=0.3, seed=11)
+    run(tiny_run, dropout=0.3, bpe_dropout=0.3, seed=11)
     saved = Path(tiny_run["output_dir"]) / "training_config.yaml"
     assert yaml.safe_load(saved.read_text())["seed"] == 11
     train(load_config(saved, ["--output_dir", str(tmp_path / "again")]))
@@ -302,6 +302,22 @@ def test_test_rows_can_be_limited_or_left_alone(tiny_run, capsys):
     scores = run(tiny_run, evaluate_test=False, output_dir=f"{tiny_run['output_dir']}2")
     assert "test:" not in capsys.readouterr().out
     assert "validation_loss" in scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", [{}, {"dataloader_num_workers": 1}, {"streaming": True}], ids=str)
+def test_a_resumed_run_splits_words_as_if_it_had_never_stopped(tiny_run, reads):
+    """With more updates than an epoch has, in whose middle it stops."""
+    options = {**tiny_run, "bpe_dropout": 0.3, "max_steps": 12, "save_steps": 5, **reads}
+    run(options)
+    folder = Path(options["output_dir"])
+    assert json.loads((folder / "trainer_state.json").read_text())["epoch"] > (
+        0 if "streaming" in reads else 1
+    )
+    before = weights(folder)
+    (folder / "model.safetensors").unlink()
+    run(options, resume_from_checkpoint=folder / "checkpoint-10")
+    assert torch.equal(weights(folder), before)
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 Integers = npt.NDArray[np.integer[Any]]
 Example = Mapping[str, Any]  # one tokenized row: input_ids, labels and other columns
+Splitter = Callable[[Sequence[Example], np.random.Generator], Sequence[Example]]
 
 IGNORED_LABEL = -100  # cross-entropy skips these
 ROWS_IN_BUFFER = 20_000
@@ -295,6 +296,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         batches_per_update: of each process. If there are enough rows, the number of batches is divisible by
             that of an update too, so that any number of processes that divides it makes the same updates of
             the same batches in the same order.
+        lengths_of_epoch: returns the lengths of an epoch where they differ; those given are of epoch 0. Each
+            epoch has as many batches as epoch 0, so some may exceed the budget by a few tokens in a hundred.
 
     Raises:
         UserError: a row exceeds the budget, there are no rows, or too few for `num_replicas`.
@@ -309,6 +312,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         shuffle: bool = True,
         num_replicas: int = 1,
         batches_per_update: int = 1,
+        lengths_of_epoch: Callable[[int], tuple[Integers, Integers]] | None = None,
     ) -> None:
         source = np.asarray(source_lengths, dtype=np.int64)
         target = None if target_lengths is None else np.asarray(target_lengths, dtype=np.int64)
@@ -317,13 +321,25 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
+        self.max_tokens = max_tokens
+        self.lengths_of_epoch = lengths_of_epoch
         self._place, starts = _best_walk(source, target, max_tokens)
         of_an_update = num_replicas * batches_per_update
         self._starts = _divisible(starts, of_an_update if of_an_update <= len(source) else num_replicas)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which selects the order of the next pass."""
+        """Set the epoch, which selects the order of the next pass, and its lengths where they differ."""
+        if self.lengths_of_epoch is not None:
+            self._replan(*self.lengths_of_epoch(epoch))
         self.epoch = epoch
+
+    def _replan(self, source: Integers, target: Integers) -> None:
+        """Plan as many batches as before for rows of other lengths, with the lowest budget that allows it."""
+        most = self.max_tokens
+        while (plan := _best_walk(source, target, most))[1].size > self._starts.size:
+            most = -(-most * 101 // 100)
+        self._place, starts = plan
+        self._starts = _halved(starts, len(self))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -413,14 +429,20 @@ def _padded_tokens(source: Integers, target: Integers, starts: Integers) -> int:
 
 def _divisible(starts: Integers, num_replicas: int) -> Integers:
     """Halve the batches with most rows until the number of batches is divisible."""
-    for _ in range(-(len(starts) - 1) % num_replicas):
+    batches = -(-(len(starts) - 1) // num_replicas) * num_replicas
+    if batches > starts[-1]:
+        raise UserError(
+            f"{starts[-1]} rows in batches of one cannot be shared evenly by {num_replicas} processes; "
+            "raise max_tokens, or use fewer processes"
+        )
+    return _halved(starts, batches)
+
+
+def _halved(starts: Integers, batches: int) -> Integers:
+    """Halve the batches with most rows until there are `batches`, at most one for each row."""
+    while len(starts) - 1 < batches:
         rows = np.diff(starts)
         largest = int(np.argmax(rows))
-        if rows[largest] == 1:
-            raise UserError(
-                f"{rows.sum()} rows in batches of one cannot be shared evenly by {num_replicas} processes; "
-                "raise max_tokens, or use fewer processes"
-            )
         starts = np.insert(starts, largest + 1, starts[largest] + rows[largest] // 2)
     return starts
 
@@ -432,10 +454,11 @@ def token_budget_batches(
     seed: int = 0,
     epoch: int = 0,
     report: RowReport | None = None,
+    splitter: Splitter | None = None,
 ) -> Iterator[list[Example]]:
     """Batch one pass over a stream, with `TokenBudgetBatchSampler` for each buffer of rows.
 
-    The batches are a pure function of the rows, `buffer_size`, `seed` and `epoch`.
+    The batches are a pure function of the rows, `buffer_size`, `seed`, `epoch` and `splitter`.
 
     Args:
         examples: rows with `input_ids` and, if there is a target, `labels`.
@@ -444,6 +467,7 @@ def token_budget_batches(
         seed: not negative.
         epoch: selects the order.
         report: counts rows beyond the budget, which are left out, as over-long.
+        splitter: makes new rows, within the budget too, of those of a buffer, in each pass others.
 
     Raises:
         UserError: no row is left.
@@ -453,6 +477,8 @@ def token_budget_batches(
         buffer = list(islice(fitting, buffer_size))
         if not buffer and number > 0:
             return
+        if splitter is not None and buffer:
+            buffer = list(splitter(buffer, np.random.default_rng((seed, epoch, number))))
         sampler = TokenBudgetBatchSampler(
             [len(row["input_ids"]) for row in buffer],
             [len(row["labels"]) for row in buffer if "labels" in row] or None,
@@ -490,6 +516,7 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         rank: of this process.
         report: counts rows beyond the budget, which are left out, as over-long.
         on_pass: is called with the number of each pass, from 0, when it begins.
+        splitter: as for `token_budget_batches`.
     """
 
     def __init__(
@@ -502,12 +529,15 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         rank: int = 0,
         report: RowReport | None = None,
         on_pass: Callable[[int], None] | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
         self.examples = examples
         self.on_pass = on_pass
         self.num_replicas = num_replicas
         self.rank = rank
-        self._one_pass = partial(token_budget_batches, examples, max_tokens, buffer_size, seed, report=report)
+        self._one_pass = partial(
+            token_budget_batches, examples, max_tokens, buffer_size, seed, report=report, splitter=splitter
+        )
 
     def __iter__(self) -> Iterator[list[Example]]:
         worker = torch.utils.data.get_worker_info()

@@ -216,28 +216,6 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
     return source, _load_tokenizer(target_directory) if target_directory.is_dir() else source
 
 
-def with_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> PreTrainedTokenizerBase:
-    """Return a copy of a tokenizer that skips each merge with probability `p` (Provilkov et al., 2020).
-
-    For training only. The tokenizers library cannot be seeded, so the draws differ between runs.
-
-    Raises:
-        UserError: `p` is not a probability, or the tokenizer is not BPE.
-    """
-    if not 0 <= p <= 1:
-        raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
-    if not _is_bpe(tokenizer):
-        found = type(tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer).__name__
-        raise UserError(f"BPE-dropout needs a BPE tokenizer and this one is {found}; leave it at 0")
-    other = copy.deepcopy(tokenizer)
-    other.backend_tokenizer.model.dropout = p or None
-    return other
-
-
-def _is_bpe(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.BPE)
-
-
 def _special_tokens(purpose: Purpose, mask_takes_space: bool) -> list[AddedToken]:
     """Return the special tokens in the order of their ids; a mask may include the space before it."""
     tokens = [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
@@ -319,8 +297,9 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    if _is_bpe(tokenizer) and tokenizer.backend_tokenizer.model.dropout:
-        tokenizer = with_bpe_dropout(tokenizer, 0)  # else the dropout is saved
+    if tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None):
+        tokenizer = copy.deepcopy(tokenizer)  # else the dropout is saved
+        tokenizer.backend_tokenizer.model.dropout = None
     with exclusive(tokenizer):
         if tokenizer.is_fast:  # else the settings of the last call are saved
             tokenizer.backend_tokenizer.no_padding()

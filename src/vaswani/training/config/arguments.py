@@ -165,7 +165,7 @@ class PairsArguments(Section):
     )
     bpe_dropout: float = option(
         0.0,
-        "Probability of skipping a merge when tokenizing training text (arXiv:1910.13267).",
+        "Probability of skipping a merge; each epoch splits the training text anew (arXiv:1910.13267).",
         at_least=0,
         at_most=1,
     )

@@ -22,11 +22,12 @@ from transformers import (
 )
 
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus, unknown_share
+from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, check_bpe_dropout
 from vaswani.data.evenly_spread import at_most, evenly_spread
 from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
-from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer, with_bpe_dropout
+from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_scores
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
@@ -98,7 +99,7 @@ class TrainingRun(BaseRun):
             source, target = self.given_tokenizers
             sizes = (vocabulary_size(source, "source"), vocabulary_size(target, "target"))
             if data.bpe_dropout:
-                with_bpe_dropout(source, data.bpe_dropout)
+                check_bpe_dropout(source, data.bpe_dropout)
         elif data.tokenizer_kind != "byte":
             check_vocab_size(data.vocab_size, "translation")
         shape = model_config(model, *sizes, one_vocabulary=self.expects_one_vocabulary)
@@ -248,15 +249,12 @@ class TrainingRun(BaseRun):
         source, target = tokenizers
         collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
         if data.bpe_dropout > 0:
-            from vaswani.training.trainer.bpe_dropout import BpeDropoutCollator
-
-            options["train_data_collator"] = BpeDropoutCollator(
-                collator,
-                source,
-                target,
+            options["splitter"] = PairSplitter(
+                BpeDropout(source, data.bpe_dropout, "source"),
+                BpeDropout(target, data.bpe_dropout, "target"),
                 max_source_length=data.max_source_length,
                 max_target_length=data.max_target_length,
-                p=data.bpe_dropout,
+                max_tokens=args.max_tokens_per_batch,
             )
         # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
         longest = 1 + data.max_target_length

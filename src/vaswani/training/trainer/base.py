@@ -33,6 +33,7 @@ from transformers.trainer_utils import (
 )
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
+from vaswani.data.bpe_dropout import PairSplitter, SplitAnew
 from vaswani.errors import StoppedError, UserError
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes
@@ -71,6 +72,7 @@ class BaseTrainer(Trainer):
     Args:
         train_data_collator: collates training batches in place of `data_collator`. If it has a method
             `set_epoch`, that gets the number of each epoch, and of each pass over a stream, as it begins.
+        splitter: splits the words of the training rows anew in each epoch, before batches are made of them.
         kwargs: as for transformers' `Trainer`.
 
     Attributes:
@@ -92,9 +94,16 @@ class BaseTrainer(Trainer):
     hub_model_id: Any
     push_in_progress: Any
 
-    def __init__(self, *, train_data_collator: Callable | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        train_data_collator: Callable | None = None,
+        splitter: PairSplitter | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.train_data_collator = train_data_collator or self.data_collator
+        self.splitter = splitter
         self.args.resolve_learning_rate(self.model.config.hidden_size)
         self.sharding = self._shard()
         self.meter = Meter(
@@ -500,6 +509,7 @@ class BaseTrainer(Trainer):
             num_replicas=self.num_replicas,
             rank=self.args.process_index // self.get_tp_size(),
             on_pass=getattr(self.train_data_collator, "set_epoch", None),
+            splitter=self.splitter,
         )
         # Not prepared by accelerate, which would share out the batches among the processes a second time.
         return DataLoader(
@@ -520,7 +530,13 @@ class BaseTrainer(Trainer):
 
     def _dataloader(self, dataset: Any, collator: Callable, shuffle: bool = False) -> DataLoader:
         args = self.args
-        lengths, target_lengths = self.row_lengths(dataset)
+        if shuffle and self.splitter is not None:
+            dataset = SplitAnew(dataset, self.splitter, self._data_seed)
+            lengths_of_epoch = dataset.lengths_of_epoch
+            lengths, target_lengths = lengths_of_epoch(0)
+        else:
+            lengths_of_epoch = None
+            lengths, target_lengths = self.row_lengths(dataset)
         sampler = TokenBudgetBatchSampler(
             lengths,
             target_lengths,
@@ -529,12 +545,17 @@ class BaseTrainer(Trainer):
             shuffle=shuffle,
             num_replicas=self.num_replicas,
             batches_per_update=args.gradient_accumulation_steps if shuffle else 1,
+            lengths_of_epoch=lengths_of_epoch,
         )
+        # Workers that persist would keep the rows of their first epoch.
+        keeps_rows = lengths_of_epoch is None
         loader: DataLoader = DataLoader(
             dataset,
             batch_sampler=sampler,
             collate_fn=collator,
-            persistent_workers=args.dataloader_persistent_workers and args.dataloader_num_workers > 0,
+            persistent_workers=keeps_rows
+            and args.dataloader_persistent_workers
+            and args.dataloader_num_workers > 0,
             prefetch_factor=args.dataloader_prefetch_factor,
             **self._loader_options(),
         )

@@ -1,0 +1,280 @@
+"""BPE-dropout (Provilkov et al., 2020, arXiv:1910.13267): each epoch splits the words of the texts anew.
+
+Rows of token ids are split again from the base symbols of their tokens, so that neither texts nor the
+tokenizers library, whose generator takes no seed, are needed in training. The splits of all rows of an epoch
+are made before its batches, which are planned with the new lengths.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import models
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from vaswani.data.text_codec import Side, TextCodec
+from vaswani.errors import UserError
+
+ROWS_AT_A_TIME = 20_000
+
+Integers = npt.NDArray[np.integer[Any]]
+Words = npt.NDArray[np.bool_]
+
+
+def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> None:
+    """Raise `UserError` unless `p` is a probability and the tokenizer merges pairs of symbols."""
+    if not 0 <= p <= 1:
+        raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
+    model = tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer
+    if not isinstance(model, models.BPE):
+        raise UserError(
+            f"BPE-dropout needs a BPE tokenizer and this one is {type(model).__name__}; leave it at 0"
+        )
+
+
+class BpeDropout:
+    """Splits token sequences anew, skipping each possible merge with a probability at each step.
+
+    Args:
+        tokenizer: of byte pairs; a fast one.
+        p: probability of skipping a merge. 0 gives the split of the tokenizer, 1 base symbols.
+        side: of the sequences.
+
+    Raises:
+        UserError: see `check_bpe_dropout`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, p: float, side: Side = "source"):
+        check_bpe_dropout(tokenizer, p)
+        self.p = p
+        self.codec = TextCodec(tokenizer, side)
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        self._read_merges(model["vocab"], model["merges"], model.get("continuing_subword_prefix") or "")
+
+    def _read_merges(
+        self, vocabulary: Mapping[str, int], merges: Sequence[str | Sequence[str]], prefix: str
+    ) -> None:
+        """Keep the merges by pair, and the base symbols of each token."""
+        size = 1 + max([*vocabulary.values(), len(self.codec.tokenizer) - 1])
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+        ids = np.array(
+            [[vocabulary[a], vocabulary[b], vocabulary[a + b.removeprefix(prefix)]] for a, b in pairs],
+            dtype=np.int64,
+        ).reshape(-1, 3)
+        symbols = {token: [token] for token in range(size)}
+        for left, right, merged in ids.tolist():
+            if len(symbols[merged]) == 1:
+                symbols[merged] = symbols[left] + symbols[right]
+        keys = ids[:, 0] * size + ids[:, 1]
+        order = np.argsort(keys, kind="stable")
+        self._size = size
+        self._keys, self._ranks = keys[order], order
+        self._merged = ids[:, 2]
+        self._no_merge = len(ids)  # a rank beyond all others
+        self._num_symbols = np.array([len(symbols[token]) for token in range(size)])
+        self._symbols = np.concatenate([symbols[token] for token in range(size)])
+        self._first_symbol = np.cumsum(self._num_symbols) - self._num_symbols
+
+    def word_starts(self, rows: Sequence[Sequence[int]]) -> list[Words]:
+        """Return which tokens of each row begin a word; merges do not cross words.
+
+        In a row that its text does not give back, such as one with an unknown token, each token is a word of
+        its own and so stays whole.
+        """
+        encoded = self.codec.encode(self.codec.decode(rows), adds_prefix=False)
+        starts = []
+        for i, (row, again) in enumerate(zip(rows, encoded["input_ids"], strict=True)):
+            if list(row) == again:
+                words = np.array(
+                    [-1 - j if word is None else word for j, word in enumerate(encoded.word_ids(i))]
+                )
+                starts.append(np.diff(words, prepend=words[:1] - 1) != 0)
+            else:
+                starts.append(np.ones(len(row), dtype=bool))
+        return starts
+
+    def split(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[Words], generator: np.random.Generator
+    ) -> list[Integers]:
+        """Split rows anew.
+
+        Args:
+            rows: token ids.
+            starts: of `word_starts`.
+            generator: of the merges to skip.
+
+        Returns:
+            The token ids of each row, of the same text.
+        """
+        tokens = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+        word = np.cumsum(np.concatenate(starts)) - 1
+        counts = self._num_symbols[tokens]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        symbols = self._symbols[np.repeat(self._first_symbol[tokens], counts) + within]
+        tokens, words = self._merge(symbols, np.repeat(word, counts), generator)
+        words_of_rows = np.cumsum([int(start.sum()) for start in starts])
+        ends = np.searchsorted(words, words_of_rows)
+        return np.split(tokens, ends[:-1])
+
+    def _merge(
+        self, symbols: Integers, word: Integers, generator: np.random.Generator
+    ) -> tuple[Integers, Integers]:
+        """Merge one pair of each word at a time, the first in rank that is not skipped, while there is one.
+
+        All words take a step together. Skipping is drawn anew at each step, as in algorithm 1 of the paper.
+
+        Args:
+            symbols: base symbols of all words.
+            word: the number of each symbol's word, ascending.
+
+        Returns:
+            The tokens of all words, and the number of each token's word.
+        """
+        done: list[tuple[Integers, Integers]] = []
+        ranks = self._ranks_of(symbols, word, np.arange(len(symbols)))
+        while len(symbols):
+            drawn = np.where(generator.random(len(ranks)) < self.p, self._no_merge, ranks)
+            first = np.flatnonzero(np.diff(word, prepend=-1))
+            best = np.minimum.reduceat(drawn, first)
+            lengths = np.diff(np.append(first, len(word)))
+            goes_on = np.repeat(best < self._no_merge, lengths)
+            done.append((symbols[~goes_on], word[~goes_on]))
+            hits = np.flatnonzero(goes_on & (drawn == np.repeat(best, lengths)))
+            hits = hits[np.diff(word[hits], prepend=-1) != 0]  # the leftmost of each word
+            symbols[hits] = self._merged[drawn[hits]]
+            goes_on[hits + 1] = False
+            places = np.cumsum(goes_on)[hits] - 1
+            symbols, word, ranks = symbols[goes_on], word[goes_on], ranks[goes_on]
+            changed = np.concatenate([places, np.maximum(places - 1, 0)])
+            ranks[changed] = self._ranks_of(symbols, word, changed)
+        tokens, words = (np.concatenate(parts) for parts in zip(*done, strict=True))
+        order = np.argsort(words, kind="stable")
+        return tokens[order], words[order]
+
+    def _ranks_of(self, symbols: Integers, word: Integers, places: Integers) -> Integers:
+        """The ranks of the pairs that begin at `places`, `_no_merge` where there is none."""
+        ranks = np.full(len(places), self._no_merge)
+        if not len(self._keys):
+            return ranks
+        pairs = places < len(symbols) - 1
+        at = places[pairs]
+        keys = symbols[at] * self._size + symbols[at + 1]
+        found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        exists = (self._keys[found] == keys) & (word[at] == word[at + 1])
+        ranks[pairs] = np.where(exists, self._ranks[found], self._no_merge)
+        return ranks
+
+
+@dataclass(frozen=True)
+class PairSplitter:
+    """Splits both sides of rows anew.
+
+    A row whose new split would exceed a limit keeps its own.
+
+    Args:
+        source, target: of each side.
+        max_source_length, max_target_length: tokens that a split may have.
+        max_tokens: those that both together may have, the budget of a batch.
+    """
+
+    source: BpeDropout
+    target: BpeDropout
+    max_source_length: int
+    max_target_length: int
+    max_tokens: int
+
+    def word_starts(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[Words]]:
+        """`BpeDropout.word_starts` of `input_ids` and `labels`."""
+        return {
+            "input_ids": self.source.word_starts(rows["input_ids"]),
+            "labels": self.target.word_starts(rows["labels"]),
+        }
+
+    def split(
+        self,
+        rows: Mapping[str, Sequence[Any]],
+        starts: Mapping[str, Sequence[Words]],
+        generator: np.random.Generator,
+    ) -> dict[str, list[Any]]:
+        """New `input_ids` and `labels` of rows, from these columns and `word_starts` of them."""
+        sources = self.source.split(rows["input_ids"], starts["input_ids"], generator)
+        targets = self.target.split(rows["labels"], starts["labels"], generator)
+        fits = [
+            len(source) <= self.max_source_length
+            and len(target) <= self.max_target_length
+            and len(source) + len(target) <= self.max_tokens
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        return {
+            name: [new if fit else old for new, old, fit in zip(column, rows[name], fits, strict=True)]
+            for name, column in (("input_ids", sources), ("labels", targets))
+        }
+
+    def __call__(
+        self, rows: Sequence[Mapping[str, Any]], generator: np.random.Generator
+    ) -> list[dict[str, Any]]:
+        """New splits of a list of rows, which loses other columns."""
+        columns = {name: [row[name] for row in rows] for name in ("input_ids", "labels")}
+        split = self.split(columns, self.word_starts(columns), generator)
+        return [dict(zip(split, values, strict=True)) for values in zip(*split.values(), strict=True)]
+
+
+class SplitAnew(Dataset[dict[str, Any]]):
+    """Rows of a data set whose words each epoch splits anew, a pure function of (`seed`, epoch, row).
+
+    All splits of the epoch are in memory, 4 bytes for each token.
+
+    Args:
+        rows: a data set with `input_ids` and `labels`.
+        splitter: of both.
+        seed: not negative.
+    """
+
+    def __init__(self, rows: Any, splitter: PairSplitter, seed: int):
+        self.rows = rows
+        self.splitter = splitter
+        self.seed = seed
+        self._epoch: int | None = None
+        self._starts: list[dict[str, list[Words]]] = []
+        self._splits: list[dict[str, list[Integers]]] = []
+
+    def lengths_of_epoch(self, epoch: int) -> tuple[Integers, Integers]:
+        """Make the splits of an epoch; return the tokens of each source and of each target, [N] both."""
+        if epoch != self._epoch:
+            generator = np.random.default_rng((self.seed, epoch))
+            self._splits = [
+                {
+                    name: [np.asarray(row, dtype=np.int32) for row in column]
+                    for name, column in self.splitter.split(
+                        rows, self._starts_of(number, rows), generator
+                    ).items()
+                }
+                for number, rows in enumerate(self._parts())
+            ]
+            self._epoch = epoch
+        source, target = (
+            np.array([len(row) for part in self._splits for row in part[name]])
+            for name in ("input_ids", "labels")
+        )
+        return source, target
+
+    def _parts(self) -> Any:
+        columns = self.rows.select_columns(["input_ids", "labels"])
+        return (columns[at : at + ROWS_AT_A_TIME] for at in range(0, len(columns), ROWS_AT_A_TIME))
+
+    def _starts_of(self, number: int, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[Words]]:
+        """The words of a part, which stay the same in all epochs."""
+        if number == len(self._starts):
+            self._starts.append(self.splitter.word_starts(rows))
+        return self._starts[number]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        part, at = divmod(row, ROWS_AT_A_TIME)
+        return {name: column[at] for name, column in self._splits[part].items()}

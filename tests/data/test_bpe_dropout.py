@@ -1,0 +1,205 @@
+"""Words are split anew as the paper's algorithm does; the text itself, and everything else, stays."""
+
+import collections
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from vaswani.data.batching import TokenBudgetBatchSampler, token_budget_batches
+from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, SplitAnew
+from vaswani.data.sources.dates import generate_dates
+from vaswani.data.tokenization import train_tokenizer
+from vaswani.errors import UserError
+
+TEXTS = ["mercredi 27 janvier", "dimanche 3 janvier", "mercredi  5\tjanvier!", "l'été — 2,5 ½", ""]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS * 3, 320)
+
+
+def split(tokenizer: Any, texts: list[str], p: float, seed: int = 0) -> list[list[int]]:
+    dropout = BpeDropout(tokenizer, p)
+    rows = tokenizer(texts)["input_ids"]
+    new = dropout.split(rows, dropout.word_starts(rows), np.random.default_rng(seed))
+    return [row.tolist() for row in new]
+
+
+def by_the_paper(word: list[str], merges: list[tuple[str, str]], p: float, draw: random.Random) -> list[str]:
+    """Algorithm 1 of the paper."""
+    while True:
+        pairs = [pair for pair in itertools.pairwise(word) if pair in merges]
+        possible = [merges.index(pair) for pair in pairs if draw.random() >= p]
+        if not possible:
+            return word
+        first, second = merges[min(possible)]
+        at = next(i for i in range(len(word)) if word[i : i + 2] == [first, second])
+        word = [*word[:at], first + second, *word[at + 2 :]]
+
+
+def test_splits_have_the_papers_frequencies():
+    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("abc", "d")]
+    names = ["a", "b", "c", "d", *(a + b for a, b in merges)]
+    vocabulary = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, merges)))
+    found = collections.Counter(
+        " ".join(words.convert_ids_to_tokens(row)) for row in split(words, ["abcd"] * 20_000, 0.3)
+    )
+    draw = random.Random(0)
+    expected = collections.Counter(
+        " ".join(by_the_paper(list("abcd"), merges, 0.3, draw)) for _ in range(20_000)
+    )
+    assert found.keys() == expected.keys()
+    for way, count in expected.items():
+        assert abs(found[way] - count) < 6 * (2 * count) ** 0.5 + 6, way
+
+
+def of_the_library(kind: str) -> PreTrainedTokenizerFast:
+    """Byte pairs that tell words apart by a mark before them, or by one behind or within them."""
+    option = {"suffix": {"end_of_word_suffix": "</w>"}, "prefix": {"continuing_subword_prefix": "##"}}.get(
+        kind, {}
+    )
+    words = Tokenizer(models.BPE(unk_token="<unk>", **option))
+    words.pre_tokenizer = pre_tokenizers.Metaspace() if kind == "mark" else pre_tokenizers.Whitespace()
+    words.decoder = {
+        "mark": decoders.Metaspace(),
+        "suffix": decoders.BPEDecoder(),
+        "prefix": decoders.WordPiece(cleanup=False),
+    }[kind]
+    words.train_from_iterator(
+        TEXTS * 3, trainers.BpeTrainer(vocab_size=80, special_tokens=["<unk>"], show_progress=False, **option)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("kind", ["ours", "mark", "suffix", "prefix"])
+def test_the_text_stays_and_without_dropout_its_split(kind, tokenizer):
+    used = tokenizer if kind == "ours" else of_the_library(kind)
+    rows = used(TEXTS)["input_ids"]
+    assert split(used, TEXTS, 0.0) == rows
+    for p in (0.2, 1.0):
+        new = split(used, TEXTS, p)
+        assert sum(map(len, new)) > sum(map(len, rows))
+        assert used.batch_decode(new) == used.batch_decode(rows)
+
+
+def test_more_dropout_gives_longer_rows_up_to_symbols(tokenizer):
+    lengths = [sum(map(len, split(tokenizer, TEXTS * 20, p))) for p in (0.0, 0.2, 0.6, 1.0)]
+    assert lengths == sorted(set(lengths))
+    assert [len(row) for row in split(tokenizer, TEXTS[:2], 1.0)] == [
+        len(text.encode()) + 2 for text in TEXTS[:2]
+    ]
+
+
+def test_splits_are_a_function_of_the_generator(tokenizer):
+    assert split(tokenizer, TEXTS, 0.5, seed=1) == split(tokenizer, TEXTS, 0.5, seed=1)
+    assert split(tokenizer, TEXTS, 0.5, seed=1) != split(tokenizer, TEXTS, 0.5, seed=2)
+
+
+def test_a_row_that_its_text_does_not_give_back_stays(tokenizer):
+    dropout = BpeDropout(tokenizer, 1.0)
+    row = [*tokenizer("janvier")["input_ids"][:-1], tokenizer.bos_token_id, tokenizer.eos_token_id]
+    assert dropout.word_starts([row])[0].all()
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
+def test_dropout_is_a_probability(tokenizer, p):
+    with pytest.raises(UserError, match="not a probability"):
+        BpeDropout(tokenizer, p)
+
+
+def test_dropout_needs_bpe():
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    with pytest.raises(UserError, match="WordLevel"):
+        BpeDropout(words, 0.1)
+
+
+# ------------------------------------------------------------------------------------------ rows and batches
+
+
+@pytest.fixture(scope="module")
+def dates():
+    rows = generate_dates(["de", "fr"], train_rows=600, validation_rows=0, test_rows=0)["train"]
+    used = train_tokenizer([text for row in rows for text in (row["source"], row["target"])], 400)
+    columns = {
+        name: used([row[side] for row in rows])["input_ids"]
+        for name, side in (("input_ids", "source"), ("labels", "target"))
+    }
+    return used, Dataset.from_dict(columns)
+
+
+def splitter(tokenizer: Any, p: float = 0.2, longest: int = 100, max_tokens: int = 1000) -> PairSplitter:
+    dropout = BpeDropout(tokenizer, p)
+    return PairSplitter(dropout, dropout, longest, longest, max_tokens)
+
+
+def test_each_epoch_splits_anew_and_again_the_same(dates):
+    tokenizer, rows = dates
+    anew = SplitAnew(rows, splitter(tokenizer), seed=3)
+    epochs = []
+    for epoch in (0, 1, 0):
+        lengths = anew.lengths_of_epoch(epoch)
+        found = [anew[i] for i in range(len(anew))]
+        assert [len(row["input_ids"]) for row in found] == lengths[0].tolist()
+        assert [len(row["labels"]) for row in found] == lengths[1].tolist()
+        epochs.append([row["input_ids"].tolist() for row in found])
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert tokenizer.batch_decode(epochs[1]) == tokenizer.batch_decode(rows["input_ids"][:])
+    other = SplitAnew(rows, splitter(tokenizer), seed=4)
+    other.lengths_of_epoch(0)
+    assert [other[i]["input_ids"].tolist() for i in range(len(other))] != epochs[0]
+
+
+@pytest.mark.parametrize("limit", ["longest", "max_tokens"])
+def test_a_row_beyond_a_limit_keeps_its_split(dates, limit):
+    tokenizer, rows = dates
+    longest = {"longest": 12, "max_tokens": 24}[limit]
+    new = splitter(tokenizer, 1.0, **{limit: longest})(rows.to_list(), np.random.default_rng(0))
+    kept = [list(row["input_ids"]) == old for row, old in zip(new, rows["input_ids"][:], strict=True)]
+    fits = [
+        max(len(row["input_ids"]), len(row["labels"])) <= 12
+        if limit == "longest"
+        else len(row["input_ids"]) + len(row["labels"]) <= 24
+        for row in new
+    ]
+    assert any(kept)
+    assert all(kept or fits for kept, fits in zip(kept, fits, strict=True))
+
+
+def test_each_epoch_has_as_many_batches_with_hardly_any_padding(dates):
+    tokenizer, rows = dates
+    anew = SplitAnew(rows, splitter(tokenizer), seed=0)
+    first = anew.lengths_of_epoch(0)
+    sampler = TokenBudgetBatchSampler(*first, 1000, lengths_of_epoch=anew.lengths_of_epoch, num_replicas=2)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        source, target = anew.lengths_of_epoch(epoch)
+        batches = list(sampler)
+        assert sorted(row for batch in batches for row in batch) == list(range(len(rows)))
+        assert len(batches) == len(sampler)
+        costs = [len(batch) * (source[batch].max() + target[batch].max()) for batch in batches]
+        assert max(costs) <= 1000 * 1.1
+        assert sum(costs) < 1.1 * (source.sum() + target.sum())
+
+
+def test_a_stream_splits_anew_in_each_pass(dates):
+    tokenizer, rows = dates
+
+    def one_pass(epoch: int) -> list[list[int]]:
+        batches = token_budget_batches(rows, 1000, 200, seed=0, epoch=epoch, splitter=splitter(tokenizer))
+        return [np.asarray(row["input_ids"]).tolist() for batch in batches for row in batch]
+
+    passes = [one_pass(epoch) for epoch in (0, 1, 0)]
+    assert [[int(token) for token in row] for row in passes[0]] == [
+        [int(t) for t in row] for row in passes[2]
+    ]
+    texts = [sorted(tokenizer.batch_decode(rows)) for rows in passes]
+    assert texts[0] == texts[1] == sorted(tokenizer.batch_decode(rows["input_ids"][:]))
+    assert sorted(map(len, passes[0])) != sorted(map(len, passes[1]))
