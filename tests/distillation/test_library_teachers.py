@@ -144,3 +144,12 @@ def test_limits_are_checked_before_the_teacher_translates(teacher: Path) -> None
     run._teach_targets = None  # type: ignore[assignment, method-assign]
     with pytest.raises(UserError, match="max_target_length=2 leaves no room for text beside the 2 special"):
         run.run()
+
+
+@pytest.mark.parametrize("kind", ["mbart"], indirect=True)
+def test_dropouts_of_a_student_of_its_layers_are_those_that_the_teacher_knows(teacher: Path) -> None:
+    run = run_of(teacher, student="teacher", dropout=0.3)
+    assert run.build_model(run.teacher.tokenizers).config.dropout == 0.3
+    run = run_of(teacher, student="teacher", word_dropout=0.2)
+    with pytest.raises(UserError, match=r"whose word_dropout is None, not 0\.2; leave word_dropout out"):
+        run.build_model(run.teacher.tokenizers)

@@ -229,8 +229,8 @@ def test_each_weight_keeps_its_dtype() -> None:
 
 
 def test_a_student_may_drop_out_otherwise() -> None:
-    student = student_from_teacher(teacher_of("ours"), encoder_layers=1, dropout=0.45)
-    assert student.config.dropout == 0.45
+    student = student_from_teacher(teacher_of("ours"), encoder_layers=1, dropout=0.45, word_dropout=0.2)
+    assert (student.config.dropout, student.config.word_dropout) == (0.45, 0.2)
     source = torch.tensor([[5, 6, 7]])
     rows = [student.train().get_encoder()(input_ids=source).last_hidden_state for _ in range(2)]
     assert not torch.equal(*rows)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tiny import TINY, batch, tiny_config, tiny_model
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.model.operators import word_dropout
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_every_option_moves_the_result(fields: dict[str, Any]) -> None:
     assert not torch.allclose(reference(**data).logits, changed(**data).logits, atol=1e-3)
 
 
-@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout", "word_dropout"])
 def test_each_dropout_moves_training_and_not_evaluation(field: str) -> None:
     plain, dropping = tiny_model(), tiny_model(**{field: 0.5})
     dropping.load_state_dict(plain.state_dict())
@@ -130,6 +131,30 @@ def test_each_dropout_moves_training_and_not_evaluation(field: str) -> None:
     first, second = dropping.train()(**data).logits, dropping(**data).logits
     assert not torch.allclose(first, second)
     torch.testing.assert_close(plain.train()(**data).logits, plain.eval()(**data).logits)
+
+
+def test_word_dropout_zeros_whole_tokens_and_scales_the_others() -> None:
+    embeddings = torch.randn(50, 40, 8, requires_grad=True)
+    dropped = word_dropout(embeddings, 0.25)
+    is_zero = dropped.eq(0).all(-1)
+    assert is_zero.float().mean().item() == pytest.approx(0.25, abs=0.05)
+    assert not is_zero.all(0).any()  # drawn for each row, and for each token
+    assert not is_zero.all(1).any()
+    torch.testing.assert_close(dropped, embeddings / 0.75 * ~is_zero[..., None])
+    dropped.sum().backward()
+    assert torch.equal(embeddings.grad.eq(0).all(-1), is_zero)
+    assert word_dropout(embeddings, 0.25, training=False) is embeddings
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_word_dropout_leaves_positions_alone(stack: str) -> None:
+    model, data = tiny_model(word_dropout=1 - 1e-4).train(), batch()
+    dropping = getattr(model.model, stack)
+    dropped = dropping(data["input_ids"], attention_mask=data["attention_mask"], use_cache=False)
+    shown = data["attention_mask"].bool()
+    zeros = torch.zeros(*shown.shape, model.config.d_model)
+    kwargs = {"attention_mask": data["attention_mask"], "inputs_embeds": zeros, "use_cache": False}
+    torch.testing.assert_close(dropped.last_hidden_state[shown], dropping(**kwargs).last_hidden_state[shown])
 
 
 configurations = st.fixed_dictionaries(

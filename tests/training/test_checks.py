@@ -127,7 +127,8 @@ def test_a_training_without_an_update_does_not_end_well(tiny_run, monkeypatch):
 
 # Options that 0 turns off, and what they are set to otherwise.
 SET: dict[str, Any] = {
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "bpe_dropout"), 0.3),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.3),
+    **dict.fromkeys(("word_dropout", "bpe_dropout"), 0.3),
     "max_grad_norm": 0.1,
     "weight_decay": 0.5,
     "neftune_noise_alpha": 5.0,

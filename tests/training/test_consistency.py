@@ -261,7 +261,7 @@ def test_tokens_count_once_and_the_arithmetic_of_both_passes(tmp_path):
 NO_DROPOUT = r"consistency_weight=5 compares two passes .* equal \(.*dropout=0.*\); set dropout=0\.1"
 
 
-@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout", "word_dropout"])
 def test_any_dropout_will_do(tmp_path, name):
     make_trainer(tmp_path, model_of(**{"dropout": 0.0, name: 0.1}))
 

@@ -225,7 +225,8 @@ NUMERIC = list(all_fields({int, float}))
 TEXTUAL = list(all_fields({str}))
 
 ZERO_TURNS_OFF = {
-    *("dropout", "attention_dropout", "activation_dropout", "bpe_dropout", "label_smoothing_factor"),
+    *("dropout", "attention_dropout", "activation_dropout", "word_dropout", "bpe_dropout"),
+    "label_smoothing_factor",
     *(
         "lm_loss_weight",
         "consistency_weight",

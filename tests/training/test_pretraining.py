@@ -238,7 +238,13 @@ def test_each_option_moves_the_weights(tiny, trained, kind, option, tmp_path):
 
 def test_every_model_field_reaches_the_model(tiny):
     """Each with another value than by default."""
-    both = {"d_model": 24, "dropout": 0.25, "attention_dropout": 0.2, "activation_dropout": 0.15}
+    both = {
+        "d_model": 24,
+        "dropout": 0.25,
+        "attention_dropout": 0.2,
+        "activation_dropout": 0.15,
+        "word_dropout": 0.1,
+    }
     both |= {"activation_function": "silu", "layer_norm_eps": 1e-3, "norm_bias": False}
     both |= {"position_embedding": "sinusoidal", "sinusoidal_layout": "concatenated"}
     both |= {"max_position_embeddings": 99, "attention_bias": False, "ffn_bias": False}

@@ -169,6 +169,7 @@ def trained_base(dates, tmp_path_factory) -> torch.Tensor:
         {"dropout": 0.0},
         {"attention_dropout": 0.2},
         {"activation_dropout": 0.2},
+        {"word_dropout": 0.2},
         {"norm_order": "pre"},
         {"embedding_norm": True},
         {"layer_norm_eps": 1e-2},
@@ -201,7 +202,7 @@ def test_every_model_field_reaches_the_model(tiny_run):
     other |= {"norm_order": "pre", "position_embedding": "learned", "sinusoidal_layout": "concatenated"}
     other |= {"max_position_embeddings": 99, "share_encoder_decoder_embeddings": False}
     other |= {"embedding_norm": True, "layer_norm_eps": 1e-3, "norm_bias": False, "lm_head_bias": True}
-    other |= {"initializer_range": 0.1}
+    other |= {"initializer_range": 0.1, "word_dropout": 0.3}
     config = load_config(None, as_flags({**tiny_run, **other, "attn_implementation": "eager"}))
     shape = model_config(config.model, 50, 60, one_vocabulary=False)
     model = new_model(config, AutoModelForSeq2SeqLM, shape)

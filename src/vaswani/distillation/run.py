@@ -58,9 +58,9 @@ from vaswani.training.runs.translation import TrainingRun, begin_as_tokenizer, m
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
 
-DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-# With student=teacher, only these fields can differ from the teacher's.
-OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation", *DROPOUTS)
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "word_dropout")
+# With student=teacher, only these fields can differ from the teacher's, and the dropouts that it has.
+OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation")
 
 
 def distill(config: DistillationConfig) -> Comparison | None:
@@ -159,7 +159,8 @@ class DistillationRun(TrainingRun):
             return self.new_model(_shape_for(model, self.teacher))
         if options.student == FROM_TEACHER:
             _check_teachers_fields(model, self.teacher.model.config)
-            dropouts = {name: getattr(model, name) for name in DROPOUTS}
+            teacher = self.teacher.model.config
+            dropouts = {name: getattr(model, name) for name in DROPOUTS if hasattr(teacher, name)}
             student = student_from_teacher(
                 self.teacher.model, model.encoder_layers, model.decoder_layers, **dropouts
             )
@@ -318,7 +319,8 @@ def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> 
     """Raise `UserError` for a given field that differs from the teacher's, whose layers are copied."""
     for field in fields(ModelArguments):
         value, of_teacher = getattr(model, field.name), getattr(teacher, field.name, None)
-        if field.name not in OWN_FIELDS and value not in (default_of(field), of_teacher):
+        is_own = field.name in OWN_FIELDS or (field.name in DROPOUTS and hasattr(teacher, field.name))
+        if not is_own and value not in (default_of(field), of_teacher):
             raise UserError(
                 f"student=teacher copies layers, whose {field.name} is {of_teacher}, not {value}; leave "
                 f"{field.name} out, or set student=random"

@@ -31,7 +31,8 @@ LISTED_SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "label_smoothing_factor", "weight_decay"),
     *("lm_loss_weight", "consistency_weight", "average_checkpoints"),
     *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    *("dropout", "attention_dropout", "activation_dropout", "bpe_dropout", "bf16", "fp16", "seed"),
+    *("dropout", "attention_dropout", "activation_dropout", "word_dropout", "bpe_dropout"),
+    *("bf16", "fp16", "seed"),
     *("teacher", "targets", "student", "label_weight", "soft_target_weight", "divergence", "temperature"),
     *("cosine_weight", "relation_weight"),
 )

@@ -29,7 +29,7 @@ SIZES = {  # the least and the largest
     "sparse_random_blocks": (0, MOST_SPARSE_BLOCKS),
     "sparse_block_size": (0, 2**16),
 }
-RATES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
+RATES = ("dropout", "attention_dropout", "activation_dropout", "word_dropout", "classifier_dropout")
 LARGEST_NUMBERS = {"layer_norm_eps": 1.0, "initializer_range": 10.0}
 ACTIVATIONS = ("activation_function", "classifier_activation")
 
@@ -70,6 +70,8 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         d_model: width of the residual stream.
         dropout: on sub-layers' outputs and on the sums of embeddings and positions (section 5.4).
         attention_dropout, activation_dropout: on attention weights, and on feed-forward activations.
+        word_dropout: probability p with which training replaces the embedding of a whole token by zeros; it
+            divides the others by 1 - p. Each token of a text, of source or target, is drawn by itself.
         activation_function: `"relu"` (the paper), `"gelu"`, `"silu"` or another of transformers' `ACT2FN`.
         norm_order: `"post"`, LayerNorm(x + Dropout(Sublayer(x))), as in the paper; or `"pre"`,
             x + Dropout(Sublayer(LayerNorm(x))) with a final norm on each stack (Xiong et al., 2020).
@@ -109,6 +111,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
+    word_dropout: float | int = 0.0
     activation_function: str = "relu"
     norm_order: Literal["post", "pre"] = "post"
     final_norm: bool | None = None

@@ -39,3 +39,14 @@ class OutputProjection(nn.Linear):
 def dropout(states: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
     """Zero each element with probability p, and divide the others by 1 - p (section 5.4 of the paper)."""
     return nn.functional.dropout(states, p, training)
+
+
+def word_dropout(embeddings: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
+    """Zero each whole embedding with probability p, divide the others by 1 - p: [B, T, D] -> [B, T, D].
+
+    Gal & Ghahramani (2016, arXiv:1512.05287) drop all tokens of one type together. Here each token is drawn
+    by itself, as in Nematus, with which Sennrich & Zhang train (2019, arXiv:1905.11901).
+    """
+    if p == 0.0 or not training:
+        return embeddings
+    return embeddings * dropout(embeddings.new_ones(*embeddings.shape[:-1], 1), p, training)

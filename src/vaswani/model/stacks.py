@@ -37,7 +37,7 @@ from .input_checks import (
     check_position_ids,
 )
 from .kernel_slots import KernelSlot, prepare_kernels
-from .operators import Linear, dropout
+from .operators import Linear, dropout, word_dropout
 
 
 def layer_norm(config: VaswaniFamilyConfig) -> nn.LayerNorm:
@@ -224,6 +224,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         stack = self.layer_class.stack
         vocab_size = config.decoder_vocab_size if stack == "decoder" else config.vocab_size
         self.dropout = config.dropout
+        self.word_dropout = config.word_dropout
         self.embed_tokens = TokenEmbeddings(config, vocab_size)
         self.embed_positions = make_positions(config)
         self.embed_norm = layer_norm(config) if config.embedding_norm else nn.Identity()
@@ -236,7 +237,10 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def token_embeddings(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
     ) -> torch.Tensor:
-        """[B, T, d_model], from ids or as given. Raise `ValueError` unless exactly one is given."""
+        """[B, T, d_model], from ids, with word dropout, or as given.
+
+        Raises `ValueError` unless exactly one is given.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.")
@@ -244,7 +248,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
             check_embeddings(f"{prefix}inputs_embeds", inputs_embeds, self.config.d_model)
             return inputs_embeds
         check_ids(f"{prefix}input_ids", input_ids)
-        return self.embed_tokens(input_ids)
+        return word_dropout(self.embed_tokens(input_ids), self.word_dropout, self.training)
 
     def mask_config(self, arguments: Mapping[str, Any]) -> VaswaniFamilyConfig:
         """The configuration from which masks are built: that of the reference where weights are wanted."""

@@ -66,6 +66,11 @@ class FamilyArguments(Section):
     )
     attention_dropout: float = option(0.0, "Dropout on attention weights.")
     activation_dropout: float = option(0.0, "Dropout inside the feed-forward layers.")
+    word_dropout: float = option(
+        0.0,
+        "Probability of replacing the embedding of a whole token, of source or target, by zeros in training "
+        "(arXiv:1905.11901; 0.1 there).",
+    )
     activation_function: str = option(
         "relu", "Activation of the feed-forward layers: relu, gelu, silu or another name in transformers."
     )
