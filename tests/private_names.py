@@ -14,10 +14,14 @@ USED = {
         "for this literal in them."
     ),
     "transformers.generation.utils:GenerationMixin._beam_search": (
-        "The search that drops finished sources calls the library's for all that it does not do itself."
+        "Our beam search takes its place, and leaves to it all that it does not do itself."
     ),
-    "transformers.generation.utils:GenerationMixin._beam_search_has_unfinished_sequences": ("The same."),
-    "transformers.generation.utils:GenerationMixin._sample": ("The same, for greedy search and sampling."),
+    "transformers.generation.utils:GenerationMixin._sample": (
+        "Greedy search and sampling that drop finished sources call it."
+    ),
+    "transformers.generation.utils:GenerationMixin._update_model_kwargs_for_generation": (
+        "What a search passes from one call of the model to the next."
+    ),
     "datasets.arrow_dataset:Dataset._fingerprint": (
         "The identity of a data set, of which caches are named; there is no public reader."
     ),

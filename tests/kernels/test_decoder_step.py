@@ -55,7 +55,7 @@ def by_modules() -> Any:
 
 def steps() -> Any:
     """Count the steps that `DecoderStep` computes."""
-    return patch.object(DecoderStep, "__call__", autospec=True, side_effect=DecoderStep.__call__)
+    return patch.object(DecoderStep, "logits", autospec=True, side_effect=DecoderStep.logits)
 
 
 def assert_same(

@@ -23,7 +23,7 @@ from vaswani.kernels.native_library import native_library, why_not_compiled
 from vaswani.model.operators import Linear, OutputProjection
 
 if TYPE_CHECKING:
-    from vaswani.kernels.search import SearchCache
+    from vaswani.kernels.search_cache import SearchCache
 
 SOURCE = Path(__file__).with_name("decoder_native.cpp")
 MIN_PACKED_ROWS = 8  # FEW in the C++: fewer rows take the weights as they lie

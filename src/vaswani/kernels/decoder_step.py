@@ -28,7 +28,7 @@ from vaswani.model.operators import Linear, OutputProjection
 from vaswani.model.stacks import VaswaniDecoder, VaswaniDecoderLayer
 
 if TYPE_CHECKING:
-    from vaswani.kernels.search import SearchCache
+    from vaswani.kernels.search_cache import SearchCache
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -96,7 +96,7 @@ class DecoderStep:
         self.activation = first.activation_fn
         self.head_dim, self.scaling = first.self_attn.head_dim, first.self_attn.scaling
         self.has_padding = source_mask is not None and not bool(source_mask.all())
-        self.logits = product_by(model.get_output_embeddings(), num_rows)
+        self.project = product_by(model.get_output_embeddings(), num_rows)
 
         def sublayer(norm: nn.Module, *linears: Any) -> Sublayer:
             return Sublayer(_norm(norm), tuple(product_by(linear, num_rows) for linear in linears))
@@ -113,12 +113,16 @@ class DecoderStep:
             )
 
     def __call__(
-        self,
-        cache: SearchCache,
-        token_ids: torch.Tensor,
-        source_mask: torch.Tensor | None,
+        self, cache: SearchCache, token_ids: torch.Tensor, source_mask: torch.Tensor | None
     ) -> Seq2SeqLMOutput:
-        """Return the logits [R, 1, V] of the next token.
+        """Return the logits [R, 1, V] of the next token. The arguments are those of `logits`."""
+        logits = self.logits(cache, token_ids, source_mask)
+        return Seq2SeqLMOutput(logits=logits[:, None], past_key_values=cache)
+
+    def logits(
+        self, cache: SearchCache, token_ids: torch.Tensor, source_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The logits [R, V] of the next token.
 
         Args:
             cache: with the keys and values of the source and of the tokens before.
@@ -147,7 +151,7 @@ class DecoderStep:
             inner, outer = feed_forward.products
             x = feed_forward.norm(states) if self.norm_first else states
             states = self._add(states, outer(self.activation(inner(x))), feed_forward)
-        return Seq2SeqLMOutput(logits=self.logits(self.last_norm(states)), past_key_values=cache)
+        return self.project(self.last_norm(states))[:, -1]
 
     def _embed(self, token_ids: torch.Tensor, past_length: int) -> torch.Tensor:
         """[R, 1] -> [R, 1, d_model], with the position behind the tokens before."""

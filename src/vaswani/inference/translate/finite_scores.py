@@ -23,6 +23,7 @@ class FiniteScores(LogitsProcessor):
 
     def __init__(self, num_beams: int = 1) -> None:
         self._are_log_probs = num_beams > 1
+        self.takes_best_tokens = self._are_log_probs  # so that our beam search computes no others
         self._checked: list[torch.Tensor] = []  # one score of each row and step
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:

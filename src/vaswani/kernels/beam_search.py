@@ -1,0 +1,297 @@
+"""The loop of beam search: which tokens continue which hypotheses, and which of those that end are kept.
+
+Its rules, and the order of its sums in float32, are those of transformers' loop, and so are its results. It
+computes less: the C best tokens of each row are enough, as the C best continuations of a source are among
+them, so that log-probabilities of all tokens are stored only for those who ask for them.
+
+S sources · K beams of each · C = K · max(2, 1 + end tokens) candidates of a source
+V tokens in the vocabulary · T tokens of a hypothesis, P of them its prompt
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerateBeamEncoderDecoderOutput
+
+from vaswani.kernels.best_tokens import best_tokens
+
+if TYPE_CHECKING:
+    from vaswani.kernels.search_cache import SearchCache
+
+EXCLUDED = -1e9  # added to the score of what may not be chosen
+
+
+def can_search(generation_config: GenerationConfig, arguments: dict[str, Any]) -> bool:
+    """Whether `beam_search` does all that a call of `generate` asks for."""
+    shows_every_step = generation_config.return_dict_in_generate and (
+        generation_config.output_attentions
+        or generation_config.output_hidden_states
+        or generation_config.output_logits
+    )
+    return not (
+        shows_every_step
+        or generation_config.do_sample
+        or generation_config.low_memory
+        or arguments.get("synced_gpus")
+    )
+
+
+def beam_search(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    synced_gpus: bool = False,
+    **arguments: Any,
+) -> Any:
+    """Do what `GenerationMixin._beam_search` does, where `can_search`, with a `SearchCache` that has a tree.
+
+    Returns:
+        Tokens of the best hypotheses, int64 [S · num_return_sequences, T], or the library's output with them.
+    """
+    cache: SearchCache = arguments["past_key_values"]
+    search = BeamSearch(input_ids, stopping_criteria, generation_config)
+    chooser = TokenChooser(cache, logits_processor, generation_config, search.num_candidates)
+    num_new = input_ids.shape[1]
+    while not search.has_ended:
+        cache.drop(search.is_done)
+        sequences = search.running.tokens.flatten(0, 1)
+        logits = next_logits(model, sequences, num_new, arguments)
+        rows = search.advance(*chooser.best(sequences, logits), chooser.all_scores)
+        cache.reorder_cache(rows)  # type: ignore[arg-type]
+        num_new = 1
+    return search.output(cache, chooser.all_scores)
+
+
+def next_logits(model: Any, sequences: torch.Tensor, num_new: int, arguments: dict[str, Any]) -> torch.Tensor:
+    """Return the logits [rows computed, V] after the last of `num_new` tokens; update `arguments`."""
+    cache: SearchCache = arguments["past_key_values"]
+    is_first = cache.get_seq_length() == 0
+    inputs = model.prepare_inputs_for_generation(
+        sequences,
+        next_sequence_length=num_new,
+        **({"is_first_iteration": True} if is_first else {}),
+        **arguments,
+    )
+    if cache.step is not None and cache.steps_from(inputs):
+        return cache.step.logits(cache, inputs["decoder_input_ids"], inputs.get("attention_mask"))
+    outputs = model(**inputs, return_dict=True)
+    arguments |= model._update_model_kwargs_for_generation(outputs, arguments, is_encoder_decoder=True)
+    return outputs.logits[:, -1]
+
+
+class TokenChooser:
+    """Finds the best tokens of each row, by the scores that the logits processors leave.
+
+    A processor with a true `takes_best_tokens` only reads scores: it gets those of the best tokens of each
+    row instead of all, and returns what it got.
+
+    Args:
+        num_candidates: of a source, C.
+    """
+
+    def __init__(
+        self,
+        cache: SearchCache,
+        processors: LogitsProcessorList,
+        generation_config: GenerationConfig,
+        num_candidates: int,
+    ):
+        self.cache, self.processors, self.num_candidates = cache, processors, num_candidates
+        is_output = generation_config.return_dict_in_generate and generation_config.output_scores
+        self.all_scores: tuple[torch.Tensor, ...] | None = () if is_output else None
+        only_read = all(getattr(processor, "takes_best_tokens", False) for processor in processors)
+        self._takes_all = is_output or not only_read
+        self._before: tuple[torch.Tensor, torch.Tensor]  # the step before
+
+    def best(self, sequences: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scores of the best tokens of each row, and the tokens: float32 and int64 [S·K, C].
+
+        A row has V of them if that is less than C.
+
+        Args:
+            sequences: int64 [S·K, T].
+            logits: [rows computed, V].
+        """
+        count = min(self.num_candidates, logits.shape[1])
+        if self._takes_all:
+            log_probs: Any = self.cache.widen(logits.float().log_softmax(-1))
+            scores = self.processors(sequences, log_probs)  # type: ignore[arg-type]
+            if self.all_scores is not None:
+                self.all_scores += (scores.clone(),)
+            return best_tokens(scores, count, normalize=False)
+        values, tokens = self._widened(*best_tokens(logits.float(), count, normalize=True))
+        return self.processors(sequences, values), tokens  # type: ignore[arg-type]
+
+    def _widened(self, values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows computed, C] -> [S·K, C]. Sources that are done keep what they had; it changes nothing."""
+        if self.cache.rows is None:
+            self._before = self.cache.widen(values), self.cache.widen(tokens)
+        else:
+            for before, computed in zip(self._before, (values, tokens), strict=True):
+                before.index_copy_(0, self.cache.rows, computed)
+        return self._before
+
+
+@dataclass
+class Hypotheses:
+    """n hypotheses of each source.
+
+    Args:
+        scores: float32 [S, n].
+        tokens: int64 [S, n, T].
+        rows: which row each token behind the prompt continued, int32 [S, n, T - P].
+    """
+
+    scores: torch.Tensor
+    tokens: torch.Tensor
+    rows: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        """Tokens behind the prompt."""
+        return self.rows.shape[2]
+
+    def at(self, places: torch.Tensor, scores: torch.Tensor) -> Hypotheses:
+        """The hypotheses at these places, int64 [S, m], with these scores."""
+        indices = _flat(places, self.scores.shape[1]).flatten()
+        tokens, rows = (
+            each.flatten(0, 1).index_select(0, indices).unflatten(0, places.shape)
+            for each in (self.tokens, self.rows)
+        )
+        return Hypotheses(scores, tokens, rows)
+
+    def continued(self, values: torch.Tensor, tokens: torch.Tensor, count: int) -> Hypotheses:
+        """The best continuations [S, count] by tokens [S·n, m], whose log-probabilities are `values`."""
+        values, tokens = (each.unflatten(0, self.scores.shape).flatten(1) for each in (values, tokens))
+        per_row = values.shape[1] // self.scores.shape[1]
+        scores, places = (values + self.scores.repeat_interleave(per_row, dim=1)).topk(count)
+        beams = places // per_row
+        found = self.at(beams, scores)
+        rows = _flat(beams, self.scores.shape[1]).int()
+        return Hypotheses(
+            scores,
+            torch.cat([found.tokens, tokens.gather(1, places)[:, :, None]], dim=2),
+            torch.cat([found.rows, rows[:, :, None]], dim=2),
+        )
+
+    def joined(self, longer: Hypotheses, padding: int) -> Hypotheses:
+        """These hypotheses and then those, which are as long or longer."""
+        missing = (0, longer.length - self.length)
+        return Hypotheses(
+            torch.cat([self.scores, longer.scores], dim=1),
+            torch.cat([pad(self.tokens, missing, value=padding), longer.tokens], dim=1),
+            torch.cat([pad(self.rows, missing, value=-1), longer.rows], dim=1),
+        )
+
+
+class BeamSearch:
+    """The hypotheses of a search: those that go on, and the best of those that have ended.
+
+    Args:
+        prompts: int64 [S·K, P], of each beam.
+        criteria: which hypotheses end; of the library and of the caller.
+    """
+
+    def __init__(
+        self, prompts: torch.Tensor, criteria: StoppingCriteriaList, generation_config: GenerationConfig
+    ):
+        self.config, self.criteria = generation_config, criteria
+        self.num_beams, self.prompt_length = generation_config.num_beams, prompts.shape[1]
+        end = generation_config.eos_token_id
+        ends = [] if end is None else torch.as_tensor(end).flatten().tolist()
+        self.num_candidates = max(2, 1 + len(ends)) * self.num_beams
+        self.padding = int(generation_config.pad_token_id or ends[0]) if ends else -1
+
+        tokens = prompts.unflatten(0, (-1, self.num_beams))
+        rows = torch.empty(*tokens.shape[:2], 0, dtype=torch.int32, device=prompts.device)
+        scores = torch.full(tokens.shape[:2], EXCLUDED, dtype=torch.float32, device=prompts.device)
+        self.ended = Hypotheses(scores, tokens, rows)
+        self.is_complete = torch.zeros_like(scores, dtype=torch.bool)  # has ended, and is no empty place
+        scores = scores.clone()
+        scores[:, 0] = 0.0  # the beams are still alike, so that only the first is continued
+        self.running = Hypotheses(scores, tokens, rows)
+        self.may_improve = self.is_complete.new_ones(len(tokens), 1)
+        self.is_done = ~self.may_improve[:, 0]  # sources whose results can no longer change, bool [S]
+        self.has_ended = False
+
+    def advance(self, values: torch.Tensor, tokens: torch.Tensor, all_scores: Any) -> torch.Tensor:
+        """Continue all hypotheses by one token; return the row that each row continues now, int64 [S·K].
+
+        Args:
+            values: log-probabilities of the best tokens of each row, float32 [S·K, C].
+            tokens: these tokens, int64 [S·K, C].
+            all_scores: of all steps, for the stopping criteria.
+        """
+        candidates = self.running.continued(values, tokens, self.num_candidates)
+        ends = self.criteria(candidates.tokens.flatten(0, 1), all_scores)
+        ends = ends.view_as(candidates.scores)
+        scores, places = _excluding(candidates.scores, ends).topk(self.num_beams)
+        self.running = candidates.at(places, scores)
+        if bool(ends[:, : self.num_beams].any()):
+            self._keep_ended(candidates, ends)
+        self._update_progress()
+        self.has_ended = bool(self.is_done.all() | ends.all())
+        return self.running.rows[:, :, -1].flatten().long()
+
+    def _keep_ended(self, candidates: Hypotheses, ends: torch.Tensor) -> None:
+        """Keep the best K hypotheses that have ended. Of the candidates, only the best K are considered."""
+        scores = candidates.scores / candidates.length**self.config.length_penalty
+        for excluded in (self._is_full(), ~self.may_improve, ~ends):
+            scores = _excluding(scores, excluded)
+        first = slice(self.num_beams)
+        considered = Hypotheses(scores[:, first], candidates.tokens[:, first], candidates.rows[:, first])
+        all_ended = self.ended.joined(considered, self.padding)
+        scores, places = all_ended.scores.topk(self.num_beams)
+        self.ended = all_ended.at(places, scores)
+        self.is_complete = torch.cat([self.is_complete, ends[:, first]], dim=1).gather(1, places)
+
+    def _is_full(self) -> torch.Tensor:
+        """Which sources need no more hypotheses, bool [S, 1]."""
+        return self.is_complete.all(dim=1, keepdim=True) & (self.config.early_stopping is True)
+
+    def _update_progress(self) -> None:
+        """Find the sources that are done: the best that runs could not become better than the worst kept.
+
+        The score that it can reach is the library's estimate.
+        """
+        length, penalty = self.running.length, self.config.length_penalty
+        if self.config.early_stopping == "never" and penalty > 0.0:
+            length = self.config.max_length - self.prompt_length
+        best_possible = self.running.scores[:, :1] / length**penalty
+        worst = self.ended.scores.amin(dim=1, keepdim=True)
+        improves = best_possible > torch.where(self.is_complete, worst, EXCLUDED)
+        self.may_improve = self.may_improve & improves.any(dim=1, keepdim=True)
+        self.is_done = (~self.may_improve | self._is_full())[:, 0]
+
+    def output(self, cache: SearchCache, all_scores: Any) -> Any:
+        """The best hypotheses of each source, in the form that `generate` returns."""
+        count = self.config.num_return_sequences
+        rows = self.ended.rows[:, :count].flatten(0, 1)
+        length = int((rows >= 0).sum(dim=1).max())
+        sequences = self.ended.tokens[:, :count].flatten(0, 1)[:, : self.prompt_length + length]
+        if not self.config.return_dict_in_generate:
+            return sequences
+        fields: Any = {
+            "sequences": sequences,
+            "sequences_scores": None if all_scores is None else self.ended.scores[:, :count].flatten(),
+            "scores": all_scores,
+            "beam_indices": rows[:, :length],
+            "past_key_values": cache,
+        }
+        return GenerateBeamEncoderDecoderOutput(**fields)
+
+
+def _flat(places: torch.Tensor, count: int) -> torch.Tensor:
+    """Places among the `count` hypotheses of each source, [S, m] -> places among those of all sources."""
+    return places + torch.arange(0, len(places) * count, count, device=places.device)[:, None]
+
+
+def _excluding(scores: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    return scores + where.float() * EXCLUDED
