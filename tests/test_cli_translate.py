@@ -374,7 +374,7 @@ def test_a_table_and_a_pair_of_text_files_get_the_same_scores(
     assert kept.read_text().splitlines() == translations
     status, table, errors = from_table
     assert status == 0
-    assert f"exact_match {5 * right:>7.2f}  (95 % interval {low:.2f} to {high:.2f})" in table
+    assert f"exact_match     {5 * right:>7.2f}  (95 % interval {low:.2f} to {high:.2f})" in table
     assert f"test of {rows}: kept 20 of 20 rows" in errors
 
 
@@ -420,7 +420,13 @@ def test_what_is_too_long_is_skipped_unless_it_may_be_cut_off(model: Path, tmp_p
 
 def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], capfd) -> None:
     _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
-    assert [line.split()[0] for line in output.splitlines()] == ["bleu", "chrf", "exact_match", "20"]
+    assert [line.split()[0] for line in output.splitlines()] == [
+        "bleu",
+        "chrf",
+        "exact_match",
+        "bleu_lowercased",
+        "20",
+    ]
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_scores_are_those_of_the_metrics_and_lie_in_their_intervals(
     for metric, score in compared.teacher.scores.items():
         assert score.value == expected[metric]
         assert score.low < score.value < score.high
-    assert set(compared.signatures) == {"bleu", "chrf"}
+    assert set(compared.signatures) == {"bleu", "chrf", "bleu_lowercased"}
     assert compared.rows == 40
 
 

@@ -17,6 +17,7 @@ from vaswani.evaluation.text_metrics import (
     Bleu,
     Chrf,
     ExactMatch,
+    LowercasedBleu,
     Rouge,
     TextMetrics,
     check_task,
@@ -51,6 +52,17 @@ def test_chrf_equals_sacrebleu_and_carries_its_signature():
     result = Chrf().compute(predictions=PREDICTIONS, references=REFERENCES)
     assert result["chrf"] == sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score
     assert result["signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
+
+
+def test_bleu_without_case_is_sacrebleus_and_says_so():
+    result = LowercasedBleu().compute(predictions=PREDICTIONS, references=REFERENCES)
+    expected = sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES], lowercase=True).score
+    assert result["bleu_lowercased"] == expected
+    assert "case:lc" in result["signature"]
+    titles = [text.title() for text in PREDICTIONS]
+    again = score_texts(titles, REFERENCES)[0]
+    assert again["bleu_lowercased"] == expected
+    assert again["bleu"] < Bleu().compute(predictions=PREDICTIONS, references=REFERENCES)["bleu"]
 
 
 def test_exact_match_is_a_percentage_of_equal_texts():
@@ -103,7 +115,7 @@ def test_batches_add_up(metric):
 
 
 def test_metrics_combine():
-    together = evaluate.combine([Bleu(), Chrf(), ExactMatch(), Rouge()])
+    together = evaluate.combine([Bleu(), Chrf(), ExactMatch(), LowercasedBleu(), Rouge()])
     scores = together.compute(predictions=PREDICTIONS, references=REFERENCES)
     assert METRICS.keys() <= scores.keys()
 
@@ -148,8 +160,8 @@ def test_a_task_that_cannot_be_scored_is_refused(monkeypatch):
 
 def test_all_scores_at_once():
     scores, signatures = score_texts(PREDICTIONS, REFERENCES)
-    assert scores.keys() == {"bleu", "chrf", "exact_match"}
-    assert signatures.keys() == {"bleu", "chrf"}
+    assert scores.keys() == {"bleu", "chrf", "exact_match", "bleu_lowercased"}
+    assert signatures.keys() == {"bleu", "chrf", "bleu_lowercased"}
     assert scores["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES]).score
 
 

@@ -94,6 +94,15 @@ def test_the_metadata_are_what_the_hub_reads() -> None:
     }
 
 
+def test_bleu_without_case_is_one_of_the_hubs_bleu() -> None:
+    scores = {"bleu": SCORE, "bleu_lowercased": {**SCORE, "name": "BLEU, lower-cased", "value": 37.25}}
+    metadata = metadata_of(replace(FACTS, evaluation={**FACTS.evaluation, "metrics": scores}))
+    assert metadata["metrics"] == ["bleu"]
+    results = metadata["model-index"][0]["results"][0]["metrics"]
+    found = [(each["type"], each["name"], each["value"]) for each in results]
+    assert found == [("bleu", "BLEU", 36.14), ("bleu", "BLEU, lower-cased", 37.25)]
+
+
 def test_a_model_that_summarizes_says_so_and_shows_no_whole_article() -> None:
     article = "word " * 4000
     scores = {f"rouge{kind}": {**SCORE, "name": f"ROUGE-{kind}"} for kind in (1, 2)}

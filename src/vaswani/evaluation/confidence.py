@@ -67,13 +67,14 @@ def row_statistics(predictions: Sequence[str], references: Sequence[str], task: 
         "bleu": _bleu_statistics(pairs),
         "chrf": [_chrf_statistics(*pair) for pair in pairs],
         "exact_match": [[prediction == reference, 1] for prediction, reference in pairs],
+        "bleu_lowercased": _bleu_statistics(pairs, lowercase=True),
     }
     return {name: np.array(rows, dtype=np.int64) for name, rows in statistics.items()}
 
 
-def _bleu_statistics(pairs: list[tuple[str, str]]) -> list[list[int]]:
+def _bleu_statistics(pairs: list[tuple[str, str]], lowercase: bool = False) -> list[list[int]]:
     """Tokens of a prediction and of its reference, right n-grams and all n-grams of each order."""
-    bleu = BLEU()  # with the options of `METRICS`
+    bleu = BLEU(lowercase=lowercase)  # with the options of `METRICS`
     scores = (bleu.corpus_score([prediction], [[reference]]) for prediction, reference in pairs)
     return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
 
@@ -118,7 +119,7 @@ def _mean(total: list[float]) -> float:
     return 100.0 * points / rows
 
 
-_SCORES: dict[str, Callable[[list[int]], float]] = {"bleu": _bleu, "chrf": _chrf}
+_SCORES: dict[str, Callable[[list[int]], float]] = {"bleu": _bleu, "bleu_lowercased": _bleu, "chrf": _chrf}
 
 
 def bootstrap_scores(metric: str, statistics_of_rows: np.ndarray, seed: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Metrics of generated texts: BLEU, chrF and exact match for translations, ROUGE for summaries.
 
 Each is an `evaluate.Metric` that needs no network: instantiate it, then `compute`, `add_batch` or `combine`.
-Texts are plain (cased, detokenized) with one reference each; scores run from 0 to 100.
+Texts are plain (detokenized, with their case) with one reference each; scores run from 0 to 100.
 """
 
 import importlib.util
@@ -46,6 +46,18 @@ class Bleu(evaluate.Metric):
         metric = BLEU()
         score = metric.corpus_score(predictions, [references]).score
         return {"bleu": score, "signature": str(metric.get_signature())}
+
+
+class LowercasedBleu(evaluate.Metric):
+    """`Bleu` of lower-cased texts, to compare with papers that report BLEU without case."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return _describe("Corpus BLEU of lower-cased texts, 0 to 100.", "Post, 2018, arXiv:1804.08771")
+
+    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+        metric = BLEU(lowercase=True)
+        score = metric.corpus_score(predictions, [references]).score
+        return {"bleu_lowercased": score, "signature": str(metric.get_signature())}
 
 
 class Chrf(evaluate.Metric):
@@ -114,7 +126,12 @@ class Rouge(evaluate.Metric):
 
 
 METRICS_OF_TASK: dict[str, dict[str, type[evaluate.Metric]]] = {  # the first one ranks models
-    "translation": {"bleu": Bleu, "chrf": Chrf, "exact_match": ExactMatch},
+    "translation": {
+        "bleu": Bleu,
+        "chrf": Chrf,
+        "exact_match": ExactMatch,
+        "bleu_lowercased": LowercasedBleu,
+    },
     "summarization": dict.fromkeys(ROUGE_KINDS, Rouge),
 }
 METRICS = {name: metric for metrics in METRICS_OF_TASK.values() for name, metric in metrics.items()}
@@ -122,6 +139,7 @@ METRIC_NAMES = {  # for display
     "bleu": "BLEU",
     "chrf": "chrF2",
     "exact_match": "exact match",
+    "bleu_lowercased": "BLEU, lower-cased",
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",

@@ -47,8 +47,9 @@ class Evaluation:
         return sum(translation.source_cut_off for translation in self.translations)
 
     def __str__(self) -> str:
+        width = max(map(len, self.scores)) + 1
         rows = [
-            f"{name:<12}{value:>7.2f}  {self._interval(name)}{self.signatures.get(name, '')}"
+            f"{name:<{width}}{value:>7.2f}  {self._interval(name)}{self.signatures.get(name, '')}"
             for name, value in self.scores.items()
         ]
         rows.append(speed_line(len(self.translations), "rows", self.seconds))

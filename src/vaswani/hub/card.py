@@ -50,7 +50,8 @@ PIPELINES = {
     "ForQuestionAnswering": "question-answering",
 }
 
-_OF_SOME_QUESTIONS = {
+_HUB_METRICS = {
+    "bleu_lowercased": "bleu",
     "has_answer_exact_match": "exact_match",
     "has_answer_f1": "f1",
     "no_answer_accuracy": "accuracy",
@@ -173,8 +174,8 @@ def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
 
 
 def _hub_metric(name: str) -> str:
-    """Return the Hub's name of a metric: `rouge` for its variants, and for some questions that of all."""
-    return "rouge" if name.startswith("rouge") else _OF_SOME_QUESTIONS.get(name, name)
+    """Return the Hub's name of a metric, which its variants share."""
+    return "rouge" if name.startswith("rouge") else _HUB_METRICS.get(name, name)
 
 
 def _languages(run: RunMetadata) -> list[str]:

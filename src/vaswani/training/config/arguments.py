@@ -140,7 +140,8 @@ class PairsArguments(Section):
     """The parallel corpus and the limits on its rows."""
 
     task: Literal["translation", "summarization"] = option(
-        "translation", "Task: translation (BLEU, chrF, exact match) or summarization (ROUGE)."
+        "translation",
+        "Task: translation (BLEU, chrF, exact match, BLEU lower-cased) or summarization (ROUGE).",
     )
     dataset: str | None = option(None, "'dates' (built in), or the folder or Hub name of a data set.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
