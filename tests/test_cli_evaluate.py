@@ -198,7 +198,12 @@ def test_options_of_questions(answering: Path, tmp_path: Path, capfd) -> None:
     assert (silent["f1"], silent["null_score_diff_threshold"]) == (0, -1e9)
 
 
-# Language models.
+# Language models, and encoder-decoders that were pre-trained on texts.
+
+OBJECTIVES = {
+    **dict.fromkeys(("masked", "next"), ("masked", ["encoder"])),
+    **dict.fromkeys(("causal", "parts"), ("causal", ["decoder"])),
+}
 
 
 @pytest.fixture(scope="module")
@@ -216,16 +221,20 @@ def pretrained(tmp_path_factory) -> Path:
         "next": {"next_sentence": True},
         "causal": {},
         "parts": {"pack": False},
+        "span_denoising": {"noise_density": 0.3, "mean_noise_span_length": 2, "vocab_size": 420},
+        "gap_sentences": {"gap_sentence_ratio": 0.5, "gap_sentence_strategy": "random", "seed": 3},
     }.items():
-        side = "encoder" if name in ("masked", "next") else "decoder"
-        sizes = {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32}
-        options = {**QUICK, **shape, **sizes, **files, **more, "learning_rate": 1e-2, "warmup_steps": 1}
-        options |= {"objective": "masked" if side == "encoder" else "causal", "output_dir": folder / name}
+        objective, sides = OBJECTIVES.get(name, (name, ["encoder", "decoder"]))
+        sizes = {}
+        for side in sides:
+            sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32}
+        options = {**shape, **QUICK, **sizes, **files, **more, "learning_rate": 1e-2, "warmup_steps": 1}
+        options |= {"objective": objective, "output_dir": folder / name}
         assert run(["pretrain", *as_flags(options)]) == 0
     return folder
 
 
-@pytest.mark.parametrize("name", ["masked", "next", "causal", "parts"])
+@pytest.mark.parametrize("name", [*OBJECTIVES, "span_denoising", "gap_sentences"])
 def test_the_scores_of_a_pretraining_come_back(pretrained: Path, capfd, name: str) -> None:
     expected = json.loads((pretrained / name / "evaluation.json").read_text())
     command = ["--model", pretrained / name, "--device", "cpu", "--data"]
@@ -255,6 +264,19 @@ def test_options_of_texts(pretrained: Path, tmp_path: Path, capfd) -> None:
         for flags in ([], ["--text_field", "other"])
     )
     assert one != other
+
+
+def test_a_pretrained_encoder_decoder_is_scored_on_pairs_where_their_fields_are_given(
+    pretrained: Path, tmp_path: Path, capfd
+) -> None:
+    rows = [{"source": source, "target": target} for source, target in toy_pairs(3, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    command = ["--model", pretrained / "gap_sentences", "--data", table, "--num_beams", "1"]
+    more = ["--max_length", "4", "--device", "cpu", "--target_field", "target"]
+    assert "bleu" in record_of(capfd, *command, *more)
+    status, _, errors = evaluate(capfd, *command)
+    assert status == 2
+    assert "--num_beams is for an encoder-decoder, and the model is an encoder-decoder that was" in errors
 
 
 def test_a_decoder_of_the_library_has_the_scores_of_ours(pretrained: Path, tmp_path: Path, capfd) -> None:

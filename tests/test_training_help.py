@@ -7,9 +7,10 @@ import transformers
 
 from vaswani.cli import run
 from vaswani.cli.option_pages import PAGES, field_names, make_page
-from vaswani.cli.training_help import FIELDS, FOLDER, check_flags, help_page
+from vaswani.cli.training_help import FIELDS, FOLDER, OBJECTIVES, check_flags, help_page
 from vaswani.errors import UserError
-from vaswani.training.config.pretraining_arguments import PretrainingConfig
+from vaswani.training.config.pretraining_arguments import CONTINUED, NEW, PretrainingConfig
+from vaswani.training.runs.pretraining import RUNS
 
 MAKE_AGAIN = "an option has changed: run `python -m vaswani.cli.option_pages` and commit the pages"
 
@@ -31,11 +32,19 @@ def test_the_names_are_those_of_the_fields():
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--objective causal", "--objective=causal --model x", "--model=x", "--objective masked"]
+    "flags",
+    [
+        *("", "--objective causal", "--objective=causal --model x", "--model=x", "--objective masked"),
+        *("--objective span_denoising", "--objective gap_sentences --model x"),
+    ],
 )
 def test_the_page_is_that_of_the_configuration_that_would_be_used(flags):
     given = dict(flag.removeprefix("--").replace("=", " ").split() for flag in flags.split(" --") if flag)
     assert help_page("pretrain", flags.split()) + "\n" == make_page(PretrainingConfig.variant(given))
+
+
+def test_all_objectives_are_known():
+    assert tuple(NEW) == tuple(CONTINUED) == tuple(RUNS) == OBJECTIVES
 
 
 def test_help_of_an_objective_that_does_not_exist():
@@ -60,7 +69,10 @@ def test_help_of_each_objective_has_its_fields():
     for name in ("decoder_layers", "pack"):
         assert f"--{name} " in causal
         assert f"--{name} " not in masked
-    for text in (masked, causal):
+    spans, gaps = (help_page("pretrain", ["--objective", name]) for name in OBJECTIVES[2:])
+    assert "--noise_density " in spans
+    assert "--gap_sentence_ratio " in gaps
+    for text in (masked, causal, spans, gaps):
         assert "--text_field " in text
         assert "--generation_num_beams " not in text
         assert "metric_for_best_model (loss, accuracy" in " ".join(text.split())

@@ -23,6 +23,7 @@ from vaswani import (
     VaswaniForConditionalGeneration,
     VaswaniForSequenceClassification,
 )
+from vaswani.data.text.span_denoising import sentinel_names
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
@@ -42,12 +43,17 @@ from vaswani.training.config.options import INHERITED_BOUNDS, BaseConfig, sectio
 from vaswani.training.config.pretraining_arguments import (
     CausalLMConfig,
     ContinuedCausalLMConfig,
+    ContinuedGapSentencesConfig,
     ContinuedMaskedLMConfig,
+    ContinuedSpanDenoisingConfig,
+    GapSentencesConfig,
     MaskedLMConfig,
     PretrainingConfig,
+    SpanDenoisingConfig,
 )
 from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.completion import CompletionRun
+from vaswani.training.runs.denoising import GapSentencesRun, SpanDenoisingRun
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import ContinuedRun, TrainingRun
@@ -71,6 +77,7 @@ class Kind:
 
 
 TEXTS = {"dataset": "texts", "max_length": 24, "objective": "masked"}
+SPANS, GAPS = {"objective": "span_denoising"}, {"objective": "gap_sentences"}
 KINDS = {
     "train": Kind(RunConfig, RunConfig, TrainingRun, {"dataset": "dates"}),
     "more pairs": Kind(RunConfig, ContinuedRunConfig, ContinuedRun, {"dataset": "dates"}),
@@ -81,6 +88,10 @@ KINDS = {
     "more causal": Kind(
         PretrainingConfig, ContinuedCausalLMConfig, CausalLMRun, TEXTS | {"objective": "causal"}
     ),
+    "spans": Kind(PretrainingConfig, SpanDenoisingConfig, SpanDenoisingRun, TEXTS | SPANS),
+    "gaps": Kind(PretrainingConfig, GapSentencesConfig, GapSentencesRun, TEXTS | GAPS),
+    "more spans": Kind(PretrainingConfig, ContinuedSpanDenoisingConfig, SpanDenoisingRun, TEXTS | SPANS),
+    "more gaps": Kind(PretrainingConfig, ContinuedGapSentencesConfig, GapSentencesRun, TEXTS | GAPS),
     "distill masked": Kind(DistillationConfig, MaskedDistillationConfig, MaskedLMDistillation, TEXTS),
     "distill causal": Kind(
         DistillationConfig,
@@ -137,7 +148,7 @@ def test_none_overrides_a_file(tmp_path):
 
 def save_teacher(folder: Path) -> Path:
     """A translator that has learned nothing."""
-    tokenizer = train_tokenizer(toy_documents(5), 300)
+    tokenizer = train_tokenizer(toy_documents(5), 400, markers=["<mask>", *sentinel_names(100)])
     shape = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
     config = VaswaniConfig(vocab_size=len(tokenizer), decoder_ffn_dim=32, **shape)
     VaswaniForConditionalGeneration(config).save_pretrained(folder)
@@ -172,6 +183,8 @@ def models(tmp_path_factory) -> dict[str, dict[str, Any]]:
         "distill task": {"teacher": str(save_classifier(folder / "classifier", Path(encoder["model"])))},
         "more masked": encoder,
         "more causal": {"model": str(folder / "decoder")},
+        "more spans": {"model": teacher},
+        "more gaps": {"model": teacher},
         "finetune": encoder,
         "complete": {"model": str(folder / "decoder")},
     }

@@ -8,6 +8,7 @@ import torch
 from run_records import logged, weights
 
 from rank_processes import train_in_processes
+from tiny_runs import TINY_MODEL
 from toy_texts import write_texts
 
 pytestmark = pytest.mark.process
@@ -35,6 +36,7 @@ OBJECTIVES = {
         "decoder_attention_heads": 2,
         "decoder_ffn_dim": 32,
     },
+    "spans": {"objective": "span_denoising", **TINY_MODEL, "vocab_size": 420},
 }
 
 

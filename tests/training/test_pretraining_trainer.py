@@ -28,7 +28,7 @@ from vaswani.data.text.sequences import (
 )
 from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
 from vaswani.training.config.arguments import BaseTrainingArguments
-from vaswani.training.runs.pretraining import estimates
+from vaswani.training.runs.language_modelling import estimates
 from vaswani.training.trainer import pretraining as module
 from vaswani.training.trainer.pretraining import PretrainingTrainer
 

@@ -48,6 +48,8 @@ KINDS: dict[str, tuple[type[BaseConfig], dict[str, Any]]] = {
     "distill": (DistillationConfig, {"teacher": "t", "share_encoder_decoder_embeddings": True}),
     "masked": (PretrainingConfig, {"objective": "masked"}),
     "causal": (PretrainingConfig, {"objective": "causal"}),
+    "spans": (PretrainingConfig, {"objective": "span_denoising", "share_encoder_decoder_embeddings": True}),
+    "gaps": (PretrainingConfig, {"objective": "gap_sentences", "share_encoder_decoder_embeddings": True}),
     "continued masked": (PretrainingConfig, {"objective": "masked", "model": "m"}),
     "continued causal": (PretrainingConfig, {"objective": "causal", "model": "m"}),
     "finetune": (FinetuningConfig, {"model": "m", "lr_scheduler_type": "constant", "warmup_steps": 0}),

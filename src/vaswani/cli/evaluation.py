@@ -45,6 +45,7 @@ NAMES = {
     "masked": "a masked language model",
     "causal": "a causal language model",
     "completions": "a causal language model with prompts",
+    "denoising": "an encoder-decoder that was pre-trained on texts",
 }
 # The fields of the rows that each kind is evaluated on, and the kinds that take an option not all take.
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -52,6 +53,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),
     "masked": ("text_field", "documents"),
     "causal": ("text_field", "documents"),
+    "denoising": ("text_field", "documents"),
     "completions": ("prompt_field", "completion_field", "messages_field"),
     "questions": ("context_field", "question_field", "answers_field", "answer_start_field"),
 }
@@ -272,10 +274,11 @@ def evaluate(
 ) -> None:
     """Score a model on a corpus by what the model is.
 
-    Encoder-decoders: BLEU, chrF and exact match, or ROUGE. Classifiers,
-    regressors and taggers: accuracy, F1 or correlation. Models that answer
-    questions: exact match and F1, as SQuAD does. Language models:
-    perplexity, accuracy and, of causal ones, bits per byte; of those
+    Encoder-decoders: BLEU, chrF and exact match, or ROUGE; of those that
+    were pre-trained on texts, perplexity and accuracy of the removed text.
+    Classifiers, regressors and taggers: accuracy, F1 or correlation. Models
+    that answer questions: exact match and F1, as SQuAD does. Language
+    models: perplexity, accuracy and, of causal ones, bits per byte; of those
     trained on completions or given --prompt_field, of the completions alone.
     """
     from vaswani.evaluation.text_metrics import check_task
@@ -313,6 +316,8 @@ def evaluate(
     }
     if kind == "causal" and _completes(folder, options):
         kind = "completions"
+    if kind == "seq2seq" and _denoises(folder, options):
+        kind = "denoising"
     _check_options(kind, options)
     if kind != "seq2seq" and len(model) > 1:
         raise UserError(
@@ -361,6 +366,15 @@ def _completes(folder: Path, options: dict[str, Any]) -> bool:
         return True
     as_text = any(options[name] is not None for name in FIELDS["causal"])
     return not as_text and read_settings(folder).get("task") == "completion"
+
+
+def _denoises(folder: Path, options: dict[str, Any]) -> bool:
+    """Return whether an encoder-decoder is evaluated on texts, as in its pre-training, and not on pairs."""
+    from vaswani.hub.run_metadata import read_settings
+
+    if any(options[name] is not None for name in (*FIELDS["seq2seq"], "task")):
+        return False
+    return options["engine"] == "torch" and "objective" in read_settings(folder)
 
 
 def _check_options(kind: str, given: dict[str, Any]) -> None:
@@ -456,8 +470,9 @@ EVALUATIONS: dict[str, Callable[[Asked], Found]] = {
 
 
 def _evaluate_texts(asked: Asked) -> dict[str, Any]:
-    """Score a language model; print the scores and return them."""
+    """Score a model on texts or completions; print the scores and return them."""
     from vaswani.hub.checkpoint import local_folder
+    from vaswani.hub.run_metadata import read_settings
     from vaswani.training.runs.evaluation import evaluate_completions, evaluate_language_model
 
     options, files = asked.options, asked.files
@@ -480,4 +495,5 @@ def _evaluate_texts(asked: Asked) -> dict[str, Any]:
     more = {"max_rows": options["max_rows"], "settings": settings, "tell": warn}
     if asked.kind == "completions":
         return evaluate_completions(folder, split, **more)
-    return evaluate_language_model(folder, asked.kind, split, **more)
+    objective = read_settings(folder)["objective"] if asked.kind == "denoising" else asked.kind
+    return evaluate_language_model(folder, objective, split, **more)

@@ -13,6 +13,7 @@ from vaswani.training.config.flags import check_name, first_values, split_flags
 
 FOLDER = Path(__file__).parent / "help"
 FIELDS = FOLDER / "fields.json"
+OBJECTIVES = ("masked", "causal", "span_denoising", "gap_sentences")  # of a pre-training
 
 
 def help_page(command: str, arguments: Sequence[str]) -> str:
@@ -33,8 +34,8 @@ def _page(command: str, arguments: Sequence[str]) -> str:
     if command == "train":
         return f"train{continued}"
     objective = given.get("objective", "masked")
-    if objective not in ("masked", "causal"):
-        raise UserError(f"objective={objective} is unknown; choose one of masked, causal")
+    if objective not in OBJECTIVES:
+        raise UserError(f"objective={objective} is unknown; choose one of {', '.join(OBJECTIVES)}")
     return f"pretrain-{objective}{continued}"
 
 

@@ -461,7 +461,8 @@ def token_budget_batches(
     The batches are a pure function of the rows, `buffer_size`, `seed`, `epoch` and `splitter`.
 
     Args:
-        examples: rows with `input_ids` and, if there is a target, `labels`.
+        examples: rows with `input_ids` and, if there is a target, `labels`; or, in place of labels,
+            with the `source_length` and `target_length` of what a collator will make of them.
         max_tokens: the budget of a batch, rows · (longest source + longest target).
         buffer_size: rows in memory at a time; larger buffers pad less and mix better.
         seed: not negative.
@@ -479,9 +480,10 @@ def token_budget_batches(
             return
         if splitter is not None and buffer:
             buffer = list(splitter(buffer, np.random.default_rng((seed, epoch, number))))
+        source_lengths, target_lengths = zip(*map(_lengths, buffer), strict=True) if buffer else ((), ())
         sampler = TokenBudgetBatchSampler(
-            [len(row["input_ids"]) for row in buffer],
-            [len(row["labels"]) for row in buffer if "labels" in row] or None,
+            source_lengths,
+            target_lengths if any(target_lengths) else None,
             max_tokens,
             seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]),
         )
@@ -490,9 +492,16 @@ def token_budget_batches(
             yield [buffer[i] for i in batch]
 
 
+def _lengths(row: Example) -> tuple[int, int]:
+    """Return the tokens of the source of a row, and those of its target, 0 without one."""
+    if "labels" not in row and "target_length" in row:
+        return row["source_length"], row["target_length"]
+    return len(row["input_ids"]), len(row.get("labels", ()))
+
+
 def _within_budget(examples: Iterable[Example], max_tokens: int, report: RowReport) -> Iterator[Example]:
     for row in examples:
-        if len(row["input_ids"]) + len(row.get("labels", ())) <= max_tokens:
+        if sum(_lengths(row)) <= max_tokens:
             yield row
         else:
             report.leave_out("over_long", 1)

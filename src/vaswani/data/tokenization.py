@@ -12,7 +12,8 @@ that numbers are copied digit by digit and a word is the same token before any p
 Text that looks like a special token is text: "</s>" in a sentence is encoded as four characters. Tokenizers
 of masked language models are the exception: users write "<mask>" for a missing word.
 
-The special tokens around a text depend on the `Purpose` of the model.
+The special tokens around a text depend on the `Purpose` of the model. A model that learns to write removed
+text has markers of it among its special tokens.
 """
 
 import copy
@@ -77,6 +78,7 @@ def train_tokenizer(
     kind: Kind = "bpe",
     purpose: Purpose = "translation",
     token_types: bool = False,
+    markers: Sequence[str] = (),
     min_frequency: int = 2,
     model_max_length: int | None = None,
 ) -> PreTrainedTokenizerFast:
@@ -90,18 +92,20 @@ def train_tokenizer(
         kind: of the tokens (see `Kind`).
         purpose: selects the special tokens around each text (see `Purpose`).
         token_types: return `token_type_ids`, 0 and 1 for the first and second text of a pair.
+        markers: more special tokens, of removed text; `<mask>` is the tokenizer's mask.
         min_frequency: of pairs of tokens that are merged; "unigram" has none.
         model_max_length: limit of `truncation=True`; None for no limit, as for sinusoidal positions.
 
     Raises:
         UserError: `vocab_size` has no room for the bytes and special tokens, or there are no texts.
     """
+    framing: dict[str, Any] = {"token_types": token_types, "model_max_length": model_max_length}
     if kind == "byte":
-        return byte_tokenizer(purpose=purpose, token_types=token_types, model_max_length=model_max_length)
-    check_vocab_size(vocab_size, purpose)
+        return byte_tokenizer(purpose=purpose, markers=markers, **framing)
+    check_vocab_size(vocab_size, purpose, markers)
     options: dict[str, Any] = {
         "vocab_size": vocab_size,
-        "special_tokens": _special_tokens(purpose, mask_takes_space=kind != "char"),
+        "special_tokens": _special_tokens(purpose, markers, mask_takes_space=kind != "char"),
         "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
         "show_progress": False,
     }
@@ -113,7 +117,7 @@ def train_tokenizer(
         tokenizer = Tokenizer(models.BPE())
     tokenizer = _with_characters(tokenizer) if kind == "char" else _with_words(tokenizer, purpose)
     _in_thread(lambda: tokenizer.train_from_iterator(_not_empty(texts), trainer))
-    return _for_transformers(tokenizer, purpose, token_types, model_max_length)
+    return _for_transformers(tokenizer, purpose, markers, **framing)
 
 
 def _in_thread(work: Callable[[], object]) -> None:
@@ -137,9 +141,9 @@ def _in_thread(work: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def check_vocab_size(vocab_size: int, purpose: Purpose) -> None:
+def check_vocab_size(vocab_size: int, purpose: Purpose, markers: Sequence[str] = ()) -> None:
     """Raise a `UserError` unless a vocabulary has room for the bytes and the special tokens."""
-    special_tokens = _special_tokens(purpose, mask_takes_space=True)
+    special_tokens = _special_tokens(purpose, markers, mask_takes_space=True)
     smallest = NUM_BYTES + len(special_tokens)
     if vocab_size < smallest:
         raise UserError(
@@ -149,18 +153,22 @@ def check_vocab_size(vocab_size: int, purpose: Purpose) -> None:
 
 
 def byte_tokenizer(
-    *, purpose: Purpose, token_types: bool = False, model_max_length: int | None = None
+    *,
+    purpose: Purpose,
+    token_types: bool = False,
+    markers: Sequence[str] = (),
+    model_max_length: int | None = None,
 ) -> PreTrainedTokenizerFast:
     """Return a tokenizer in which each byte of the UTF-8 text is a token; it needs no training.
 
     No space is added before a text. Arguments are those of `train_tokenizer`.
     """
-    special_tokens = _special_tokens(purpose, mask_takes_space=False)
+    special_tokens = _special_tokens(purpose, markers, mask_takes_space=False)
     names = [*map(str, special_tokens), *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
     _with_bytes(tokenizer, _PIECES_OF_BYTES)
     tokenizer.add_special_tokens(special_tokens)
-    return _for_transformers(tokenizer, purpose, token_types, model_max_length)
+    return _for_transformers(tokenizer, purpose, markers, token_types, model_max_length)
 
 
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
@@ -216,12 +224,12 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
     return source, _load_tokenizer(target_directory) if target_directory.is_dir() else source
 
 
-def _special_tokens(purpose: Purpose, mask_takes_space: bool) -> list[AddedToken]:
-    """Return the special tokens in the order of their ids; a mask may include the space before it."""
+def _special_tokens(purpose: Purpose, markers: Sequence[str], mask_takes_space: bool) -> list[AddedToken]:
+    """Return the special tokens in the order of their ids; a masked model's mask may take a space."""
     tokens = [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
     if purpose == "masked":
         tokens.append(AddedToken(MASK_TOKEN, special=True, normalized=False, lstrip=mask_takes_space))
-    return tokens
+    return tokens + [AddedToken(name, special=True, normalized=False) for name in markers]
 
 
 _PIECES_OF_BYTES = [
@@ -256,7 +264,11 @@ def _with_bytes(tokenizer: Tokenizer, steps: list[Any]) -> Tokenizer:
 
 
 def _for_transformers(
-    tokenizer: Tokenizer, purpose: Purpose, token_types: bool, model_max_length: int | None
+    tokenizer: Tokenizer,
+    purpose: Purpose,
+    markers: Sequence[str],
+    token_types: bool,
+    model_max_length: int | None,
 ) -> PreTrainedTokenizerFast:
     single, pair = _TEMPLATES[purpose]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -270,6 +282,10 @@ def _for_transformers(
     if purpose == "masked":
         mask = tokenizer.get_added_tokens_decoder()[len(SPECIAL_TOKENS)]
         options |= {"cls_token": BOS_TOKEN, "sep_token": EOS_TOKEN, "mask_token": mask}
+    if MASK_TOKEN in markers:
+        options["mask_token"] = MASK_TOKEN
+    if others := [name for name in markers if name != MASK_TOKEN]:
+        options["extra_special_tokens"] = others
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

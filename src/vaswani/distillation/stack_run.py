@@ -50,14 +50,9 @@ from vaswani.hub.run_metadata import auto_class_of, read_run_metadata
 from vaswani.inference.prompt.continuation import LanguageModel
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.finetuning import FinetuningRun
+from vaswani.training.runs.language_modelling import SCORE_NAMES, PretrainingRun, scores_with_resamples
 from vaswani.training.runs.models import Pretrained, load_with_head, open_pretrained, seed_everything
-from vaswani.training.runs.pretraining import (
-    SCORE_NAMES,
-    CausalLMRun,
-    MaskedLMRun,
-    PretrainingRun,
-    scores_with_resamples,
-)
+from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.labels import TASKS, MultiLabel
 

@@ -50,6 +50,9 @@ PIPELINES = {
     "ForQuestionAnswering": "question-answering",
 }
 
+# What was removed from the texts of a pre-trained encoder-decoder, by its objective.
+REMOVED = {"span_denoising": "spans of tokens", "gap_sentences": "sentences"}
+
 _HUB_METRICS = {
     "bleu_lowercased": "bleu",
     "has_answer_exact_match": "exact_match",
@@ -59,6 +62,8 @@ _HUB_METRICS = {
 
 
 def _pipeline(run: RunMetadata) -> str:
+    if run.settings.get("objective") in REMOVED:
+        return "text-generation"
     found = (task for suffix, task in PIPELINES.items() if _class_name(run).endswith(suffix))
     return next(found, "summarization" if run.settings.get("task") == "summarization" else "translation")
 
@@ -220,6 +225,8 @@ def _training_task(run: RunMetadata) -> str:
         has_pairs = _class_name(run).endswith("ForPreTraining")
         pairs = ", and to predict whether one text follows another" * has_pairs
         return f"trained on {data} to fill in masked words{pairs}"
+    if removed := REMOVED.get(settings.get("objective", "")):
+        return f"trained on {data} to write {removed} that were removed from a text"
     if pipeline == "text-generation" and settings.get("task") == "completion":
         return f"{_began(settings) or 'fine-tuned'} on {data} to write {_completions(settings)}"
     if pipeline == "text-generation":
@@ -357,6 +364,8 @@ def _plain(value: Any) -> str:
 def _limits(run: RunMetadata) -> Iterator[str]:
     settings, config = run.settings, run.config
     yield "Outside the domains and languages of its training data, expect errors without warning."
+    if settings.get("objective") in REMOVED:
+        yield "It fills in removed text only; fine-tune it for a task (`vaswani train --model`)."
     if {"max_source_length", "max_target_length"} <= settings.keys():
         yield (
             f"It was trained on sources of up to {settings['max_source_length']:,} tokens and targets of up "

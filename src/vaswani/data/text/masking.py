@@ -9,7 +9,6 @@ B rows of a batch · S its longest sequence · N tokens of one
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL, Example, pad
+from vaswani.data.text.row_noise import RowNoise
 from vaswani.errors import UserError
 
 HIDDEN, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the others are kept
@@ -25,12 +25,11 @@ HIDDEN, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the others are kept
 Integers = npt.NDArray[np.integer]
 
 
-class MaskingCollator:
+class MaskingCollator(RowNoise):
     """Pad rows on the right to a batch and mask some of their tokens.
 
-    The masks of a row are a pure function of the seed, the epoch and the row's tokens, not of its batch, its
-    process or earlier draws, so that runs resume exactly. Special tokens are neither chosen nor used as
-    replacements. At least one token of each row is chosen.
+    The masks of a row are a pure function of what `RowNoise` names. Special tokens are neither chosen nor
+    used as replacements. At least one token of each row is chosen.
 
     Args:
         tokenizer: with a mask token.
@@ -50,6 +49,7 @@ class MaskingCollator:
         whole_words: bool = False,
         seed: int = 0,
     ):
+        super().__init__(seed)
         if tokenizer.mask_token_id is None:
             raise UserError("the tokenizer has no mask token; give one of a masked language model")
         if not 0 < probability <= 1:
@@ -60,12 +60,6 @@ class MaskingCollator:
         self.ordinary_tokens = np.setdiff1d(np.arange(len(tokenizer)), self.special_tokens)
         self.probability = probability
         self.whole_words = whole_words
-        self.seed = seed
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # for workers of a loader too
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which selects the masks."""
-        self._epoch.fill_(epoch)
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Mask and pad a batch.
@@ -91,7 +85,7 @@ class MaskingCollator:
     def mask(self, row: Example) -> tuple[Integers, Integers]:
         """Return a row's masked tokens [N] and its labels [N], −100 for tokens that are not predicted."""
         tokens = np.asarray(row["input_ids"], dtype=np.int64)
-        generator = np.random.default_rng((self.seed, int(self._epoch), zlib.crc32(tokens.tobytes())))
+        generator = self.generator(tokens)
         may_be_chosen = ~np.isin(tokens, self.special_tokens)
         starts = np.asarray(row["word_starts"]) if self.whole_words else np.ones(len(tokens), dtype=bool)
         word = np.cumsum(starts | ~may_be_chosen)  # number of the word of each token

@@ -3,7 +3,7 @@
 A document is a text of a corpus. For causal models the sequences are blocks of packed documents
 (`PackedBlocks`) or parts of one document (`DocumentParts`); for masked models full sentences of one document
 (`SentenceSequences`), or two segments, where the second follows the first or is from another document
-(`SegmentPairs`).
+(`SegmentPairs`). Those of encoder-decoders are in `span_denoising.py` and `gap_sentences.py`.
 
 A sentence ends at the end of a line, or at a punctuation mark before white space. A sentence that is longer
 than a sequence is split between words.
@@ -14,6 +14,7 @@ N tokens of a document
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ DOCUMENTS_AT_ONCE = 1000  # documents that are packed together, and draw random 
 SHORT_PAIRS = 0.1  # share of shorter pairs, so that models see short texts (as in BERT's code)
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
-_TOKENS = {"input_ids": List(Value("int32")), "length": Value("int32")}
+TOKENS = {"input_ids": List(Value("int32")), "length": Value("int32")}
 _WORDS = {"word_starts": List(Value("bool"))}
 _PAIRS = {"token_type_ids": List(Value("int8")), "next_sentence_label": Value("int8")}
 
@@ -49,11 +50,15 @@ class Document:
         ids: of the tokens [N].
         word_starts: which tokens begin a word [N].
         sentence_starts: which tokens begin a sentence [N].
+        characters: where each token begins and ends in the text [N, 2].
+        text: of the whole document.
     """
 
     ids: Integers
     word_starts: Flags
     sentence_starts: Flags
+    characters: Integers
+    text: str
 
     def end_of_part(self, start: int, most: int) -> int:
         """Return the end of a part of at most `most` tokens: between sentences, else between words."""
@@ -77,7 +82,16 @@ class Document:
     def part(self, start: int, stop: int) -> Document:
         """Return the tokens from `start` to `stop`."""
         place = slice(start, stop)
-        return Document(self.ids[place], self.word_starts[place], self.sentence_starts[place])
+        starts = self.word_starts[place], self.sentence_starts[place]
+        return Document(self.ids[place], *starts, self.characters[place], self.text)
+
+    def parts(self, most: int) -> Iterator[Document]:
+        """Cut the document into parts of at most `most` tokens (see `end_of_part`)."""
+        start = 0
+        while start < len(self.ids):
+            stop = self.end_of_part(start, most)
+            yield self.part(start, stop)
+            start = stop
 
 
 def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
@@ -86,15 +100,17 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
     encodings = TextCodec(tokenizer).encode(list(texts), **options).encodings
     for text, encoding in zip(texts, encodings or [], strict=True):
         words = np.array(encoding.word_ids, dtype=np.int64)
-        begins = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[:, 0]  # in characters of the text
+        characters = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         sentence_starts = np.zeros(len(words), dtype=bool)
         ends = [match.start() for match in _SENTENCE_END.finditer(text)]
-        places = np.searchsorted(begins, ends)
+        places = np.searchsorted(characters[:, 0], ends)
         sentence_starts[places[places < len(words)]] = True
         yield Document(
             ids=np.array(encoding.ids, dtype=np.int32),
             word_starts=np.diff(words, prepend=-1) != 0,
             sentence_starts=sentence_starts,
+            characters=characters,
+            text=text,
         )
 
 
@@ -108,7 +124,7 @@ class SequenceBuilder:
 
     max_length: int
 
-    features: ClassVar[Features] = Features(_TOKENS)
+    features: ClassVar[Features] = Features(TOKENS)
 
     def __call__(
         self, rows: Columns, numbers: list[int], tokenizer: PreTrainedTokenizerBase
@@ -117,20 +133,19 @@ class SequenceBuilder:
         read = zip(read_documents(rows["text"], tokenizer), numbers, strict=True)
         full = [(document, number) for document, number in read if len(document.ids)]
         documents, numbers = [document for document, _ in full], [number for _, number in full]
-        made = list(self.sequences(documents, numbers, *boundary_token_ids(tokenizer))) if full else []
+        made = list(self.sequences(documents, numbers, tokenizer)) if full else []
         columns = {name: [row[name] for row in made] for name in self.features if name != "length"}
         return {**columns, "length": [len(ids) for ids in columns["input_ids"]]}
 
     def sequences(
-        self, documents: list[Document], numbers: list[int], begin: int, end: int
+        self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
         """Yield the sequences of consecutive documents.
 
         Args:
             documents: with tokens.
             numbers: of the documents in the corpus.
-            begin: the token `<s>`.
-            end: the token `</s>`.
+            tokenizer: of the documents.
         """
         raise NotImplementedError
 
@@ -145,10 +160,11 @@ class PackedBlocks(SequenceBuilder):
     """Blocks of concatenated documents, each `<s> ... </s>`; every token is a label in one block."""
 
     def sequences(
-        self, documents: list[Document], numbers: list[int], begin: int, end: int
+        self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
         """Yield blocks of all documents, concatenated."""
-        yield from self._blocks(np.concatenate([_framed(document.ids, begin, end) for document in documents]))
+        frame = boundary_token_ids(tokenizer)
+        yield from self._blocks(np.concatenate([_framed(document.ids, *frame) for document in documents]))
 
 
 @dataclass(frozen=True)
@@ -156,11 +172,12 @@ class DocumentParts(SequenceBuilder):
     """Blocks of one document each."""
 
     def sequences(
-        self, documents: list[Document], numbers: list[int], begin: int, end: int
+        self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
         """Yield the blocks of each document."""
+        frame = boundary_token_ids(tokenizer)
         for document in documents:
-            yield from self._blocks(_framed(document.ids, begin, end))
+            yield from self._blocks(_framed(document.ids, *frame))
 
 
 @dataclass(frozen=True)
@@ -170,21 +187,19 @@ class SentenceSequences(SequenceBuilder):
     Liu et al. (2019), arXiv:1907.11692, section 4.2.
     """
 
-    features: ClassVar[Features] = Features(_TOKENS | _WORDS)
+    features: ClassVar[Features] = Features(TOKENS | _WORDS)
 
     def sequences(
-        self, documents: list[Document], numbers: list[int], begin: int, end: int
+        self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
         """Yield parts of each document that end between sentences."""
+        frame = boundary_token_ids(tokenizer)
         for document in documents:
-            start = 0
-            while start < len(document.ids):
-                stop = document.end_of_part(start, self.max_length - 2)
+            for part in document.parts(self.max_length - 2):
                 yield {
-                    "input_ids": _framed(document.ids[start:stop], begin, end),
-                    "word_starts": _framed(document.word_starts[start:stop], True, True),
+                    "input_ids": _framed(part.ids, *frame),
+                    "word_starts": _framed(part.word_starts, True, True),
                 }
-                start = stop
 
 
 @dataclass(frozen=True)
@@ -200,12 +215,13 @@ class SegmentPairs(SequenceBuilder):
 
     seed: int = 0
 
-    features: ClassVar[Features] = Features(_TOKENS | _WORDS | _PAIRS)
+    features: ClassVar[Features] = Features(TOKENS | _WORDS | _PAIRS)
 
     def sequences(
-        self, documents: list[Document], numbers: list[int], begin: int, end: int
+        self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
         """Yield pairs of each document; random segments come from the others of the batch."""
+        boundaries = boundary_token_ids(tokenizer)
         generator = np.random.default_rng((self.seed, numbers[0]))
         for number, document in enumerate(documents):
             others = documents[:number] + documents[number + 1 :]
@@ -213,7 +229,7 @@ class SegmentPairs(SequenceBuilder):
                 ids, word_starts = (
                     np.concatenate([_framed(of_first, *frame), _framed(of_second, *frame)[1:]])
                     for of_first, of_second, frame in (
-                        (first.ids, second.ids, (begin, end)),
+                        (first.ids, second.ids, boundaries),
                         (first.word_starts, second.word_starts, (True, True)),
                     )
                 )
@@ -276,7 +292,7 @@ def make_sequences(
 
     Args:
         dataset: a text column `text`. The rows of a stream become sequences as they are read.
-        tokenizer: with tokens that begin and end sequences (see `boundary_token_ids`).
+        tokenizer: with the special tokens that the builder needs (see `boundary_token_ids`).
         builder: of the sequences.
 
     Returns:
@@ -295,7 +311,8 @@ def make_sequences(
         raise UserError("next_sentence needs two documents or more to draw segments from, and there is one")
     num_batches = -(-len(dataset) // DOCUMENTS_AT_ONCE)
     options["batch_size"] = -(-len(dataset) // num_batches)  # similar sizes: no batch of one document
-    parts = [dataset._fingerprint, tokenizer_key(tokenizer, __file__), repr(builder)]
+    modules = dict.fromkeys((__file__, inspect.getfile(type(builder))))
+    parts = [dataset._fingerprint, tokenizer_key(tokenizer, *modules), repr(builder)]
     key = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
     rows = map_to_file(dataset, builder, builder.features, key, desc="Tokenizing", **options)
     if not len(rows):

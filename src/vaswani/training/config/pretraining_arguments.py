@@ -17,6 +17,7 @@ from vaswani.training.config.arguments import (
     CardArguments,
     DataArguments,
     FamilyArguments,
+    ModelArguments,
 )
 from vaswani.training.config.options import (
     FIELDS_WITHOUT_EFFECT,
@@ -28,6 +29,8 @@ from vaswani.training.config.options import (
 )
 
 SHORTEST_SEQUENCE = 8  # tokens
+OF_ONE_STACK = "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
+OF_BOTH_STACKS = "span_denoising removes spans of tokens, as T5; gap_sentences removes sentences, as PEGASUS."
 _default = partial(redefault, FamilyArguments)
 
 
@@ -80,7 +83,7 @@ class ContinuedModelArguments(Section):
 
     model: str | None = option(
         None,
-        "Continue training a language model: its folder, or its name on the Hub. It keeps its shape and its "
+        "Continue training a model: its folder, or its name on the Hub. It keeps its shape and its "
         "tokenizer; leave out their fields.",
     )
     attn_implementation: str | None = _default("attn_implementation", None)
@@ -131,9 +134,7 @@ class TextAndVocabularyArguments(TextArguments):
 class MaskedObjective(Section):
     """Predict masked tokens and, with `next_sentence`, whether one segment follows the other."""
 
-    objective: Literal["masked"] = option(
-        "masked", "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
-    )
+    objective: Literal["masked"] = option("masked", OF_ONE_STACK)
     mask_probability: float = option(0.15, "Share of the tokens that are predicted.", above=0, at_most=1)
     whole_word_masking: bool = option(False, "Mask either all tokens of a word or none.")
     next_sentence: bool = option(
@@ -147,13 +148,33 @@ class MaskedObjective(Section):
 class CausalObjective(Section):
     """Predict each token from those before it."""
 
-    objective: Literal["causal"] = option(
-        "causal", "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
-    )
+    objective: Literal["causal"] = option("causal", OF_ONE_STACK)
     pack: bool = option(
         True,
         "Pack several documents into a sequence, without attention between them; otherwise a sequence holds "
         "one document, or a part of one.",
+    )
+
+
+@dataclass
+class SpanDenoisingObjective(Section):
+    """Write the spans of tokens that were removed from a text (T5)."""
+
+    objective: Literal["span_denoising"] = option("span_denoising", OF_BOTH_STACKS)
+    noise_density: float = option(0.15, "Share of the tokens that are removed.", above=0, below=1)
+    mean_noise_span_length: float = option(3.0, "Mean number of tokens of a removed span.", at_least=1)
+
+
+@dataclass
+class GapSentencesObjective(Section):
+    """Write the sentences that were removed from a text (PEGASUS)."""
+
+    objective: Literal["gap_sentences"] = option("gap_sentences", OF_BOTH_STACKS)
+    gap_sentence_ratio: float = option(0.3, "Share of the sentences that are removed.", above=0, below=1)
+    gap_sentence_strategy: Literal["ind_orig", "random", "lead"] = option(
+        "ind_orig",
+        "Which sentences: those with the best ROUGE-1 F1 against the rest (ind_orig), new ones in each epoch "
+        "(random), or the first (lead).",
     )
 
 
@@ -192,7 +213,8 @@ class MaskedLMConfig(PretrainingConfig):
 
     purpose: ClassVar[str] = (
         "Train an encoder to predict masked words; with --objective causal, a decoder to predict the next "
-        "word. With --model FOLDER, continue training a model on other texts or longer sequences."
+        "word; with span_denoising or gap_sentences, an encoder-decoder to write removed text. With --model "
+        "FOLDER, continue training a model on other texts or longer sequences."
     )
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy", "next_sentence_accuracy")
 
@@ -208,6 +230,36 @@ class CausalLMConfig(PretrainingConfig):
     purpose: ClassVar[str] = (
         "Train a decoder to predict the next word; with --objective masked, an encoder to predict masked "
         "words. With --model FOLDER, continue training a model on other texts or longer sequences."
+    )
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
+
+
+@dataclass
+class SpanDenoisingConfig(PretrainingConfig):
+    """The resolved arguments of one training of a new encoder-decoder on removed spans."""
+
+    model: ModelArguments
+    data: TextAndVocabularyArguments
+    task: SpanDenoisingObjective
+
+    purpose: ClassVar[str] = (
+        "Train an encoder-decoder to write the spans that were removed from a text, for `vaswani train "
+        "--model`. With --model FOLDER, continue training a model on other texts or longer sequences."
+    )
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
+
+
+@dataclass
+class GapSentencesConfig(PretrainingConfig):
+    """The resolved arguments of one training of a new encoder-decoder on removed sentences."""
+
+    model: ModelArguments
+    data: TextAndVocabularyArguments
+    task: GapSentencesObjective
+
+    purpose: ClassVar[str] = (
+        "Train an encoder-decoder to write the sentences that were removed from a text, for `vaswani train "
+        "--model`. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
     scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
@@ -251,8 +303,48 @@ class ContinuedCausalLMConfig(PretrainingConfig):
     }
 
 
-NEW: dict[str, type[PretrainingConfig]] = {"masked": MaskedLMConfig, "causal": CausalLMConfig}
+@dataclass
+class ContinuedSpanDenoisingConfig(PretrainingConfig):
+    """The resolved arguments of one training on removed spans that continues with an encoder-decoder."""
+
+    model: ContinuedModelArguments
+    data: TextArguments
+    task: SpanDenoisingObjective
+
+    purpose: ClassVar[str] = (
+        "Continue training an encoder-decoder to write removed spans, on other texts or longer sequences."
+    )
+    scores: ClassVar[Sequence[str]] = SpanDenoisingConfig.scores
+    without_effect: ClassVar[dict[str, str]] = {
+        **PretrainingConfig.without_effect,
+        **kept_by_the_model((ModelArguments, TextAndVocabularyArguments), GIVEN),
+    }
+
+
+@dataclass
+class ContinuedGapSentencesConfig(PretrainingConfig):
+    """The resolved arguments of one training on removed sentences that continues with an encoder-decoder."""
+
+    model: ContinuedModelArguments
+    data: TextArguments
+    task: GapSentencesObjective
+
+    purpose: ClassVar[str] = (
+        "Continue training an encoder-decoder to write removed sentences, on other texts or longer sequences."
+    )
+    scores: ClassVar[Sequence[str]] = GapSentencesConfig.scores
+    without_effect: ClassVar[dict[str, str]] = ContinuedSpanDenoisingConfig.without_effect
+
+
+NEW: dict[str, type[PretrainingConfig]] = {
+    "masked": MaskedLMConfig,
+    "causal": CausalLMConfig,
+    "span_denoising": SpanDenoisingConfig,
+    "gap_sentences": GapSentencesConfig,
+}
 CONTINUED: dict[str, type[PretrainingConfig]] = {
     "masked": ContinuedMaskedLMConfig,
     "causal": ContinuedCausalLMConfig,
+    "span_denoising": ContinuedSpanDenoisingConfig,
+    "gap_sentences": ContinuedGapSentencesConfig,
 }

@@ -20,8 +20,8 @@ from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, sh
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
+from vaswani.training.runs.language_modelling import SCORE_NAMES, show_estimates
 from vaswani.training.runs.models import DECODERS, Pretrained, is_decoder, open_pretrained, pretrained_model
-from vaswani.training.runs.pretraining import SCORE_NAMES, show_estimates
 from vaswani.training.trainer.completion import CompletionTrainer
 
 TOLD_NAMES = {**SCORE_NAMES, "accuracy": "Token accuracy (%)"}

@@ -1,4 +1,4 @@
-"""Evaluate a trained language model on texts or completions, as its training does at its end."""
+"""Evaluate a pre-trained model on texts, or one that completes prompts, as its training does at its end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from vaswani.training.config.options import BaseConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.completion import CompletionRun
+from vaswani.training.runs.language_modelling import PretrainingRun, tell_scores
 from vaswani.training.runs.models import Pretrained, open_pretrained
-from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun, PretrainingRun, tell_scores
+from vaswani.training.runs.pretraining import RUNS, CausalLMRun
 
 # Fields of the training that its scores depend on.
-SETTINGS_OF_TRAINING = (
-    *("text_field", "documents", "max_length", "seed"),
-    *("mask_probability", "whole_word_masking", "next_sentence", "pack"),
-)
-OF_OBJECTIVE = {"masked": ("mask_probability", "whole_word_masking", "next_sentence"), "causal": ("pack",)}
+SETTINGS_OF_TRAINING = ("text_field", "documents", "max_length", "seed")
+OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
+    "masked": ("mask_probability", "whole_word_masking", "next_sentence"),
+    "causal": ("pack",),
+    "span_denoising": ("noise_density", "mean_noise_span_length"),
+    "gap_sentences": ("gap_sentence_ratio", "gap_sentence_strategy"),
+}
 SETTINGS_OF_COMPLETIONS = ("prompt_field", "completion_field", "messages_field", "max_length", "seed")
 USUAL_LENGTH = 512  # tokens of a sequence, where no training and no positions tell
 
@@ -63,7 +66,7 @@ def evaluate_language_model(
 
     Args:
         folder: of the model.
-        objective: "masked" or "causal".
+        objective: of a pre-training, one of `OF_OBJECTIVE`.
         split: of the corpus.
         max_rows: number of sequences to evaluate on, evenly spread; None means all.
         tell: is called with the counts of the rows that were read.
@@ -139,9 +142,10 @@ def _settings(
 
 
 def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
-    names = [name for name in SETTINGS_OF_TRAINING if name not in OF_OBJECTIVE[_other(objective)]]
+    names = (*SETTINGS_OF_TRAINING, *OF_OBJECTIVE[objective])
     values = _settings(folder, "objective", objective, names, given)
-    run = (MaskedLMRun if objective == "masked" else _CausalEvaluation)(_config(values, PretrainingConfig))
+    run_class = _CausalEvaluation if objective == "causal" else RUNS[objective]
+    run = run_class(_config(values, PretrainingConfig))
     config, pretrained = run.config, run.pretrained
     assert pretrained is not None  # as there is a model
     if "max_length" not in values:
@@ -151,10 +155,6 @@ def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
     if objective == "causal" and "pack" not in values and (attention is None or "sparse" in attention):
         config.task = replace(config.task, pack=False)
     return run
-
-
-def _other(objective: str) -> str:
-    return "causal" if objective == "masked" else "masked"
 
 
 def _config(values: Mapping[str, Any], config_class: type[Config]) -> Config:

@@ -13,8 +13,8 @@ from vaswani.files.named_configs import command, config_names, find_config
 from vaswani.files.yaml_files import load_yaml
 from vaswani.hub.run_metadata import meta_model
 from vaswani.training.config.config_file import load_config
-from vaswani.training.config.pretraining_arguments import MaskedLMConfig, PretrainingConfig
-from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
+from vaswani.training.config.pretraining_arguments import PretrainingConfig
+from vaswani.training.runs.pretraining import run_of
 from vaswani.training.runs.translation import model_config
 
 NEW_MODELS = ("train", "pretrain")  # commands whose configurations say what a model looks like
@@ -48,9 +48,7 @@ def configured_model(given: str) -> PreTrainedModel:
         size = run.data.vocab_size
         shape = model_config(run.model, size, size, one_vocabulary=run.data.shared_vocab)
         return meta_model(shape, AutoModelForSeq2SeqLM)
-    pretraining = load_config(given, [], PretrainingConfig)
-    kind: Any = MaskedLMRun if isinstance(pretraining, MaskedLMConfig) else CausalLMRun
-    of_run = kind(pretraining)
+    of_run = run_of(load_config(given, [], PretrainingConfig))
     return meta_model(of_run.model_config(None), of_run.auto_class)
 
 

@@ -378,7 +378,7 @@ class ContinuedRun(TrainingRun):
             model = convert(model)
         if arguments.attn_implementation is not None:
             model.set_attn_implementation(arguments.attn_implementation)
-        _fill_in_special_tokens(model, self.pretrained)
+        fill_in_special_tokens(model, self.pretrained)
         begin_as_tokenizer(model, tokenizers[1])
         freeze(model, arguments.freeze)
         return self._adapted(model)
@@ -428,7 +428,7 @@ def freeze(model: PreTrainedModel, parts: Sequence[str]) -> None:
         PartialState().print(f"frozen: {', '.join(parts)}; {count:,} parameters are trained", flush=True)
 
 
-def _fill_in_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> None:
+def fill_in_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> None:
     """Take the first token of targets and the padding from elsewhere where the configuration lacks them.
 
     Raises:

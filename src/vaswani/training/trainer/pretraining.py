@@ -1,6 +1,6 @@
 """A trainer of language models, masked and causal, and what it measures.
 
-B rows of a batch · S its longest sequence · N labels of a batch · V vocabulary
+B rows of a batch · S its longest sequence of labels · N labels of a batch · V vocabulary
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PretrainingTrainer(BaseTrainer):
     measures_bytes: ClassVar[bool] = True
 
     def __init__(self, *, model: Any, **kwargs: Any):
-        self.is_causal = model.can_generate()
+        self.is_causal = model.can_generate() and not model.config.is_encoder_decoder
         if self.is_causal and model.loss_type is None:  # GPT-2's: the library would count the first token
             model.loss_type = "ForCausalLM"
         super().__init__(model=model, **kwargs)
@@ -85,7 +85,7 @@ class PretrainingTrainer(BaseTrainer):
 
     def _parts(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
         """The batch in parts, whose logits fit in `LOGITS_AT_ONCE`."""
-        rows, length = inputs["input_ids"].shape
+        rows, length = inputs["labels"].shape
         most = max(1, LOGITS_AT_ONCE // (length * self.model.config.vocab_size))
         for start in range(0, rows, most):
             yield {name: value[start : start + most] for name, value in inputs.items()}

@@ -1,0 +1,155 @@
+"""Gap sentences: write the sentences that were removed from a text.
+
+As in PEGASUS (Zhang et al., 2020, arXiv:1912.08777, section 3.1). Each removed sentence leaves a mask in the
+source; all of them, in their order, are the target. There are three strategies. `ind_orig` removes those that
+say most of the rest: each is scored on its own, by the ROUGE-1 F1 of its words and those of all others, where
+words that repeat count. `random` draws them anew in each epoch. `lead` removes the first ones.
+
+N tokens of a text · S sentences
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from datasets import Features, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from vaswani.data.batching import Example
+from vaswani.data.text.denoising import LENGTHS, Integers, frames
+from vaswani.data.text.sequences import TOKENS, Document, SequenceBuilder
+
+Strategy = Literal["ind_orig", "random", "lead"]
+
+PEGASUS_MASK = "<mask_1>"  # of sentences, where <mask_2> is that of words
+_WORD = re.compile(r"\w+")
+_SENTENCES = {"sentence_starts": List(Value("int32")), "gaps": List(Value("int32"))}
+
+
+@dataclass(frozen=True)
+class GapChoice:
+    """Which sentences of a text are removed.
+
+    Args:
+        ratio: share of the sentences, above 0 and below 1; at least one is removed and one kept.
+        strategy: see the module.
+    """
+
+    ratio: float = 0.3
+    strategy: Strategy = "ind_orig"
+
+    def count(self, sentences: int) -> int:
+        """Return how many of two or more sentences are removed."""
+        return min(max(round(sentences * self.ratio), 1), sentences - 1)
+
+    def fixed(self, sentences: Sequence[str]) -> Integers:
+        """Return the numbers of the sentences that are always removed, in their order; none if `random`."""
+        if self.strategy == "random":
+            return np.array([], dtype=np.int64)
+        if self.strategy == "lead":
+            return np.arange(self.count(len(sentences)))
+        best = np.argsort(-rouge1_with_rest(sentences), kind="stable")  # of equal ones, the first
+        return np.sort(best[: self.count(len(sentences))])
+
+    def drawn(self, sentences: int, generator: np.random.Generator) -> Integers:
+        """Draw the numbers of the sentences that are removed, in their order."""
+        return np.sort(generator.choice(sentences, self.count(sentences), replace=False))
+
+    def most(self, lengths: Integers) -> tuple[int, int]:
+        """Return the most tokens that sources and targets can have, of sentences of these lengths [S]."""
+        count, ordered = self.count(len(lengths)), np.sort(lengths)
+        return int(ordered[count:].sum()) + count, int(ordered[-count:].sum())
+
+
+def rouge1_with_rest(sentences: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the ROUGE-1 F1 of each sentence and the other ones together: float64 [S].
+
+    Words are lower-cased and not stemmed.
+    """
+    words = [Counter(_WORD.findall(sentence.lower())) for sentence in sentences]
+    of_all: Counter[str] = Counter()
+    for own in words:
+        of_all.update(own)
+    total = of_all.total()
+    scores = np.zeros(len(sentences))
+    for number, own in enumerate(words):
+        common = sum(min(count, of_all[word] - count) for word, count in own.items())
+        scores[number] = 2 * common / max(total, 1)  # precision and recall, in one fraction
+    return scores
+
+
+@dataclass(frozen=True)
+class GapSentences:
+    """Removes sentences from a row.
+
+    Args:
+        choice: which ones.
+        mask: the token that each leaves behind.
+    """
+
+    choice: GapChoice
+    mask: int
+
+    def __call__(self, row: Example, generator: np.random.Generator) -> tuple[Integers, Integers]:
+        """Return the source and the target of a row with `input_ids`, `sentence_starts` and `gaps`."""
+        sentences = np.split(row["input_ids"], row["sentence_starts"][1:])
+        gaps = row["gaps"]
+        if self.choice.strategy == "random":
+            gaps = self.choice.drawn(len(sentences), generator)
+        removed = set(map(int, gaps))
+        source = [[self.mask] if number in removed else part for number, part in enumerate(sentences)]
+        return np.concatenate(source), np.concatenate([sentences[number] for number in sorted(removed)])
+
+
+def sentence_mask(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token that stands for a removed sentence: PEGASUS's, or the mask; None without one."""
+    return tokenizer.get_vocab().get(PEGASUS_MASK, tokenizer.mask_token_id)
+
+
+@dataclass(frozen=True)
+class GapPieces(SequenceBuilder):
+    """Pieces of documents with two sentences or more; others are left out.
+
+    Args:
+        choice: of the sentences that will be removed.
+    """
+
+    choice: GapChoice = GapChoice()
+
+    features: ClassVar[Features] = Features(TOKENS | LENGTHS | _SENTENCES)
+
+    def sequences(
+        self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the tokens and sentences of each piece, and how many its source and target have at most."""
+        of_source, of_target = map(len, frames(tokenizer))
+        for document in documents:
+            for part in document.parts(self.max_length - of_source):
+                starts = np.union1d([0], np.flatnonzero(part.sentence_starts))
+                if len(starts) < 2:
+                    continue
+                lengths = np.diff(starts, append=len(part.ids))
+                gaps = self.choice.fixed(_texts(part, starts))
+                source, target = self.choice.most(lengths)
+                if len(gaps):
+                    target = int(lengths[gaps].sum())
+                    source = len(part.ids) - target + len(gaps)
+                yield {
+                    "input_ids": part.ids,
+                    "sentence_starts": starts,
+                    "gaps": gaps,
+                    "source_length": source + of_source,
+                    "target_length": target + of_target,
+                }
+
+
+def _texts(part: Document, starts: Integers) -> list[str]:
+    """Return the texts of the sentences that begin at these tokens [S]."""
+    begins, ends = part.characters[starts, 0], part.characters[[*starts[1:] - 1, -1], 1]
+    return [part.text[begin:end] for begin, end in zip(begins, ends, strict=True)]

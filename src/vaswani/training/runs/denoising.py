@@ -1,0 +1,228 @@
+"""Pre-trainings of encoder-decoders, which learn to write what was removed from a text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from datasets import Dataset
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
+from vaswani.data.sources.corpus import Corpus
+from vaswani.data.text.denoising import DenoisingCollator, Noise, frames, with_markers
+from vaswani.data.text.gap_sentences import GapChoice, GapPieces, GapSentences, sentence_mask
+from vaswani.data.text.sequences import SequenceBuilder
+from vaswani.data.text.span_denoising import (
+    FEWEST_SENTINELS,
+    SpanDenoising,
+    SpanNoise,
+    SpanPieces,
+    sentinel_ids,
+    sentinel_names,
+)
+from vaswani.data.text_codec import has_one_vocabulary
+from vaswani.data.tokenization import MASK_TOKEN, load_tokenizers
+from vaswani.errors import UserError
+from vaswani.inference.decoding import position_limit
+from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.training.config.pretraining_arguments import GapSentencesObjective, SpanDenoisingObjective
+from vaswani.training.runs.base import Tokenizers
+from vaswani.training.runs.language_modelling import PretrainingRun
+from vaswani.training.runs.models import Pretrained, named_tokenizers
+from vaswani.training.runs.translation import fill_in_special_tokens, model_config
+from vaswani.training.trainer.denoising import DenoisingTrainer
+
+
+class DenoisingRun(PretrainingRun):
+    """Trains an encoder-decoder to write the text that was removed from its source.
+
+    Tokenizers frame texts as in `vaswani train`, so that the model can be fine-tuned there as it is.
+    """
+
+    purpose = "translation"
+    auto_class: ClassVar[Any] = AutoModelForSeq2SeqLM
+    trainer_class = DenoisingTrainer
+
+    @abstractmethod
+    def noise(self, tokenizer: PreTrainedTokenizerBase) -> Noise:
+        """What removes text from a row."""
+
+    @property
+    @abstractmethod
+    def longest_target(self) -> int:
+        """Most tokens of a target, without those around every text."""
+
+    # ----------------------------------------------------------------------------------- before the corpus
+
+    def _check_new(self) -> None:
+        super()._check_new()
+        self._check_targets(self.positions, "max_position_embeddings", self.given_tokenizer)
+
+    def _check_pretrained(self, pretrained: Pretrained) -> None:
+        super()._check_pretrained(pretrained)
+        if not has_one_vocabulary(*load_tokenizers(pretrained.folder)):
+            raise UserError(
+                f"{pretrained.folder} has one vocabulary for sources and another for targets; denoising "
+                "needs one for both"
+            )
+        self._check_targets(pretrained.longest_target, str(pretrained.folder), pretrained.tokenizer)
+
+    def _check_targets(self, most: int | None, whose: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Raise `UserError` for targets with more tokens than the decoder has positions."""
+        around = 1 if tokenizer is None else len(frames(tokenizer)[1])
+        if most is not None and self.longest_target + around > most:
+            raise UserError(
+                f"max_length={self.config.data.max_length} makes targets of up to "
+                f"{self.longest_target + around} tokens, and {whose} has {most} positions; lower max_length"
+            )
+
+    @cached_property
+    def given_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer that the configuration of a new model names, with the markers that it lacks."""
+        name = self.config.data.tokenizer
+        if name is None:
+            return None
+        of_sources, of_targets = named_tokenizers(name)
+        if not has_one_vocabulary(of_sources, of_targets):
+            raise UserError(
+                f"tokenizer={name} has one vocabulary for sources and another for targets; denoising needs "
+                "one for both"
+            )
+        return self.with_markers(ready_for_pairs(of_sources, name))
+
+    def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        """A tokenizer with all markers; a copy if it lacks some."""
+        return with_markers(tokenizer, self.markers)
+
+    # ----------------------------------------------------------------------------------- model and rows
+
+    def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniConfig:
+        size, tokens = self.config.data.vocab_size, {}
+        if tokenizer is not None:
+            size, tokens = vocabulary_size(tokenizer, "source"), special_tokens(tokenizer, tokenizer)
+        return model_config(self.config.model, size, size, one_vocabulary=True, **tokens)
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """A model whose plain calls of `generate` write as much as the targets hold."""
+        model: Any = super().build_model(tokenizers)
+        if self.pretrained is not None:
+            fill_in_special_tokens(model, self.pretrained)
+        longest = 1 + self.longest_target + len(frames(tokenizers[0])[1])  # with the decoder's start token
+        model.generation_config.max_length = min(longest, position_limit(model) or longest)
+        model.generation_config.max_source_length = self.config.data.max_length
+        return model
+
+    def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
+        splits = super().tokenize(corpus, tokenizers)
+        for name, rows in splits.items():
+            if isinstance(rows, Dataset):
+                longest = np.add(rows["source_length"][:], rows["target_length"][:]).max()
+                self.check_budget(name, int(longest), "max_length")
+        return splits
+
+    def collators(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
+        """Noise is drawn anew in each epoch of training; in evaluation it is always the same."""
+        noise, start = self.noise(tokenizer), model.config.decoder_start_token_id
+        return {
+            name: DenoisingCollator(tokenizer, start, noise, self.config.training.seed)
+            for name in ("data_collator", "train_data_collator")
+        }
+
+
+class SpanDenoisingRun(DenoisingRun):
+    """Spans of tokens are removed, as in T5."""
+
+    @property
+    def span_noise(self) -> SpanNoise:
+        """How much is removed."""
+        task: SpanDenoisingObjective = self.config.task
+        return SpanNoise(task.noise_density, task.mean_noise_span_length)
+
+    def check(self) -> None:
+        span, max_length = self.config.task.mean_noise_span_length, self.config.data.max_length
+        if span > max_length:
+            raise UserError(
+                f"mean_noise_span_length={span} is longer than max_length={max_length}; 3 is usual"
+            )
+        super().check()
+
+    @property
+    def num_sentinels(self) -> int:
+        """The sentinels that the longest sequence needs."""
+        return self.span_noise.num_sentinels(self.config.data.max_length)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        return sentinel_names(max(self.num_sentinels, FEWEST_SENTINELS))
+
+    def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        """A tokenizer with enough sentinels; its own are kept."""
+        has_enough = len(sentinel_ids(tokenizer)) >= self.num_sentinels
+        return tokenizer if has_enough else super().with_markers(tokenizer)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+        """Raise `UserError` for one with too few sentinels."""
+        needed, found = self.num_sentinels, len(sentinel_ids(tokenizer))
+        if not found:
+            raise UserError(
+                f"the tokenizer in {name} has no sentinels (<extra_id_0> ...); give a model that was trained "
+                "on span_denoising, or train a new one"
+            )
+        if found < needed:
+            raise UserError(
+                f"max_length={self.config.data.max_length} needs {needed} sentinels, and the tokenizer in "
+                f"{name} has {found}; lower max_length, or raise mean_noise_span_length"
+            )
+
+    @property
+    def longest_target(self) -> int:
+        return self.span_noise.lengths(self.config.data.max_length)[1]
+
+    @property
+    def sequence_builder(self) -> SequenceBuilder:
+        return SpanPieces(self.config.data.max_length, self.span_noise)
+
+    def noise(self, tokenizer: PreTrainedTokenizerBase) -> Noise:
+        return SpanDenoising(self.span_noise, sentinel_ids(tokenizer))
+
+
+class GapSentencesRun(DenoisingRun):
+    """Sentences are removed, as in PEGASUS."""
+
+    markers = (MASK_TOKEN,)
+
+    @property
+    def choice(self) -> GapChoice:
+        """Which sentences are removed."""
+        task: GapSentencesObjective = self.config.task
+        return GapChoice(task.gap_sentence_ratio, task.gap_sentence_strategy)
+
+    def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        """A tokenizer with a mask; its own is kept."""
+        return tokenizer if sentence_mask(tokenizer) is not None else super().with_markers(tokenizer)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+        """Raise `UserError` for one without a mask."""
+        if sentence_mask(tokenizer) is None:
+            raise UserError(
+                f"the tokenizer in {name} has no mask for a sentence; give a model that was trained on "
+                "gap_sentences, or train a new one"
+            )
+
+    @property
+    def longest_target(self) -> int:
+        return self.config.data.max_length - 1  # all tokens but those of one short sentence
+
+    @property
+    def sequence_builder(self) -> SequenceBuilder:
+        return GapPieces(self.config.data.max_length, self.choice)
+
+    def noise(self, tokenizer: PreTrainedTokenizerBase) -> Noise:
+        mask = sentence_mask(tokenizer)
+        assert mask is not None  # as was checked
+        return GapSentences(self.choice, mask)
