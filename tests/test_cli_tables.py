@@ -163,6 +163,27 @@ def test_fields_of_the_output(models: Path, tmp_path: Path, capfd) -> None:
     assert record["hypotheses"][0]["text"] == json.loads(output)["digits"]
 
 
+def test_a_translation_can_replace_a_field(models: Path, tmp_path: Path, capfd) -> None:
+    rows = [{"en": "old", "de": "one two", "id": 1}, {"en": "old", "de": "two", "id": 2}]
+    flags = ["--input", write_table(tmp_path, ".jsonl", rows), "--source_field", "de", "--output_field"]
+    _, output, _ = translate(capfd, models, *flags, "en", "--replace")
+    found = [json.loads(line) for line in output.splitlines()]
+    _, output, _ = translate(capfd, models, *flags, "new")
+    assert found == [
+        {**row, "en": json.loads(line)["new"]} for row, line in zip(rows, output.splitlines(), strict=True)
+    ]
+    assert all(row["en"] != "old" for row in found)
+    (tmp_path / "in.txt").write_text("one\n")
+    for wrong, message in (
+        ([*flags, "en"], "which the output adds; choose another with --output_field, or --replace it"),
+        ([*flags, "en", "--replace", "--scores"], "--replace replaces a field by one text, without scores"),
+        (["--input", tmp_path / "in.txt", "--replace"], "--replace is for tables, and"),
+    ):
+        status, output, errors = translate(capfd, models, *wrong)
+        assert (status, output) == (2, "")
+        assert message in errors
+
+
 @pytest.mark.parametrize(
     ("name", "content", "flags", "message"),
     [

@@ -34,7 +34,8 @@ PAGES = [
     *(
         f"docs/{name}.md"
         for name in (
-            *("quickstart", "concepts", "configurations", "training", "own_data", "opus_mt"),
+            *("quickstart", "concepts", "configurations", "training", "own_data"),
+            *("low_resource", "opus_mt"),
             *("sparse_attention", "translation", "decoding", "pretraining", "long_documents"),
             *("finetuning", "scoring", "prompting", "embedding", "distillation", "conversion", "deploying"),
             *("demo", "attention", "pictures"),

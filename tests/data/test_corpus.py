@@ -171,13 +171,41 @@ class TestFiles:
         assert load([str(path)]).reports["train"] == RowReport(kept=2, missing_target=1)
 
 
+MORE_PAIRS = [("Three dogs.", "Drei Hunde."), ("", "leer"), ("Two men.", "Zwei Männer.")]
+
+
+class TestSeveralTables:
+    @pytest.mark.parametrize("streaming", [False, True])
+    @pytest.mark.parametrize("names", [["a.jsonl", "b.jsonl"], ["a.csv", "b.parquet"], ["a.tsv", "b.json"]])
+    def test_they_are_read_one_after_the_other(self, data, names, streaming):
+        first, second = write(data, names[0]), write(data, names[1], MORE_PAIRS)
+        corpus = load([*first, *second, *first], streaming=streaming)
+        usable = [MORE_PAIRS[0], MORE_PAIRS[2]]
+        assert pairs(corpus.split("train")) == [*PAIRS, *usable, *PAIRS]
+        assert corpus.reports["train"] == RowReport(kept=8, empty=1)
+        files = corpus.fingerprint["train"]["files"]
+        assert [file["path"] for file in files] == [*first, *second, *first]
+
+    def test_their_order_and_contents_identify_them(self, data):
+        (first,), (second,) = write(data, "a.jsonl"), write(data, "b.jsonl", MORE_PAIRS)
+        orders = [load(files).identity() for files in ([first, second], [second, first], [first])]
+        assert not any(orders[one] == orders[other] for one, other in ((0, 1), (0, 2), (1, 2)))
+
+    def test_each_must_have_the_fields(self, data):
+        files = [*write(data, "a.jsonl"), str(data / "b.jsonl")]
+        (data / "b.jsonl").write_text(json.dumps({"source": "x", "de": "y"}) + "\n")
+        with pytest.raises(UserError, match=r"target_field: .*b\.jsonl has no field 'target'; it has"):
+            load(files)
+
+
 class TestMistakes:
     @pytest.mark.parametrize(
         ("spec", "message"),
         [
             ({}, "no corpus was given; set dataset, or train_file"),
             ({"dataset": "dates", "train_file": ["a.csv"]}, "dataset=dates and files were both given"),
-            ({"test_file": ["a", "b", "c"]}, "test_file takes one file, or two of plain text; got 3"),
+            ({"test_file": ["a", "b", "c"]}, "test_file takes tables, or two of plain text; got 3 files"),
+            ({"train_file": ["a.csv", "b", "c.csv"]}, "train_file takes tables, or two of plain text; got 3"),
         ],
     )
     def test_in_the_specification(self, spec, message):
@@ -194,9 +222,9 @@ class TestMistakes:
         (text,) = write(data, "a.jsonl")
         with pytest.raises(UserError, match="is a folder, not a file; give a folder as dataset"):
             load([str(data)])
-        with pytest.raises(UserError, match=r"two files must be of plain text.*'.*a\.jsonl'"):
-            load([text, text])
         shutil.copy(text, data / "a.text")
+        with pytest.raises(UserError, match=r"tables, or two of plain text, not both.*'.*a\.text'"):
+            load([text, str(data / "a.text")])
         with pytest.raises(
             UserError, match=r"a\.text has none of the known endings \.jsonl, .*\.parquet; plain"
         ):

@@ -35,6 +35,10 @@ RequireField = Annotated[
     str | None, table_field("require_field", "text, or list of texts, that the row's output contains", "none")
 ]
 Scores = Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Let --output_field replace a field that the rows of a table have."),
+]
 Alignments = Annotated[
     bool,
     typer.Option(
@@ -54,6 +58,7 @@ def translate(
     output_field: Annotated[
         str, typer.Option("--output_field", help="Field that the rows of a table get.")
     ] = "translation",
+    replace: Replace = False,
     n_best: NBest = None,
     scores: Scores = False,
     alignments: Alignments = False,
@@ -72,6 +77,7 @@ def translate(
         model,
         (input_name, source_field, "source", "line"),
         (output_name, output_field, "translated"),
+        replace=replace,
         n_best=1 if (scores or alignments) and n_best is None else n_best,
         alignments=alignments,
         prefix=prefix,
@@ -99,6 +105,7 @@ def summarize(
     output_field: Annotated[
         str, typer.Option("--output_field", help="Field that the rows of a table get.")
     ] = "summary",
+    replace: Replace = False,
     n_best: NBest = None,
     scores: Scores = False,
     prefix: Prefix = None,
@@ -117,6 +124,7 @@ def summarize(
         model,
         (input_name, source_field, "text", documents),
         (output_name, output_field, "summarized"),
+        replace=replace,
         n_best=1 if scores and n_best is None else n_best,
         prefix=prefix,
         fields={"prefix": prefix_field, "required": require_field},
@@ -130,6 +138,7 @@ def _translate(
     source: tuple[str, str | None, str, Any],
     target: tuple[str, str, str],
     *,
+    replace: bool,
     n_best: int | None,
     prefix: str | None,
     fields: dict[str, str | None],
@@ -142,6 +151,7 @@ def _translate(
         models: folders or names on the Hub; several predict together.
         source: name of the input, the table field that is given, its default, and what a document is.
         target: name of the output, the table field that is added, and what the report says is done.
+        replace: whether the rows of the table may have that field.
         n_best: as in `translate_lines`.
         prefix: all outputs begin with it.
         fields: of the table, by what they hold, "prefix" or "required"; None for those that are not given.
@@ -153,14 +163,19 @@ def _translate(
 
     if prefix is not None and (given := fields["prefix"]) is not None:
         raise UserError(f"--prefix {prefix} and --prefix_field {given} exclude each other; give one")
+    if replace and n_best is not None:
+        raise UserError(
+            "--replace replaces a field by one text, without scores or alternatives; leave it out"
+        )
     columns = {name: field for name, field in fields.items() if field is not None}
     options_of = {"prefix": "prefix_field", "required": "require_field"}
     others = [Column(each, options_of[name], name == "required") for name, each in columns.items()]
     (input_name, field, default, documents), (output_name, output_field, done) = source, target
     check_not_input(output_name, input_name)
     added = [output_field] if n_best is None else ["hypotheses", "problem", "source_cut_off"]
+    added = [] if replace else added
     where: dict[str, Any] = {"option": "source_field", "default": default, "documents": documents}
-    where["remedy"] = "choose another with --output_field" if n_best is None else "rename it"
+    where["remedy"] = "choose another with --output_field, or --replace it" if n_best is None else "rename it"
     with open_texts(input_name, field, added=added, others=others, **where) as texts:
         from vaswani.inference.batches import BUFFERED_TEXTS
         from vaswani.inference.translate.files import translate_lines
@@ -169,6 +184,8 @@ def _translate(
 
         if prefix is not None:
             check_prefix(prefix, options["banned_phrases"] or ())
+        if replace and texts.row is None:
+            raise UserError(f"--replace is for tables, and {input_name} is read as lines; leave it out")
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(models, **options)

@@ -50,7 +50,7 @@ class BaseCorpusSpec:
             `train.jsonl`, `validation.jsonl`, `test.jsonl` (or other known formats); or a name on the Hub.
         dataset_config: configuration of a Hub data set; for the dates, their locales (`"de,fr"` or `"all"`).
         train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or a
-            plain text file (also `.gz`) for each column.
+            plain text file (also `.gz`) for each column. With `joins_tables`, any number of such tables.
         validation_file: likewise.
         test_file: likewise.
         streaming: read rows when they are needed, for corpora larger than memory and the cache's disk.
@@ -60,6 +60,7 @@ class BaseCorpusSpec:
     """
 
     columns: ClassVar[tuple[str, ...]]  # of the rows; each is read from the field that NAME_field gives
+    joins_tables: ClassVar[bool] = False  # whether a split can be several tables, read one after the other
 
     dataset: str | None = None
     dataset_config: str | None = None
@@ -73,9 +74,10 @@ class BaseCorpusSpec:
             files = getattr(self, f"{split}_file")
             if isinstance(files, str):
                 setattr(self, f"{split}_file", [files])
-            elif len(files) > len(self.columns):
+            elif len(files) > len(self.columns) and not (self.joins_tables and all(map(is_table, files))):
                 pair = ", or two of plain text" if len(self.columns) == 2 else ""
-                raise UserError(f"{split}_file takes one file{pair}; got {len(files)}")
+                tables = "tables" if self.joins_tables else "one file"
+                raise UserError(f"{split}_file takes {tables}{pair}; got {len(files)} files")
         if self.dataset and self.files:
             raise UserError(f"dataset={self.dataset} and files were both given; give one of them")
         if not self.dataset and not self.files:
@@ -116,12 +118,15 @@ class BaseCorpusSpec:
 class CorpusSpec(BaseCorpusSpec):
     """A parallel corpus with its source and target fields; two text files are paired line by line.
 
+    Several tables are one corpus, in their order; one that is given twice counts twice.
+
     Args:
         source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
         target_field: field of the target text.
     """
 
     columns = ("source", "target")
+    joins_tables = True
 
     source_field: str = "source"
     target_field: str = "target"
@@ -518,6 +523,11 @@ def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> N
         reading.check_field(option, name, existing, where)
 
 
+def is_table(name: str) -> bool:
+    """Return whether a file has the ending of a table."""
+    return reading.table_format(Path(name)) is not None
+
+
 def existing_file(name: str) -> Path:
     """Return the path of a readable file.
 
@@ -535,20 +545,30 @@ def existing_file(name: str) -> Path:
 
 
 def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
-    """Return a source of one table file, or of a plain text file for each column."""
+    """Return a source of tables, or of a plain text file for each column."""
     paths = [existing_file(name) for name in names]
     identity = partial(file_identity, paths, spec)
-    tables = [reading.table_format(path) for path in paths]
-    if len(paths) == 1 and (table := tables[0]) is not None:
-        check_fields(table.fields(paths[0]), spec, names[0])
-        return Source(names[0], partial(table.rows, paths[0], *spec.options.values()), identity)
-    if any(tables):
-        raise UserError(f"two files must be of plain text, source and target; got {listing(names)}")
+    tables = [table for path in paths if (table := reading.table_format(path)) is not None]
+    if len(tables) == len(paths):
+        for name, path, table in zip(names, paths, tables, strict=True):
+            check_fields(table.fields(path), spec, name)
+        readers = [partial(table.rows, path) for table, path in zip(tables, paths, strict=True)]
+        return Source(
+            " and ".join(names), partial(_rows_of_tables, readers, *spec.options.values()), identity
+        )
+    if tables:
+        raise UserError(f"files must be tables, or two of plain text, not both; got {listing(names)}")
     if len(names) < len(spec.columns):
         known = ", ".join(reading.TABLE_FORMATS)
         raise UserError(f"{names[0]} has none of the known endings {known}; plain text takes two files")
     sides = (names[0], names[1]) if len(names) == 2 else None
     return Source(" and ".join(names), partial(spec.read_text, *paths), identity, sides)
+
+
+def _rows_of_tables(readers: Sequence[Callable[..., Iterator[Row]]], *names: str) -> Iterator[Row]:
+    """Yield the cells of these fields of one table after the other."""
+    for rows in readers:
+        yield from rows(*names)
 
 
 END_BYTES = 1 << 20  # at the start and the end of a streamed file

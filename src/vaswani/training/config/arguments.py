@@ -146,7 +146,9 @@ class PairsArguments(Section):
     dataset: str | None = option(None, "'dates' (built in), or the folder or Hub name of a data set.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
-        [], "Training file (JSONL, CSV, TSV, Parquet), or two text files: source and target."
+        [],
+        "Training files: tables (JSONL, CSV, TSV, Parquet), several of which are read one after the other, "
+        "or two text files, source and target.",
     )
     validation_file: list[str] = option([], "Validation file(s), in the same formats.")
     test_file: list[str] = option([], "Test file(s), in the same formats.")
