@@ -84,7 +84,7 @@ SMALL: dict[str, dict[str, object]] = {
     },
 }
 # Models that are evaluated without decoding.
-WITHOUT_SEARCH = ("finetune_reviews", "finetune_squad", "mlm", "causal_lm", "completion")
+WITHOUT_SEARCH = ("finetune_reviews", "reviews_lora", "finetune_squad", "mlm", "causal_lm", "completion")
 MODEL = {**TINY_MODEL, "vocab_size": 300}  # those of them that a configuration sets
 PROCESSES = ("num_processes", "fsdp_size", "tensor_parallel_size")  # one, where a document has several
 PARALLEL = "parallel"  # the folder of a corpus that has the columns of all

@@ -140,7 +140,8 @@ def merge(
 ) -> None:
     """Merge an adapter (LoRA) into its model, and save the whole model.
 
-    `vaswani train --model MODEL --lora_rank 8` trains an adapter.
+    `--lora_rank 8` of `vaswani train --model MODEL` and `vaswani finetune`
+    trains an adapter.
     """
     from vaswani.interop.folders import merge_folder
 

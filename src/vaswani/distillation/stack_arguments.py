@@ -13,9 +13,9 @@ from vaswani.training.config.arguments import (
     FinetuningDefaults,
 )
 from vaswani.training.config.finetuning_arguments import (
-    FinetuningConfig,
     FinetuningTrainingArguments,
     LabelledDataArguments,
+    LabelsConfig,
     PretrainedModelArguments,
 )
 from vaswani.training.config.options import BaseConfig, Section, option, redefault
@@ -202,7 +202,7 @@ class CausalDistillationConfig(MaskedDistillationConfig):
 
 
 @dataclass
-class TaskDistillationConfig(FinetuningConfig):
+class TaskDistillationConfig(LabelsConfig):
     """The resolved arguments of one distillation of a model that predicts labels."""
 
     model: StudentClassifierArguments  # type: ignore[assignment]

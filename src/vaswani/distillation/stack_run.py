@@ -333,7 +333,7 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
 class TaskRun(StackDistillation, FinetuningRun):
     """A distillation of a model that predicts labels."""
 
-    config: TaskDistillationConfig
+    config: TaskDistillationConfig  # type: ignore[assignment]  # it has no adapter
 
     @property
     def auto_class(self) -> Any:
@@ -367,6 +367,9 @@ class TaskRun(StackDistillation, FinetuningRun):
                 else "unlabelled_file holds single texts, and text_pair_field asks for two; leave one out"
             )
         super().check()
+
+    def check_given_weights(self) -> None:
+        """Nothing: a student begins with its own weights or the teacher's, and trains them all."""
 
     def load(self) -> Corpus:
         """The labelled texts; the teachers must know these labels, by the same numbers."""

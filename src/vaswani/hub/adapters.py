@@ -12,14 +12,28 @@ from typing import Any
 
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from vaswani.errors import UserError, listing, one_line
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vaswani.hub.hashes import check_hashes
-from vaswani.hub.weights import check_finite, stored_tensors, without_remarks
+from vaswani.hub.run_metadata import auto_class_of
+from vaswani.hub.weights import (
+    POOLER,
+    StoredTensor,
+    check_finite,
+    is_of_base_model,
+    stored_tensors,
+    without_remarks,
+)
 
 
 def check_peft() -> None:
@@ -33,10 +47,22 @@ def check_peft() -> None:
 # ----------------------------------------------------------------------------------------------------- adding
 
 
+# The name of a task for PEFT, by the Auto class of its models. Question answering has none here: PEFT's class
+# for it drops `token_type_ids`.
+_TASKS = {
+    AutoModelForSeq2SeqLM: "SEQ_2_SEQ_LM",
+    AutoModelForCausalLM: "CAUSAL_LM",
+    AutoModelForSequenceClassification: "SEQ_CLS",
+    AutoModelForTokenClassification: "TOKEN_CLS",
+}
+
+
 def add_adapter(
     model: PreTrainedModel, base: str, rank: int, alpha: float, dropout: float, targets: Sequence[str]
 ) -> Any:
     """Freeze a model, and add a trainable product of two matrices to each of its linear layers.
+
+    A head, such as a classifier and its pooler, is trained in full and saved with the adapter.
 
     Args:
         model: to adapt, in place.
@@ -44,7 +70,8 @@ def add_adapter(
         rank: inner size of the products.
         alpha: the products are multiplied by `alpha / rank`.
         dropout: on the input of the products.
-        targets: last names of the linear layers, such as `q_proj`; empty for all but the output layer.
+        targets: last names of the linear layers, such as `q_proj`; empty for all but the output layer or the
+            head.
 
     Returns:
         The model as a `peft.PeftModel`.
@@ -56,12 +83,14 @@ def add_adapter(
     import peft
 
     check_targets(model, targets)
+    model.config.architectures = [type(model).__name__]  # as it would be saved without an adapter
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]  # a factor, whatever its hint says
         lora_dropout=dropout,
-        target_modules=list(targets) or "all-linear",
-        task_type=peft.TaskType.SEQ_2_SEQ_LM,
+        target_modules=list(targets) or _linear_layers(model),
+        modules_to_save=_heads(model) or None,
+        task_type=_TASKS.get(auto_class_of(model.config)),
         base_model_name_or_path=base,
     )
     adapted: Any = peft.get_peft_model(model, config)
@@ -69,14 +98,29 @@ def add_adapter(
     return adapted
 
 
-def check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Raise a UserError for a target that is no linear layer of the model, or its output layer."""
+def _heads(model: PreTrainedModel) -> list[str]:
+    """Return the modules whose weights belong to no pretrained model: heads of a task, and a pooler."""
+    if model.get_output_embeddings() is not None:
+        return []
+    names = [name for name, _ in model.named_parameters() if not is_of_base_model(name, model)]
+    return sorted({POOLER if f".{POOLER}." in name else name.partition(".")[0] for name in names})
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """Return the names of all linear layers but the output layer and those of heads."""
     output = model.get_output_embeddings()
-    linear = {
-        name.rpartition(".")[2]
+    return [
+        name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not output
-    }
+        if isinstance(module, nn.Linear | Conv1D)
+        and module is not output
+        and is_of_base_model(f"{name}.weight", model)
+    ]
+
+
+def check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Raise a UserError for a target that is no linear layer of the model, its output layer or in a head."""
+    linear = {name.rpartition(".")[2] for name in _linear_layers(model)}
     for target in targets:
         if target not in linear:
             raise UserError(
@@ -111,6 +155,17 @@ def check_published_base(name: str) -> None:
         )
 
 
+def whole_weights(folder: Path) -> set[str]:
+    """Return the names of the model's weights that an adapter holds as they are, such as those of a head."""
+    return {name.removeprefix("base_model.model.") for name in _stored(folder) if ".lora_" not in name}
+
+
+def _stored(folder: Path) -> dict[str, StoredTensor]:
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled adapters are not loaded")
+    return stored_tensors(folder / ADAPTER_WEIGHTS)
+
+
 def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Load an adapter and merge it into the weights of its model, in place.
 
@@ -125,9 +180,7 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     check_peft()
     import peft
 
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled adapters are not loaded")
-    stored = stored_tensors(folder / ADAPTER_WEIGHTS)
+    stored = _stored(folder)
     check_hashes(folder)
     try:
         with without_remarks():

@@ -30,6 +30,7 @@ LISTED_SETTINGS = (
     *("max_steps", "num_train_epochs", "max_tokens_per_batch", "gradient_accumulation_steps"),
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "label_smoothing_factor", "weight_decay"),
     *("lm_loss_weight", "consistency_weight", "average_checkpoints"),
+    *("freeze", "lora_rank", "lora_alpha", "lora_targets"),
     *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("dropout", "attention_dropout", "activation_dropout", "word_dropout", "bpe_dropout"),
     *("bf16", "fp16", "seed"),
@@ -150,7 +151,7 @@ def _metadata(run: RunMetadata, name: str) -> ModelCardData:
     return ModelCardData(
         language=_languages(run) or None,
         license=run.settings.get("license"),
-        library_name="transformers",
+        library_name="peft" if run.adapter else "transformers",
         base_model=run.corpus.get("base_model"),
         pipeline_tag=_pipeline(run) if run.evaluation else None,
         tags=[*model_tags(run.config), *["knowledge-distillation"] * bool(run.distillation)],
@@ -211,6 +212,10 @@ def _summary(run: RunMetadata) -> str:
     parts = [f"{describe(run.config, run.num_parameters)}."]
     if run.corpus:
         parts.append(f"It was {_training_task(run)}, with the `vaswani` plugin.")
+    if base := _adapted(run):
+        parts.append(
+            f"This is an adapter (LoRA) of rank {run.adapter.get('r')} for `{base}`, which it needs."
+        )
     if run.averaged:
         names = ", ".join(f"`{name}`" for name in run.averaged)
         parts.append(f"Its weights are the mean of {len(run.averaged)} checkpoints ({names}).")
@@ -258,8 +263,16 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
     if _pipeline(run) == "question-answering":
         pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")
-        return usage(run.config, repo_id, *map(_shortened, pair))
-    return usage(run.config, repo_id, _shortened(text), target_tokenizer=run.target_tokenizer)
+        question, context = map(_shortened, pair)
+        return usage(run.config, repo_id, question, context, adapts=_adapted(run))
+    target = run.target_tokenizer
+    return usage(run.config, repo_id, _shortened(text), target_tokenizer=target, adapts=_adapted(run))
+
+
+def _adapted(run: RunMetadata) -> str | None:
+    """Return the model that an adapter belongs to, without local folders; None for a whole model."""
+    name = run.adapter.get("base_model_name_or_path")
+    return Path(name).name if name and Path(name).is_absolute() else name
 
 
 def _results(run: RunMetadata) -> str:

@@ -26,7 +26,7 @@ from vaswani.errors import UserError, one_line
 from vaswani.files.hub_client import last_problem, use_patient_client
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import ADAPTER_WEIGHTS
-from vaswani.hub.adapters import adapted_model, with_adapter
+from vaswani.hub.adapters import adapted_model, whole_weights, with_adapter
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
 from vaswani.hub.names import check_hub_name
 from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
@@ -95,12 +95,16 @@ def load_checkpoint(
     check_weights(weights, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
     _check_generation_config(directory, meta_model(config, auto_class))
-    model, report = load_weights(weights, auto_class or auto_class_of(config), config, dtype=dtype)
-    unplaced = report["unexpected_keys"]
-    if auto_class is None:  # weights of a head are not needed
+    model, report = load_weights(
+        weights, auto_class or auto_class_of(config), config, dtype=dtype, ignore_mismatched_sizes=adapts
+    )
+    missing, unplaced = {*report["missing_keys"]}, report["unexpected_keys"]
+    if adapts:  # it holds its own head
+        missing = (missing | {name for name, *_ in report["mismatched_keys"]}) - whole_weights(directory)
+    if adapts or auto_class is None:  # weights of a head are not needed
         unplaced = [name for name in unplaced if is_of_base_model(name, model)]
     remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, ignores them"
-    check_places(weights, report["missing_keys"], ())
+    check_places(weights, missing, ())
     check_places(weights, (), () if allow_mismatch else unplaced, remedy)
     if adapts:
         model = with_adapter(model, directory)

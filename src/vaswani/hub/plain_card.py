@@ -203,6 +203,7 @@ def usage(
     example: str = "Guten Tag!",
     second_example: str | None = None,
     target_tokenizer: str | None = None,
+    adapts: str | None = None,
 ) -> str:
     """Tell how to load the model, with the plugin and, if it is ours, without.
 
@@ -212,6 +213,7 @@ def usage(
         example: a text to translate, or a question.
         second_example: the text that answers the question.
         target_tokenizer: the target tokenizer's folder there, if there is one.
+        adapts: the name of the model that it is an adapter for, if it is one.
     """
     auto_class = _auto_class(config)
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
@@ -226,10 +228,18 @@ def usage(
 
     def snippet(first_line: str = "", options: str = "") -> str:
         place = f'"{repo_id}"{options}'
+        imports, loads = f"{auto_class}, AutoTokenizer", [f"model = {auto_class}.from_pretrained({place})"]
+        if adapts is not None:
+            imports, first_line = f"AutoConfig, {imports}", f"{first_line}from peft import PeftModel\n"
+            loads = [
+                f"config = AutoConfig.from_pretrained({place})",
+                f'base = {auto_class}.from_pretrained("{adapts}", config=config{options})',
+                f'model = PeftModel.from_pretrained(base, "{repo_id}")',
+            ]
         lines = [
-            f"{first_line}from transformers import {auto_class}, AutoTokenizer\n",
+            f"{first_line}from transformers import {imports}\n",
             f"tokenizer = AutoTokenizer.from_pretrained({place})",
-            f"model = {auto_class}.from_pretrained({place})",
+            *loads,
             f'inputs = tokenizer({texts}, return_tensors="pt")',
             run,
         ]

@@ -18,7 +18,13 @@ from vaswani.auto_classes import models_of
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import AVERAGED_FILE, CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
+from vaswani.files.run_files import (
+    ADAPTER_CONFIG,
+    AVERAGED_FILE,
+    CORPUS_FILE,
+    EVALUATION_FILE,
+    SETTINGS_FILE,
+)
 from vaswani.files.yaml_files import load_yaml
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
@@ -48,6 +54,7 @@ class RunMetadata:
         target_tokenizer: its folder beside the model, if it differs from the source tokenizer.
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
         averaged: names of the checkpoints whose mean the model is.
+        adapter: the configuration of the adapter that the folder holds in place of a model.
     """
 
     config: PreTrainedConfig
@@ -60,6 +67,7 @@ class RunMetadata:
     target_tokenizer: str | None = None
     unfinished: str = ""
     averaged: tuple[str, ...] = ()
+    adapter: dict[str, Any] = field(default_factory=dict)
 
     def with_settings(self, **stated: Any) -> RunMetadata:
         """Return a copy in which the settings that are given a value are replaced."""
@@ -88,6 +96,7 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         has_plot=(folder / DISTILLATION_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
         averaged=tuple(_read(folder / AVERAGED_FILE, json.loads).get("checkpoints", ())),
+        adapter=_read(folder / ADAPTER_CONFIG, json.loads),
     )
 
 

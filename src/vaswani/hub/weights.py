@@ -26,6 +26,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLED_WEIGHTS = "pytorch_model*.bin"  # many older checkpoints on the Hub have no others
 OTHER_CHECKPOINT = "they are incomplete, or belong to another model: use another checkpoint"
+POOLER = "pooler"  # of a base model; pretraining does not train it
 _MOST_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions
 
 
@@ -201,7 +202,7 @@ def is_of_base_model(name: str, model: PreTrainedModel) -> bool:
     """Return whether a weight belongs to the base model, poolers left out, and not to a head."""
     inner = name.removeprefix(f"{model.base_model_prefix}.")
     parts = {child for child, _ in model.base_model.named_children()}
-    return (inner != name or inner.partition(".")[0] in parts) and ".pooler." not in f".{name}"
+    return (inner != name or inner.partition(".")[0] in parts) and f".{POOLER}." not in f".{name}"
 
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str | Path) -> None:

@@ -426,6 +426,25 @@ class GivenModelArguments(Section):
 
 
 @dataclass
+class AdapterArguments(Section):
+    """The adapter that is trained in place of a model's own weights."""
+
+    lora_rank: int | None = option(
+        None,
+        "Train an adapter of this rank (LoRA, arXiv:2106.09685) and keep the model's own weights.",
+        at_least=1,
+    )
+    lora_alpha: float | None = option(
+        None, "Scale of the adapter, divided by its rank. Default: twice the rank.", above=0
+    )
+    lora_dropout: float = option(0.0, "Dropout on the input of the adapter.", at_least=0, below=1)
+    lora_targets: list[str] = option(
+        [],
+        "Linear layers to adapt, such as: q_proj v_proj. Default: all but the output layer and the head.",
+    )
+
+
+@dataclass
 class FinetuningDefaults:
     """The usual defaults of fine-tuning (Devlin et al., 2019, appendix A.3).
 
@@ -508,19 +527,6 @@ class TrainedModelArguments(Section):
     freeze: list[Literal["encoder", "embeddings"]] = option(
         [], "Parts whose weights do not change: encoder, embeddings, or both."
     )
-    lora_rank: int | None = option(
-        None,
-        "Train an adapter of this rank (LoRA, arXiv:2106.09685) and keep the model's own weights.",
-        at_least=1,
-    )
-    lora_alpha: float | None = option(
-        None, "Scale of the adapter, divided by its rank. Default: twice the rank.", above=0
-    )
-    lora_dropout: float = option(0.0, "Dropout on the input of the adapter.", at_least=0, below=1)
-    lora_targets: list[str] = option(
-        [],
-        "Linear layers to adapt, such as: q_proj v_proj. Default: all but the output layer.",
-    )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
 
@@ -536,6 +542,7 @@ class ContinuedRunConfig(RunConfig):
     model: TrainedModelArguments  # type: ignore[assignment]  # in place of a new one
     data: LanguageArguments  # type: ignore[assignment]
     training: ContinuedTrainingArguments
+    adapter: AdapterArguments
 
     purpose: ClassVar[str] = "Continue training an encoder-decoder on pairs of texts (fine-tuning)."
     without_effect: ClassVar[dict[str, str]] = {

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from vaswani.data.text.completions import ChatSpec, CompletionSpec
 from vaswani.training.config.arguments import (
+    AdapterArguments,
     BaseTrainingArguments,
     CardArguments,
     FamilyArguments,
@@ -24,6 +25,7 @@ class CausalModelArguments(GivenModelArguments):
     model: str | None = option(
         None, "Folder or Hub name of a causal language model (see vaswani pretrain); required."
     )
+    freeze: list[Literal["embeddings"]] = option([], "Parts whose weights do not change: embeddings.")
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
 
@@ -81,6 +83,7 @@ class CompletionConfig(BaseConfig):
     data: CompletionDataArguments
     training: CompletionTrainingArguments
     card: CardArguments
+    adapter: AdapterArguments
 
     command: ClassVar[str] = "finetune"
     purpose: ClassVar[str] = (

@@ -7,14 +7,13 @@ from typing import Any, ClassVar, Literal
 from vaswani.data.labels.labelled import LabelledSpec
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import (
+    AdapterArguments,
     BaseTrainingArguments,
     CardArguments,
-    FamilyArguments,
     FinetuningDefaults,
-    GivenModelArguments,
 )
 from vaswani.training.config.completion_arguments import CompletionConfig
-from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionModelArguments
 from vaswani.training.trainer.labels import TASKS
 
@@ -26,19 +25,17 @@ OTHER_TASKS: dict[str, type[BaseConfig]] = {
 
 
 @dataclass
-class PretrainedModelArguments(GivenModelArguments):
-    """As `GivenModelArguments`, or only the shape of the model, with the pooling of a classifier."""
+class PretrainedModelArguments(QuestionModelArguments):
+    """As `QuestionModelArguments`, with the pooling of a classifier."""
 
     model: str | None = option(
         None, "Folder or Hub name of a pretrained encoder or decoder (see vaswani pretrain); required."
     )
-    from_scratch: bool = redefault(QuestionModelArguments, "from_scratch", False)
     classifier_pooling: Literal["cls", "mean"] | None = option(
         None,
         "Classify a text by the state of its first token (cls) or by the mean of all states (mean); default: "
         "as the model does.",
     )
-    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
 
 @dataclass
@@ -107,16 +104,14 @@ class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  #
 
 
 @dataclass
-class FinetuningConfig(BaseConfig):
-    """The resolved arguments of one fine-tuning, a section each."""
+class LabelsConfig(BaseConfig):
+    """The resolved arguments of one training on labels, a section each."""
 
     model: PretrainedModelArguments
     data: LabelledDataArguments
     training: FinetuningTrainingArguments
     card: CardArguments
 
-    command: ClassVar[str] = "finetune"
-    purpose: ClassVar[str] = "Finetune a pretrained encoder or decoder on labelled texts."
     scores: ClassVar[Sequence[str]] = (
         "loss",
         *dict.fromkeys(name for task in TASKS.values() for name in task.metric.names),
@@ -125,6 +120,16 @@ class FinetuningConfig(BaseConfig):
         **FIELDS_WITHOUT_EFFECT,
         "prediction_loss_only": "a fine-tuning is evaluated by its predictions",
     }
+
+
+@dataclass
+class FinetuningConfig(LabelsConfig):
+    """The resolved arguments of one fine-tuning on labels, a section each."""
+
+    adapter: AdapterArguments
+
+    command: ClassVar[str] = "finetune"
+    purpose: ClassVar[str] = "Finetune a pretrained encoder or decoder on labelled texts."
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:

@@ -8,6 +8,7 @@ from vaswani.data.questions.question_rows import QuestionSpec
 from vaswani.data.questions.windows import WindowLengths
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.training.config.arguments import (
+    AdapterArguments,
     BaseTrainingArguments,
     CardArguments,
     FamilyArguments,
@@ -23,6 +24,11 @@ class QuestionModelArguments(GivenModelArguments):
 
     from_scratch: bool = option(
         False, "Keep only its configuration and tokenizer and start with new weights, to compare."
+    )
+    freeze: list[Literal["encoder", "embeddings"]] = option(
+        [],
+        "Parts whose weights do not change: embeddings, or encoder, all of the pretrained model, so that the "
+        "head alone is trained.",
     )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
@@ -110,6 +116,7 @@ class QuestionAnsweringConfig(BaseConfig):
     answers: AnswerArguments
     training: QuestionTrainingArguments
     card: CardArguments
+    adapter: AdapterArguments
 
     command: ClassVar[str] = "finetune"
     purpose: ClassVar[str] = (

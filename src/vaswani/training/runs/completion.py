@@ -17,11 +17,14 @@ from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
 from vaswani.errors import UserError
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
+from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.weights import holds_adapter
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.language_modelling import SCORE_NAMES, show_estimates
 from vaswani.training.runs.models import DECODERS, Pretrained, is_decoder, open_pretrained, pretrained_model
+from vaswani.training.runs.trained_parts import check_adapter, only_trained_parts
 from vaswani.training.trainer.completion import CompletionTrainer
 
 TOLD_NAMES = {**SCORE_NAMES, "accuracy": "Token accuracy (%)"}
@@ -57,6 +60,7 @@ class CompletionRun(BaseRun):
                 f"{pretrained.folder} has none; give it one, or give prompt_field and completion_field"
             )
         check_attention_kernel(AutoModelForCausalLM, pretrained.config, self.config.model.attn_implementation)
+        check_adapter(self.config, pretrained, AutoModelForCausalLM, pretrained.config)
 
     # ------------------------------------------------------------------------------------- rows and the model
 
@@ -81,7 +85,11 @@ class CompletionRun(BaseRun):
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The causal language model; its plain calls of `generate` end with the end token."""
-        model = pretrained_model(self.config, self.pretrained, AutoModelForCausalLM, {})
+        folder = self.pretrained.folder
+        if holds_adapter(folder):
+            model = load_checkpoint(folder, "cpu", torch.float32, auto_class=AutoModelForCausalLM)[0]
+        else:
+            model = pretrained_model(self.config, self.pretrained, AutoModelForCausalLM, {})
         generation, end = model.generation_config, tokenizers[0].eos_token_id
         ends = (
             generation.eos_token_id
@@ -92,7 +100,7 @@ class CompletionRun(BaseRun):
             generation.eos_token_id = end
         generation.pad_token_id = tokenizers[0].pad_token_id
         generation.max_length = self.config.data.max_length
-        return model
+        return only_trained_parts(model, self.config)
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 

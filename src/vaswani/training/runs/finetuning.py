@@ -25,6 +25,7 @@ from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_ent
 from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.evaluation.summary import metric_lines, type_lines
+from vaswani.hub.weights import check_weights
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
@@ -38,6 +39,7 @@ from vaswani.training.runs.models import (
     without_tied_output,
 )
 from vaswani.training.runs.question_answering import QuestionAnsweringRun
+from vaswani.training.runs.trained_parts import check_adapter, check_freeze, only_trained_parts
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 
@@ -87,7 +89,15 @@ class FinetuningRun(BaseRun):
         check_room(self.pretrained.tokenizer, data.max_length, pairs=data.text_pair_field is not None)
         check_attention_kernel(task.auto_class, self.pretrained.config, self.config.model.attn_implementation)
         self._check_pooling()
+        self.check_given_weights()
+
+    def check_given_weights(self) -> None:
+        """Raise `UserError` unless the given weights can be trained as it is asked for."""
         self._check_lm_loss()
+        check_weights(self.pretrained.folder, self.pretrained.config)
+        check_freeze(self.config)
+        auto_class, shape = TASKS[self.config.data.task].auto_class, self.pretrained.config
+        check_adapter(self.config, self.pretrained, auto_class, shape)
 
     def _check_pooling(self) -> None:
         """Raise `UserError` where `classifier_pooling` has no effect."""
@@ -107,6 +117,12 @@ class FinetuningRun(BaseRun):
         args = self.config.training
         if not args.lm_loss_weight:
             return
+        if self.config.adapter.lora_rank is not None or "encoder" in self.config.model.freeze:
+            frozen = "lora_rank" if self.config.adapter.lora_rank is not None else "freeze=encoder"
+            raise UserError(
+                f"lm_loss_weight={args.lm_loss_weight} trains the weights that {frozen} keeps as they are; "
+                "leave one of them out"
+            )
         problem = without_tied_output(self.pretrained.config)
         if problem is None and args.fsdp_size * args.tensor_parallel_size > 1:
             problem = "a model whose parameters are sharded over processes"
@@ -158,7 +174,8 @@ class FinetuningRun(BaseRun):
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The pre-trained model with a head for the task, or one of its shape with new weights."""
-        return model_with_head(self.config, self.pretrained, self.task.auto_class, self.head_fields())
+        model = model_with_head(self.config, self.pretrained, self.task.auto_class, self.head_fields())
+        return only_trained_parts(model, self.config)
 
     def head_fields(self) -> dict[str, Any]:
         """The fields of the model's configuration that its head depends on."""

@@ -21,12 +21,14 @@ from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.summary import metric_lines
 from vaswani.files.atomic_files import write_json
+from vaswani.hub.weights import check_weights
 from vaswani.inference.answer.answering import CONFIG_FIELD
 from vaswani.inference.answer.spans import answers_of
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import Pretrained, model_with_head, open_pretrained
+from vaswani.training.runs.trained_parts import check_adapter, check_freeze, only_trained_parts
 from vaswani.training.trainer.question_answering import QuestionTrainer
 
 PREDICTIONS, NBEST, NULL_ODDS = (
@@ -60,6 +62,9 @@ class QuestionAnsweringRun(BaseRun):
         self.config.data.windows.check(self.pretrained.tokenizer)
         kernel = self.config.model.attn_implementation
         check_attention_kernel(AutoModelForQuestionAnswering, self.pretrained.config, kernel)
+        check_weights(self.pretrained.folder, self.pretrained.config)
+        check_freeze(self.config)
+        check_adapter(self.config, self.pretrained, AutoModelForQuestionAnswering, self.pretrained.config)
 
     # --------------------------------------------------------------------------------- questions and windows
 
@@ -111,7 +116,7 @@ class QuestionAnsweringRun(BaseRun):
         if answers.null_score_diff_threshold is not None:
             options["null_score_diff_threshold"] = answers.null_score_diff_threshold
         setattr(model.config, CONFIG_FIELD, options)
-        return model
+        return only_trained_parts(model, self.config)
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,9 +38,7 @@ from vaswani.evaluation.text_metrics import (
     TextMetrics,
     check_task,
 )
-from vaswani.hub.adapters import add_adapter, check_peft, check_published_base, check_targets
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.weights import holds_adapter
 from vaswani.inference.decoding import position_limit
 from vaswani.interop.conversion import FORMATS, convert
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
@@ -58,8 +55,8 @@ from vaswani.training.runs.models import (
     open_pretrained,
     seed_everything,
 )
+from vaswani.training.runs.trained_parts import check_adapter, only_trained_parts
 from vaswani.training.trainer.consistency import check_passes_differ
-from vaswani.training.trainer.final_average import no_mean_of_adapters
 from vaswani.training.trainer.seq2seq import Trainer
 
 logger = logging.getLogger(__name__)
@@ -305,40 +302,20 @@ class ContinuedRun(TrainingRun):
         """Raise `UserError` unless the model suits the settings, and knows the languages."""
         arguments = self.config.model
         check_attention_kernel(AutoModelForSeq2SeqLM, self._shape(), arguments.attn_implementation)
-        if not arguments.lora_dropout:
+        if not self.config.adapter.lora_dropout:
             check_passes_differ(self.config.training.consistency_weight, self._shape())
-        self._check_adapter()
+        self._check_conversion()
+        check_adapter(self.config, self.pretrained, AutoModelForSeq2SeqLM, self._shape())
         _ = self.tokenizers
 
-    def _check_adapter(self) -> None:
-        """Raise `UserError` for settings of an adapter that cannot work, or have no effect without one."""
-        arguments, training = self.config.model, self.config.training
-        if arguments.lora_rank is None:
-            for name in ("lora_alpha", "lora_dropout", "lora_targets"):
-                if value := getattr(arguments, name):
-                    raise UserError(f"{name}={value} has no effect without lora_rank; give lora_rank=8")
-            return
-        check_peft()
-        if arguments.freeze:
-            raise UserError("lora_rank freezes all weights but the adapter's; leave out freeze")
-        if arguments.convert:
+    def _check_conversion(self) -> None:
+        """Raise `UserError` if an adapter would be one of a converted model, which is not saved."""
+        arguments = self.config.model
+        if arguments.convert and self.config.adapter.lora_rank is not None:
             raise UserError(
                 f"convert=true with lora_rank would adapt a model that is not saved; first convert it: "
                 f"vaswani convert {arguments.model} OUTPUT"
             )
-        if holds_adapter(self.pretrained.folder):
-            raise UserError(
-                f"{arguments.model} is an adapter itself; first merge it: "
-                f"vaswani merge {arguments.model} OUTPUT"
-            )
-        if training.fsdp_size * training.tensor_parallel_size > 1:
-            raise UserError("lora_rank cannot be combined with fsdp_size or tensor_parallel_size")
-        if training.average_checkpoints is not None:
-            raise no_mean_of_adapters(training.average_checkpoints)
-        if training.push_to_hub:
-            check_published_base(str(arguments.model))
-        with torch.device("meta"):
-            check_targets(AutoModelForSeq2SeqLM.from_config(self._shape()), arguments.lora_targets)
 
     def _shape(self) -> PreTrainedConfig:
         """The configuration of the model that is trained, after its conversion."""
@@ -380,26 +357,7 @@ class ContinuedRun(TrainingRun):
             model.set_attn_implementation(arguments.attn_implementation)
         fill_in_special_tokens(model, self.pretrained)
         begin_as_tokenizer(model, tokenizers[1])
-        freeze(model, arguments.freeze)
-        return self._adapted(model)
-
-    def _adapted(self, model: PreTrainedModel) -> PreTrainedModel:
-        """The model with the adapter that is trained in its place, if one is asked for."""
-        arguments = self.config.model
-        if arguments.lora_rank is None:
-            return model
-        name = str(arguments.model)
-        adapted = add_adapter(
-            model,
-            str(Path(name).absolute()) if Path(name).is_dir() else name,
-            arguments.lora_rank,
-            arguments.lora_alpha or 2 * arguments.lora_rank,
-            arguments.lora_dropout,
-            arguments.lora_targets,
-        )
-        count = sum(weights.numel() for weights in adapted.parameters() if weights.requires_grad)
-        PartialState().print(f"adapter: {count:,} parameters are trained", flush=True)
-        return adapted
+        return only_trained_parts(model, self.config)
 
 
 def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -407,25 +365,6 @@ def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedToken
     start = TextCodec(target_tokenizer, "target").start_options().get("decoder_start_token_id")
     if start is not None:
         model.config.decoder_start_token_id = start
-
-
-def freeze(model: PreTrainedModel, parts: Sequence[str]) -> None:
-    """Keep the weights of parts of an encoder-decoder as they are.
-
-    "encoder" includes its embeddings; "embeddings" are those of source and target, with the output projection
-    if it shares their weights.
-    """
-    frozen: list[Any] = []
-    if "encoder" in parts:
-        frozen.append(model.get_encoder())
-    if "embeddings" in parts:
-        stacks = (model.get_encoder(), model.get_decoder())
-        frozen += [stack.get_input_embeddings() for stack in stacks]
-    for part in frozen:
-        part.requires_grad_(False)
-    if parts:
-        count = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
-        PartialState().print(f"frozen: {', '.join(parts)}; {count:,} parameters are trained", flush=True)
 
 
 def fill_in_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> None:

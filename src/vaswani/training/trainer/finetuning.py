@@ -14,6 +14,7 @@ from accelerate.utils import send_to_device
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.model.losses import linear_cross_entropy
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
+from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 from vaswani.training.trainer.labels import LabelTask
 from vaswani.training.trainer.objective import Count
@@ -37,7 +38,7 @@ class FinetuningTrainer(BaseTrainer):
         super().__init__(compute_loss_func=self._loss, **kwargs)
         self.label_smoother = None
         self.task = task
-        self.forward_options = without_cache(self.model)
+        self.forward_options = without_cache(base_model(self.model))
         self._texts: dict[str, torch.Tensor] = {}  # `input_ids` and `attention_mask` of the current batch
         self._states = torch.empty(0)  # of its last layer, [B, T, D]
         self._num_tokens: Count = None  # that are predicted in the whole accumulated, distributed batch

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens
+from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 
 LOGITS_AT_ONCE = 1 << 26  # of an evaluated batch; 256 MiB
@@ -56,12 +57,13 @@ class PretrainingTrainer(BaseTrainer):
     measures_bytes: ClassVar[bool] = True
 
     def __init__(self, *, model: Any, **kwargs: Any):
-        self.is_causal = model.can_generate() and not model.config.is_encoder_decoder
-        if self.is_causal and model.loss_type is None:  # GPT-2's: the library would count the first token
-            model.loss_type = "ForCausalLM"
+        whole = base_model(model)
+        self.is_causal = whole.can_generate() and not whole.config.is_encoder_decoder
+        if self.is_causal and whole.loss_type is None:  # GPT-2's: the library would count the first token
+            whole.loss_type = "ForCausalLM"
         super().__init__(model=model, **kwargs)
-        self.forward_options = without_cache(model)
-        if "label_smoothing" in signature(model.forward).parameters:
+        self.forward_options = without_cache(whole)
+        if "label_smoothing" in signature(whole.forward).parameters:
             # Our models then compute the loss in one pass with the output projection, of the labels alone.
             self.forward_options["label_smoothing"] = 0.0
         if self.measures_bytes:
