@@ -14,8 +14,10 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    AutoTokenizer,
     BertConfig,
     GPT2Config,
     PreTrainedConfig,
@@ -24,6 +26,7 @@ from transformers import (
 
 import given_tokenizers
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani.data.given_tokenizers import ready_to_classify
 from vaswani.data.tokenization import train_tokenizer
 
 TASKS = ("classification", "multi_label", "regression", "tagging")
@@ -119,6 +122,20 @@ def save_toy_classifier(folder: Path, task: str, library: bool = False) -> Path:
     torch.manual_seed(0)
     kind.from_config(config).save_pretrained(folder)
     toy_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_toy_answerer(folder: Path, decoder: bool = False) -> Path:
+    """A model that marks answers, whose weights have learned nothing."""
+    save_toy_decoder(folder) if decoder else save_toy_encoder(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if decoder:
+        tokenizer = ready_to_classify(tokenizer, str(folder))
+    torch.manual_seed(0)
+    model = AutoModelForQuestionAnswering.from_pretrained(folder)
+    model.config.question_answering = {"max_length": 36, "doc_stride": 4, "max_question_length": 8}
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 from chromium import WatchedPages
 from playwright.sync_api import Page, expect
 
-from toy_labels import save_toy_classifier, save_toy_decoder, save_toy_encoder
+from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import toy_model, toy_tokenizer
 from vaswani import Translator
 from vaswani.demo import build_demo, open_model
@@ -39,12 +39,16 @@ def addresses(
     of_kinds = {
         "masked": open_model(save_toy_encoder(folder / "masked"), device="cpu"),
         "causal": open_model(save_toy_decoder(folder / "causal"), device="cpu"),
+        "answers": open_model(save_toy_answerer(folder / "answers"), device="cpu"),
         "labels": open_model(save_toy_classifier(folder / "labels", "classification"), device="cpu"),
     }
     served = {
         "one": build_demo({"teacher": models["teacher"]}, ["four five", "six"]),
         "two": build_demo(models),
-        **{name: build_demo({name: model}) for name, model in of_kinds.items()},
+        **{
+            name: build_demo({name: model}, [("where", "bob saw rome")] if name == "answers" else [])
+            for name, model in of_kinds.items()
+        },
     }
     yield {name: page.launch(**launch_options(), **EXTRA)[1] for name, page in served.items()}
     for page in served.values():
@@ -168,6 +172,25 @@ def test_texts_are_completed(pages: WatchedPages, addresses: dict[str, str]) -> 
     assert len(answer.input_value()) < len(before)
     page.get_by_role("spinbutton").first.fill("100")
     expect(page.get_by_role("alert")).to_contain_text("with 100 new ones the model reads at most 0")
+
+
+@pytest.mark.parametrize(("viewport", "colors"), [LOOKS[0], LOOKS[3]])
+def test_questions_are_answered_in_their_text(
+    pages: WatchedPages, addresses: dict[str, str], viewport: str, colors: str
+) -> None:
+    page = pages.open(addresses["answers"], viewport=viewport, colors=colors)
+    page.get_by_role("textbox", name="Question").fill("who")
+    expect(page.get_by_text("Give a text that may answer the question.")).to_be_visible()
+    page.get_by_role("textbox", name="Text that may answer it").fill("the film ann saw in oslo")
+    answer = page.get_by_role("textbox", name="Answer", exact=True)
+    expect(answer).not_to_have_value("")
+    expect(page.locator("mark")).to_have_text(answer.input_value())
+    pages.check_accessibility(page)
+    page.get_by_role("button", name="Attention").click()
+    expect(page.frame_locator("iframe").get_by_text("oslo").first).to_be_visible()
+    page.get_by_text("bob saw rome").click()
+    expect(page.get_by_role("textbox", name="Question")).to_have_value("where")
+    expect(page.locator(".text")).to_have_text("bob saw rome")
 
 
 def test_texts_are_classified(pages: WatchedPages, addresses: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vaswani.demo.examples import LONGEST, MOST, find_examples
+from vaswani.demo.examples import LONGEST, MOST, find_examples, find_questions
 
 
 def write_corpus(folder: Path, **corpus: Any) -> None:
@@ -43,8 +43,16 @@ def test_rows_of_the_test_split_while_its_file_is_there(tmp_path: Path, split: s
     assert find_examples(tmp_path) == []
 
 
+def test_questions_are_those_of_the_evaluation(tmp_path: Path) -> None:
+    rows = [{"question": f"who {number}?", "context": "ann saw", "prediction": "ann"} for number in range(9)]
+    (tmp_path / "evaluation.json").write_text(json.dumps({"examples": [{"text": "a"}, 3, *rows]}))
+    assert find_questions(tmp_path) == [(f"who {number}?", "ann saw") for number in range(MOST)]
+
+
 def test_a_demo_does_without(tmp_path: Path) -> None:
-    assert find_examples(tmp_path) == []
+    assert find_examples(tmp_path) == find_questions(tmp_path) == []
+    (tmp_path / "evaluation.json").write_text('{"examples": 3}')
+    assert find_questions(tmp_path) == []
     for corpus, widget in (("{", "["), ("[1]", "7"), ('{"test": "a"}', "[a, 3]")):
         (tmp_path / "corpus.json").write_text(corpus)
         (tmp_path / "README.md").write_text(f"---\nwidget: {widget}\n---\n")

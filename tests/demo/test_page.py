@@ -12,9 +12,9 @@ import httpx
 import pytest
 from gradio_client import Client
 
-from toy_labels import save_toy_classifier
+from toy_labels import save_toy_answerer, save_toy_classifier
 from toy_translation import toy_model, toy_sources, toy_tokenizer
-from vaswani import Classifier, Translator
+from vaswani import Classifier, QuestionAnswerer, Translator
 from vaswani.demo import build_demo
 from vaswani.demo.models import shown_names
 from vaswani.demo.server import launch_options
@@ -114,6 +114,21 @@ def test_endpoints_have_names_that_clients_can_write(translators: dict[str, Tran
     finally:
         page.close(verbose=False)
     assert found == [translator(["one"])[0] for translator in translators.values()]
+
+
+def test_a_page_answers_a_question_on_a_text(tmp_path: Path) -> None:
+    answerer = QuestionAnswerer.from_pretrained(save_toy_answerer(tmp_path), device="cpu")
+    page = build_demo({"answers": answerer}, [("where", "bob saw rome")])
+    _, address, _ = page.launch(**launch_options(), **EXTRA)
+    try:
+        found, html = Client(address, verbose=False).predict("who", "ann saw oslo", api_name="/answers")
+        told = json.dumps(httpx.get(f"{address}config").json())
+    finally:
+        page.close(verbose=False)
+    (expected,) = answerer.answer([("who", "ann saw oslo")])
+    assert found == expected.text
+    assert f"<mark>{found}</mark>" in html
+    assert all(word in told for word in ("Question", "Text that may answer it", "bob saw rome", '"Answer"'))
 
 
 def test_names_are_as_short_as_they_differ() -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from toy_labels import save_toy_classifier, save_toy_decoder, save_toy_encoder
+from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import SHAPE, save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer
-from vaswani import Translator, VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani import QuestionAnswerer, Translator, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.text_codec import TextCodec
+from vaswani.demo.answering import MOST_SPANS, NO_ANSWER, AnswerView
 from vaswani.demo.classification import ClassificationView
 from vaswani.demo.language_model import SAMPLES, TOP_K, CompletionView, MaskView
-from vaswani.demo.models import Classifier, MaskFiller, Prompter, open_model
-from vaswani.demo.translation import TranslationView
+from vaswani.demo.models import Classifier, MaskFiller, Prompter, Summarizer, open_model
+from vaswani.demo.translation import SummaryView, TranslationView
 from vaswani.demo.view import MOST_CHARACTERS, View
 from vaswani.errors import RunError
 from vaswani.interop import export_folder
@@ -190,6 +191,69 @@ def test_masked_words_are_those_of_the_model(folder: Path) -> None:
     assert mask in view.text_label
 
 
+CONTEXT = "the film ann bob saw <b> in oslo"
+
+
+def answers(folder: Path, decoder: bool = False, **options: float) -> AnswerView:
+    saved = save_toy_answerer(folder / f"answers {decoder}", decoder=decoder)
+    answerer = open_model(saved, device="cpu")
+    assert isinstance(answerer, QuestionAnswerer)
+    answerer.null_score_diff_threshold = options.get("threshold")
+    return AnswerView("answers", answerer)
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_answers_are_those_of_the_model_and_marked_in_their_text(folder: Path, decoder: bool) -> None:
+    view = answers(folder, decoder)
+    text, html = view.show(" rome ", CONTEXT)
+    (expected,) = view.answerer.answer([("rome", CONTEXT)])
+    assert text == expected.text
+    told = [[each.text, f"{each.start} to {each.end}", f"{each.score:.3f}"] for each in expected.spans]
+    assert rows(html) == told[:MOST_SPANS]
+    (whole,) = re.findall(r'<p class="text" dir="auto">(.*?)</p>', html)
+    before, found, after = re.fullmatch("(.*)<mark>(.*)</mark>(.*)", whole).groups()
+    assert (unescape(found), len(unescape(before))) == (expected.text, expected.spans[0].start)
+    assert unescape(before + found + after) == CONTEXT
+    assert "<b>" not in html
+    maps = view.attention(" rome ", text, CONTEXT)
+    assert {"rome", "oslo"} <= {token.strip("Ġ▁ ") for token in maps[0].keys}
+
+
+def test_no_answer_has_a_score_and_no_mark(folder: Path) -> None:
+    view = answers(folder, threshold=-1000.0)
+    text, html = view.show("who", CONTEXT)
+    (expected,) = view.answerer.answer([("who", CONTEXT)])
+    assert (text, expected.text) == (NO_ANSWER, "")
+    assert rows(html)[-1] == [NO_ANSWER, "", f"{expected.null_score:.3f}"]
+    assert "<mark>" not in html
+
+
+def test_a_question_waits_for_its_text(folder: Path) -> None:
+    view = answers(folder)
+    assert view.show("", CONTEXT) == ("", "")
+    text, html = view.show("who", " ")
+    assert text == ""
+    assert "Give a text that may answer the question." in html
+    assert "50,000" in problem(view.show("who", "a" * (MOST_CHARACTERS + 1))[1])
+    assert view.show("who", "ann saw oslo " * 60)[0]  # in windows
+
+
+def test_a_recorded_training_tells_that_a_model_summarizes(folder: Path) -> None:
+    saved = save_toy_checkpoint(folder / "summarizer")
+    (saved / "training_config.yaml").write_text("task: summarization\n")
+    model = open_model(saved, device="cpu", translator_options={"num_beams": 2})
+    assert isinstance(model, Summarizer)
+    view = SummaryView("toy", model)
+    text, html = view.show("one two three one two three")
+    by_hand = Translator.from_pretrained(
+        saved, device="cpu", num_beams=2, no_repeat_ngram_size=3, max_length=512
+    )
+    assert text == by_hand(["one two three one two three"])[0]
+    assert "<h3>Summary: " in html
+    (saved / "training_config.yaml").write_text("task: translation\n")
+    assert not isinstance(open_model(saved, device="cpu"), Summarizer)
+
+
 def test_threads_that_share_a_model_of_masks_get_what_one_thread_gets(folder: Path) -> None:
     filler = open_model(save_toy_encoder(folder / "shared"), device="cpu")
     assert isinstance(filler, MaskFiller)
@@ -213,7 +277,8 @@ def test_an_exported_model_has_no_attention_and_the_same_translations(folder: Pa
 
 
 def test_every_kind_has_words_of_its_own() -> None:
-    views: list[type[View]] = [TranslationView, ClassificationView, CompletionView, MaskView]
+    views: list[type[View]] = [TranslationView, SummaryView, ClassificationView]
+    views += [CompletionView, MaskView, AnswerView]
     assert len({view.verb for view in views}) == len(views)
 
 

@@ -25,8 +25,8 @@ def demo(
         list[str],
         model_option(
             "--model",
-            help="Folder or Hub name of an encoder-decoder, a classifier or a language model. Several of one "
-            "kind are shown side by side, such as a teacher and its student.",
+            help="Folder or Hub name of an encoder-decoder, a classifier, a language model or a model that "
+            "answers questions. Several of one kind stand side by side, such as a teacher and its student.",
         ),
     ],
     port: Annotated[
@@ -41,15 +41,17 @@ def demo(
 ) -> None:
     """Try models in the browser: a page on this machine alone, until Ctrl-C.
 
-    An encoder-decoder translates as you type, and shows its hypotheses with
-    scores; classifiers show labels with probabilities, and language models
+    An encoder-decoder translates or summarizes as you type, and shows its
+    hypotheses with scores; classifiers show labels with probabilities, models
+    that answer questions mark the answer in a text, and language models
     complete texts or fill in masked words.
     """
     from vaswani.demo import build_demo, check_gradio, open_model
-    from vaswani.demo.examples import find_examples
+    from vaswani.demo.examples import find_examples, find_questions
     from vaswani.demo.models import shown_names
     from vaswani.demo.server import serve, usable_port
     from vaswani.hub.checkpoint import local_folder
+    from vaswani.inference.answer.answering import QuestionAnswerer
 
     check_gradio()
     usable_port(port)
@@ -65,6 +67,7 @@ def demo(
         shown: open_model(name, engine=engine, translator_options=of_translator, **loading)
         for shown, name in zip(names, model, strict=True)
     }
-    examples = find_examples(local_folder(model[0], loading["revision"]))
-    serve(build_demo(models, examples), port, say)
+    folder = local_folder(model[0], loading["revision"])
+    answers = isinstance(models[names[0]], QuestionAnswerer)
+    serve(build_demo(models, find_questions(folder) if answers else find_examples(folder)), port, say)
     warn("stopped")

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["MaskFiller", "build_demo", "check_gradio", "open_model"]
 
 
-def build_demo(models: Mapping[str, Model], examples: Sequence[str] = ()) -> gradio.Blocks:
+def build_demo(models: Mapping[str, Model], examples: Sequence[str | tuple[str, ...]] = ()) -> gradio.Blocks:
     """Return a page for one model, or for two or more side by side.
 
     Args:
         models: of one kind, each with the name that the page shows (see `open_model`).
-        examples: texts that a click chooses.
+        examples: texts that a click chooses; of models that answer questions, pairs of a question and a text.
 
     Raises:
         UserError: Gradio is not installed, there is no model, or the models are of several kinds.

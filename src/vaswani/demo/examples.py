@@ -13,7 +13,7 @@ from vaswani.data.sources.corpus import BUILT_IN_DATES
 from vaswani.data.sources.dates import generate_dates
 from vaswani.errors import UserError
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import CORPUS_FILE
+from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE
 from vaswani.hub.plain_card import CARD_FILE_NAME
 from vaswani.inference.inputs import open_texts
 
@@ -25,6 +25,17 @@ READ = 200  # rows of a file
 def find_examples(folder: Path) -> list[str]:
     """Return up to `MOST` texts to try with the model in a folder; empty if its card and corpus name none."""
     return _of_card(folder) or _of_corpus(folder)
+
+
+def find_questions(folder: Path) -> list[tuple[str, str]]:
+    """Return up to `MOST` questions with the texts that may answer them, of the evaluation in a folder."""
+    try:
+        found = read_object(folder / EVALUATION_FILE).get("examples")
+    except UserError:
+        return []
+    rows = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    pairs = [(str(each.get("question", "")), str(each.get("context", ""))) for each in rows]
+    return [pair for pair in pairs if all(pair)][:MOST]
 
 
 def _of_card(folder: Path) -> list[str]:

@@ -23,6 +23,8 @@ STYLE = """<style>
   list-style: none; }
 .vaswani .tokens li { padding: 0 0.35rem; border: 1px solid var(--border-color-primary);
   border-radius: 0.25rem; font-family: var(--font-mono); font-size: 0.9em; white-space: pre-wrap; }
+.vaswani .text { white-space: pre-wrap; overflow-wrap: anywhere; }
+.vaswani mark { background: #fde68a; color: #1c1917; font-weight: 600; }
 .vaswani .alert { padding: 0.5rem 0.75rem; border-inline-start: 4px solid #c2410c; overflow-wrap: anywhere; }
 .vaswani img { max-width: 100%; height: auto; }
 .dark .vaswani .of-light, body:not(.dark) .vaswani .of-dark { display: none; }
@@ -56,6 +58,13 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str | fl
 
 def _cell(cell: str | float) -> str:
     return f"{cell:.3f}" if isinstance(cell, float) else escape(cell)
+
+
+def marked(title: str, text: str, start: int, end: int) -> str:
+    """Return a text under a title, with its characters from `start` to `end`, exclusive, highlighted."""
+    found = f"<mark>{escape(text[start:end])}</mark>" if start < end else ""
+    whole = f"{escape(text[:start])}{found}{escape(text[end:])}"
+    return f'<h3>{escape(title)}</h3><p class="text" dir="auto">{whole}</p>'
 
 
 def token_list(title: str, codec: TextCodec, token_ids: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from vaswani.inference.sampling import Sampling
 from vaswani.insight.attention import AttentionMap, read_attention
 
 if TYPE_CHECKING:
-    from gradio import Slider
+    from gradio import Slider, Textbox
 
 SAMPLES = 3
 TOP_K = 5  # words for each mask
@@ -33,7 +33,7 @@ class CompletionView(View):
         self.language_model = prompter.language_model
         super().__init__(name, TextCodec(self.language_model.tokenizer), self.language_model.model)
 
-    def controls(self) -> list[Slider]:
+    def controls(self) -> list[Slider | Textbox]:
         """Return how long completions are, and the temperature of the samples."""
         import gradio as gr
 
@@ -46,7 +46,7 @@ class CompletionView(View):
         """Return the tokens of a prompt, which has no end token."""
         return list(self.language_model.encode_prompt(text))
 
-    def attention(self, text: str, answer: str) -> tuple[AttentionMap, ...]:
+    def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return the attention of the text and its completion."""
         return read_attention(self.model, self.codec.tokenizer, text + answer)
 

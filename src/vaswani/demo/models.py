@@ -8,7 +8,9 @@ from typing import Any, Literal, cast
 
 from transformers import (
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     FillMaskPipeline,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -16,7 +18,8 @@ from transformers import (
 from vaswani.data.text_codec import TextCodec, exclusive
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import read_config
+from vaswani.hub.run_metadata import auto_class_of, read_config, read_settings
+from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier, task_of
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.pretrained import FromPretrained
@@ -24,9 +27,16 @@ from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.score.scorer import kind_of
 from vaswani.inference.translate.translation import Translator
 
-Kind = Literal["labels", "seq2seq", "causal", "masked"]
+Kind = Literal["labels", "summaries", "seq2seq", "causal", "masked", "answers"]
 
-EXPECTED = "an encoder-decoder, a classifier, or a causal or masked language model"
+EXPECTED = (
+    "an encoder-decoder, a classifier, a model that answers questions, or a causal or masked language model"
+)
+OF_SUMMARIES = {"max_length": 512, "no_repeat_ngram_size": 3}  # as of `vaswani summarize`
+
+
+class Summarizer(Translator):
+    """A `Translator` that has learned to summarize."""
 
 
 class MaskFiller(FromPretrained):
@@ -62,13 +72,15 @@ class MaskFiller(FromPretrained):
         return [[(each["token_str"].strip(), each["score"]) for each in of_mask] for of_mask in of_masks]
 
 
-Model = Translator | Classifier | Prompter | MaskFiller
+Model = Translator | Classifier | Prompter | MaskFiller | QuestionAnswerer
 
 CLASSES: dict[Kind, Any] = {
     "labels": Classifier,
+    "summaries": Summarizer,
     "seq2seq": Translator,
     "causal": Prompter,
     "masked": MaskFiller,
+    "answers": QuestionAnswerer,
 }
 
 
@@ -80,11 +92,20 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     """
     folder = local_folder(name, revision, weights=False)
     config = read_config(folder)
+    if auto_class_of(config) is AutoModelForQuestionAnswering:
+        return "answers"
     kind: Kind | None = "labels" if task_of(config) else kind_of(config)
+    if kind == "seq2seq" and summarizes(folder, config):
+        return "summaries"
     if kind is None:
         held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
         raise UserError(f"{folder} holds {held}, which the demo does not show; expected {EXPECTED}")
     return kind
+
+
+def summarizes(folder: Path, config: PreTrainedConfig) -> bool:
+    """Return whether an encoder-decoder has learned to summarize, as far as its training or type tells."""
+    return read_settings(folder).get("task") == "summarization" or config.model_type == "pegasus"
 
 
 def open_model(
@@ -109,8 +130,9 @@ def open_model(
     """
     given = {name: value for name, value in (translator_options or {}).items() if value is not None}
     kind = "seq2seq" if engine != "torch" else kind_of_checkpoint(name, revision)
-    if kind == "seq2seq":
-        return Translator.from_pretrained(name, engine=engine, revision=revision, **given, **loading)  # type: ignore[arg-type]
+    if kind in ("seq2seq", "summaries"):
+        options = {**(OF_SUMMARIES if kind == "summaries" else {}), **given, **loading}
+        return CLASSES[kind].from_pretrained(name, engine=engine, revision=revision, **options)
     if given:
         raise UserError(f"{next(iter(given))} is for encoder-decoders, and {name} is none; leave it out")
     return CLASSES[kind].from_pretrained(name, revision=revision, **loading)

@@ -12,14 +12,16 @@ from typing import Any
 
 import gradio as gr
 
+from vaswani.demo.answering import AnswerView
 from vaswani.demo.classification import ClassificationView
 from vaswani.demo.html_parts import STYLE, heading, part
 from vaswani.demo.language_model import CompletionView, MaskView
-from vaswani.demo.models import MaskFiller, Model
+from vaswani.demo.models import MaskFiller, Model, Summarizer
 from vaswani.demo.sparse import show_pattern, sparse_patterns
-from vaswani.demo.translation import TranslationView
+from vaswani.demo.translation import SummaryView, TranslationView
 from vaswani.demo.view import View, part_or_problem
 from vaswani.errors import UserError
+from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.translate.translation import Translator
@@ -30,16 +32,18 @@ MOST_WAITING = 64  # texts in the queue; users of a full one are told
 PAUSE = 300  # milliseconds without a key, after which a text is sent
 
 VIEWS: dict[type[Model], Any] = {
+    Summarizer: SummaryView,  # before the class that it inherits
     Translator: TranslationView,
     Classifier: ClassificationView,
     Prompter: CompletionView,
     MaskFiller: MaskView,
+    QuestionAnswerer: AnswerView,
 }
 
 _numbers = count()  # of pages, so that several can be parts of one
 
 
-def build_page(models: Mapping[str, Model], examples: Sequence[str] = ()) -> gr.Blocks:
+def build_page(models: Mapping[str, Model], examples: Sequence[str | tuple[str, ...]] = ()) -> gr.Blocks:
     """Return the page (see `vaswani.demo.build_demo`)."""
     views = _views(models)
     number = next(_numbers)
@@ -51,7 +55,8 @@ def build_page(models: Mapping[str, Model], examples: Sequence[str] = ()) -> gr.
         controls = first.controls()
         button = gr.Button(first.verb, variant="primary", elem_id=f"vaswani-send-{number}")
         if examples:
-            gr.Examples([[example] for example in examples], text, label="Examples")
+            rows = [[example] if isinstance(example, str) else [*example] for example in examples]
+            gr.Examples(rows, [text, *controls][: len(rows[0])], label="Examples")
         with gr.Row():
             for view in views:
                 with gr.Column(min_width=320):
@@ -82,7 +87,9 @@ def _html(value: str = "") -> gr.HTML:
     return gr.HTML(value, apply_default_css=False, padding=True)
 
 
-def _add_column(view: View, text: gr.Textbox, controls: list[gr.Slider], button: gr.Button) -> None:
+def _add_column(
+    view: View, text: gr.Textbox, controls: list[gr.Slider | gr.Textbox], button: gr.Button
+) -> None:
     """Add what one model makes of the text."""
     answer = gr.Textbox(label=view.answer_label, lines=2, interactive=False)
     details = _html()
@@ -96,12 +103,14 @@ def _add_column(view: View, text: gr.Textbox, controls: list[gr.Slider], button:
     )
     if view.model is not None:
 
-        def show_attention(text: str, answer: str) -> str:
+        def show_attention(text: str, answer: str, *values: Any) -> str:
             if not text.strip():
                 return ""
-            return part_or_problem(lambda: attention_page(view.attention(text, answer))._repr_html_())
+            return part_or_problem(
+                lambda: attention_page(view.attention(text, answer, *values))._repr_html_()
+            )
 
-        _add_panel("Attention", show_attention, [text, answer], answered)
+        _add_panel("Attention", show_attention, [text, answer, *controls], answered)
     if patterns := sparse_patterns(view.model):
 
         def show_sparse(text: str, layer: str) -> str:

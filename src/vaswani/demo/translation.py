@@ -26,7 +26,7 @@ class TranslationView(View):
         super().__init__(name, translator.sides.sources, translator.model if has_model else None)
         self.translator = translator
 
-    def attention(self, text: str, answer: str) -> tuple[AttentionMap, ...]:
+    def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return the attention of the encoder, of the decoder, and of the translation to the text."""
         tokenizers = self.codec.tokenizer, self.translator.sides.targets.tokenizer
         return read_attention(self.model, tokenizers, _one_line(text), answer or None)
@@ -47,8 +47,15 @@ class TranslationView(View):
             translation.text,
             table("Hypotheses", ["text", "score", "log P"], rows)
             + token_list("Text", self.codec, source)
-            + token_list("Translation", sides.targets, target),
+            + token_list(self.answer_label, sides.targets, target),
         )
+
+
+class SummaryView(TranslationView):
+    """As `TranslationView`, with the words of summaries."""
+
+    verb = "Summarize"
+    answer_label = "Summary"
 
 
 def _one_line(text: str) -> str:

@@ -14,7 +14,7 @@ from vaswani.errors import RunError, UserError, one_line
 from vaswani.insight.attention import AttentionMap, read_attention
 
 if TYPE_CHECKING:
-    from gradio import Slider
+    from gradio import Slider, Textbox
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class View:
         self.codec = codec
         self.model = model
 
-    def controls(self) -> list[Slider]:
+    def controls(self) -> list[Slider | Textbox]:
         """Return the inputs of the page beside the text; `answer` gets their values."""
         return []
 
@@ -68,8 +68,13 @@ class View:
         """
         raise NotImplementedError
 
-    def attention(self, text: str, answer: str) -> tuple[AttentionMap, ...]:
+    def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return what the tokens of a text attend to, and those of its answer where the model reads them.
+
+        Args:
+            text: that was answered.
+            answer: to it.
+            values: of the controls.
 
         Raises:
             UserError: the model returns no weights, or the text is too long.
@@ -100,10 +105,7 @@ class View:
         return answer.text, part(took, answer.details)
 
     def _checked_answer(self, text: str, *values: Any) -> Answer:
-        if len(text) > MOST_CHARACTERS:
-            raise UserError(
-                f"the text has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read; shorten it"
-            )
+        check_characters(text)
         return self.answer(text, *values)
 
 
@@ -122,6 +124,14 @@ def part_or_problem(work: Callable[[], str]) -> str:
     """Return the HTML that some work makes, or the reason of its failure."""
     made, problem = told(work)
     return problem if made is None else made
+
+
+def check_characters(text: str) -> None:
+    """Raise a UserError if a text has too many characters."""
+    if len(text) > MOST_CHARACTERS:
+        raise UserError(
+            f"the text has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read; shorten it"
+        )
 
 
 def check_length(tokens: int, most: int | None) -> None:

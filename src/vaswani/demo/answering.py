@@ -1,0 +1,70 @@
+"""Models that answer questions: a question and a text, the answer, and its place in the text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoModelForCausalLM
+
+from vaswani.data.text_codec import TextCodec
+from vaswani.demo.html_parts import marked, paragraph, table, token_list
+from vaswani.demo.view import Answer, View, check_characters
+from vaswani.hub.checkpoint import serves
+from vaswani.inference.answer.answering import QuestionAnswerer
+from vaswani.inference.answer.spans import Answer as Found
+from vaswani.insight.attention import AttentionMap, read_attention
+
+if TYPE_CHECKING:
+    from gradio import Slider, Textbox
+
+MOST_SPANS = 5  # in the table, the best ones
+NO_ANSWER = "no answer"
+
+
+class AnswerView(View):
+    """Shows the answer to a question, where it stands in the text, and the best spans with their scores."""
+
+    verb = "Answer"
+    text_label = "Question"
+    answer_label = "Answer"
+
+    def __init__(self, name: str, answerer: QuestionAnswerer):
+        super().__init__(name, TextCodec(answerer.tokenizer), answerer.model)
+        self.answerer = answerer
+
+    def controls(self) -> list[Slider | Textbox]:
+        """Return the text that may answer the question."""
+        import gradio as gr
+
+        return [gr.Textbox(label="Text that may answer it", lines=6, max_lines=20)]
+
+    def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
+        """Return what the question and the text attend to."""
+        texts = text.strip(), *values
+        if serves(AutoModelForCausalLM, self.model.config):  # whose attention is read for one text
+            texts = (" ".join(texts),)
+        return read_attention(self.model, self.codec.tokenizer, *texts)
+
+    def answer(self, text: str, *values: Any) -> Answer:
+        """Return the best span of a text, marked in it, with the scores of others and of no answer."""
+        question, (context,) = text.strip(), values
+        if not context.strip():
+            return Answer("", paragraph("Give a text that may answer the question."))
+        check_characters(context)
+        (found,) = self.answerer.answer([(question, context)])
+        best = found.best
+        place = (best.start, best.end) if best else (0, 0)
+        return Answer(
+            best.text if best else NO_ANSWER,
+            marked("Text", context, *place)
+            + table("Answers", ["answer", "characters", "score"], _rows(found))
+            + token_list("Question", self.codec, self.encode(question)),
+        )
+
+
+def _rows(found: Found) -> list[tuple[str, str, float]]:
+    """Return the best spans with their places and scores, and the score of no answer where there is one."""
+    rows = [(span.text, f"{span.start} to {span.end}", span.score) for span in found.spans[:MOST_SPANS]]
+    if found.threshold is not None:
+        rows.append((NO_ANSWER, "", found.null_score + 0.0))
+    return rows
