@@ -6,6 +6,11 @@ import torch
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
+# A backend of `torch.compile` that makes inductor's graphs, forward and backward, and runs them without
+# generating code, which takes a minute of C++. What our code must allow is the whole graph and its
+# decompositions. Inductor itself compiles one dense model and each sparse operator, in their tests.
+GRAPHS_ALONE = "aot_eager_decomp_partition"
+
 TINY: dict[str, Any] = {
     "vocab_size": 61,
     "d_model": 32,
