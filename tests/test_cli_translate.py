@@ -17,10 +17,12 @@ from transformers import BertConfig
 
 from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
 from vaswani.cli import run
+from vaswani.files.line_files import LineWriter
 from vaswani.inference.translate.translation import Translator
 
 COMMAND = [sys.executable, "-m", "vaswani.cli"]
 TEXT = "one two three\n\nfour\n"
+GREEDY = ["--num_beams", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +181,53 @@ def test_several_models_predict_together(model: Path, corpus: list[Path], tmp_pa
         assert message in errors
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--num_beams", "1"],
+        ["--temperature", "1.3", "--seed", "4", "--prefix", "9 8"],
+        ["--num_beams", "1", "--max_length", "2", "--max_source_length", "3"],
+    ],
+    ids=str,
+)
+def test_a_streamed_translation_is_the_translation(
+    model: Path, tmp_path: Path, capfd, flags: list[str]
+) -> None:
+    (tmp_path / "in.txt").write_text(TEXT * 2)
+    command = ["translate", "--model", model, "--input", tmp_path / "in.txt", *flags]
+    expected, streamed = in_process(capfd, *command), in_process(capfd, *command, "--stream")
+    assert streamed == expected
+    assert streamed[0] == 0
+    report = streamed[2].splitlines()[-1]
+    assert ("6 lines; 2 empty; 2 of which only the beginning was read" in report) == ("3" in flags)
+    assert ("cut off at the length limit" in report) == ("3" in flags)
+
+
+def test_a_word_is_written_as_soon_as_it_is_found(model: Path, tmp_path: Path, capfd, monkeypatch) -> None:
+    (tmp_path / "in.txt").write_text("one two three\n")
+    written: list[str] = []
+    monkeypatch.setattr(LineWriter, "write", lambda writer, text, end="\n": written.append(text + end))
+    in_process(capfd, "translate", "--model", model, "--input", tmp_path / "in.txt", *GREEDY, "--stream")
+    translator = Translator(toy_model(), toy_tokenizer(), num_beams=1)
+    assert written == [*translator.stream("one two three"), "\n"]
+    assert len(written) > 3
+
+
+def test_tables_and_what_is_too_long_are_not_streamed(model: Path, tmp_path: Path, capfd) -> None:
+    table = tmp_path / "in.jsonl"
+    table.write_text('{"source": "one"}\n')
+    command = ["translate", "--model", model, *GREEDY, "--stream", "--input"]
+    message = "vaswani: stream writes lines of text, and the input is a table; leave it out\n"
+    assert in_process(capfd, *command, table) == (2, "", message)
+    (tmp_path / "in.txt").write_text("one two three\none\n")
+    limit = ["--max_source_length", "3", "--too_long", "skip"]
+    status, output, errors = in_process(capfd, *command, tmp_path / "in.txt", *limit)
+    translator = Translator(toy_model(), toy_tokenizer(), num_beams=1)
+    assert (status, output.splitlines()) == (0, ["", *translator(["one"])])
+    assert "line 1 is left empty: it has " in errors
+    assert "translated 2 lines; 1 too long and left empty" in errors
+
+
 @pytest.mark.process
 def test_each_line_is_answered_at_once_if_so_asked(model: Path, translator: Translator) -> None:
     with line_by_line(model) as process:
@@ -269,6 +318,11 @@ def test_no_model_that_translates(
             ["--prefix", "1", "--prefix_field", "a"],
             "--prefix 1 and --prefix_field a exclude each other; give one",
         ),
+        (["--stream", "--n_best", "2"], "--stream and --n_best exclude each other; leave one out"),
+        (["--stream", "--scores"], "--stream and --scores exclude each other; leave one out"),
+        (["--stream", "--alignments"], "--stream and --alignments exclude each other; leave one out"),
+        (["--stream", "--buffer_size", "3"], "--stream and --buffer_size exclude each other; leave one out"),
+        (["--stream"], "stream follows one hypothesis, and num_beams=4; give num_beams=1, or a temperature"),
         (["--prefix", "1 "], "prefix: '1 ' is empty or has white space at an end; give the words alone"),
         (["--require", "日" * 400], "take 1201 tokens and the end token, and a translation may have 1024"),
         (["--num_beams", "many"], "Invalid value for '--num_beams'"),

@@ -1,5 +1,6 @@
 """`vaswani translate` and `vaswani summarize`."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -47,6 +48,14 @@ Alignments = Annotated[
     ),
 ]
 
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream",
+        help="Write each word as soon as it is found: lines of text, with --num_beams 1 or --temperature.",
+    ),
+]
+
 
 @app.command()
 @takes_translator_options()
@@ -62,6 +71,7 @@ def translate(
     n_best: NBest = None,
     scores: Scores = False,
     alignments: Alignments = False,
+    stream: Stream = False,
     prefix: Prefix = None,
     prefix_field: PrefixField = None,
     require_field: RequireField = None,
@@ -73,6 +83,15 @@ def translate(
     Each line gives a line. Each row of a table gives a line of JSON: the row
     with its translation.
     """
+    if stream:
+        whole = {
+            "--n_best": n_best,
+            "--scores": scores,
+            "--alignments": alignments,
+            "--buffer_size": buffer_size,
+        }
+        if unfit := [name for name, value in whole.items() if value]:
+            raise UserError(f"--stream and {unfit[0]} exclude each other; leave one out")
     _translate(
         model,
         (input_name, source_field, "source", "line"),
@@ -80,6 +99,7 @@ def translate(
         replace=replace,
         n_best=1 if (scores or alignments) and n_best is None else n_best,
         alignments=alignments,
+        stream=stream,
         prefix=prefix,
         fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,
@@ -143,6 +163,7 @@ def _translate(
     prefix: str | None,
     fields: dict[str, str | None],
     buffer_size: int | None,
+    stream: bool = False,
     **options: Any,
 ) -> None:
     """Write the outputs of an encoder-decoder for each text.
@@ -156,6 +177,7 @@ def _translate(
         prefix: all outputs begin with it.
         fields: of the table, by what they hold, "prefix" or "required"; None for those that are not given.
         buffer_size: texts to read ahead.
+        stream: write each word as soon as it is found.
         options: of `Translator`.
     """
     from vaswani.files.line_files import LineWriter, check_not_input
@@ -178,7 +200,7 @@ def _translate(
     where["remedy"] = "choose another with --output_field, or --replace it" if n_best is None else "rename it"
     with open_texts(input_name, field, added=added, others=others, **where) as texts:
         from vaswani.inference.batches import BUFFERED_TEXTS
-        from vaswani.inference.translate.files import translate_lines
+        from vaswani.inference.translate.files import stream_lines, translate_lines
         from vaswani.inference.translate.phrases import check_prefix
         from vaswani.inference.translate.translation import Translator
 
@@ -189,17 +211,20 @@ def _translate(
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(models, **options)
-            with progress_of_texts(texts, output_name) as bar:
-                report = translate_lines(
-                    translator,
-                    texts,
-                    writer.write,
-                    n_best=n_best,
-                    buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
-                    warn=warn,
-                    progress=bar.update,
-                    output_field=output_field,
-                    prefix=prefix or "",
-                    columns=[*columns],
-                )
+            common: dict[str, Any] = {"warn": warn, "prefix": prefix or ""}
+            if stream:
+                report = stream_lines(translator, texts, partial(writer.write, end=""), **common)
+            else:
+                with progress_of_texts(texts, output_name) as bar:
+                    report = translate_lines(
+                        translator,
+                        texts,
+                        writer.write,
+                        n_best=n_best,
+                        buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
+                        progress=bar.update,
+                        output_field=output_field,
+                        columns=[*columns],
+                        **common,
+                    )
     warn(f"{done} {report}")

@@ -133,10 +133,10 @@ class LineWriter:
             advice = "" if os.path.exists(folder) else f"; create the folder {folder} first"
             raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
 
-    def write(self, line: str) -> None:
-        """Write one line, in UTF-8, and flush it."""
+    def write(self, line: str, end: str = "\n") -> None:
+        """Write one line, or with another `end` a part of it, in UTF-8, and flush it."""
         try:
-            self._stream.write(line.encode("utf-8", errors="replace") + b"\n")
+            self._stream.write((line + end).encode("utf-8", errors="replace"))
             self._stream.flush()
         except OSError as error:
             give_up(self._stream)

@@ -6,10 +6,11 @@ Each line, or row of a table, gives one output line; only a line feed ends a lin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
+from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.inputs import LineReport, TextLines, Texts
 from vaswani.inference.translate.phrases import Line
@@ -73,6 +74,57 @@ def translate_lines(
     return report
 
 
+def stream_lines(
+    translator: Translator,
+    texts: Texts,
+    write: Callable[[str], None],
+    *,
+    warn: Callable[[str], None],
+    prefix: str = "",
+) -> LineReport:
+    """Translate one line after the other, and write each word as soon as it is found.
+
+    Args:
+        translator: with greedy search or sampling.
+        texts: lines.
+        write: receives the pieces of each translation (see `Translator.stream`) and then a line feed.
+        warn: is called with a message for each line that cannot be translated.
+        prefix: all translations begin with it; empty for none.
+
+    Raises:
+        UserError: the translator cannot stream, no translation can begin with the prefix, or the texts are of
+            a table.
+    """
+    if not isinstance(texts, TextLines):
+        raise UserError("stream writes lines of text, and the input is a table; leave it out")
+    translator.check_stream()
+    if prefix:
+        translator.prefix_tokens(prefix)
+    report = texts.report
+    for number, text in enumerate(texts):
+        texts.take()
+        report.empty += not text.strip()
+        report.source_cut_off += translator.sides.encode_sources([text])[0].cut_off
+        try:
+            pieces = translator.stream(text, prefix=prefix, number=number)
+        except UserError as error:
+            report.too_long += 1
+            warn(f"{texts.place} is left empty: {error}")
+        else:
+            report.cut_off += not _write_all(pieces, write)
+        write("\n")
+    return report
+
+
+def _write_all(pieces: Generator[str, None, bool], write: Callable[[str], None]) -> bool:
+    """Write the pieces of a translation as one line; return whether it is complete."""
+    while True:
+        try:
+            write(_one_line(next(pieces)))
+        except StopIteration as end:
+            return end.value
+
+
 def _as_line(cells: Any, columns: Sequence[str], prefix: str) -> Line:
     """Return a text, or the cells of a table, as a line to translate."""
     text, *others = cells if columns else (cells,)
@@ -101,4 +153,8 @@ def _line(texts: Texts, translation: Translation, n_best: int | None, output_fie
 
 def as_text(translation: Translation) -> str:
     """Return the translation as one line."""
-    return re.sub(r"[\r\n]+", " ", translation.text)  # byte models can write line feeds
+    return _one_line(translation.text)
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"[\r\n]+", " ", text)  # byte models can write line feeds

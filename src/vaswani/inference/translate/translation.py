@@ -14,7 +14,7 @@ rounding, and hypotheses with scores that differ by rounding may swap.)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -308,7 +308,9 @@ class Translator:
         lines = _lines(sentences, prefixes, required)
         return chain.from_iterable(self._translate_buffers(buffers(lines, buffer_size), asked))
 
-    def stream(self, sentence: str, *, prefix: str = "", required: Sequence[str] = ()) -> Iterator[str]:
+    def stream(
+        self, sentence: str, *, prefix: str = "", required: Sequence[str] = (), number: int = 0
+    ) -> Generator[str, None, bool]:
         """Yield pieces of the translation of a sentence as they are found; together they are the translation.
 
             for piece in translator.stream("mercredi 27 janvier 1999"):
@@ -318,19 +320,23 @@ class Translator:
             sentence: an empty one gives no pieces.
             prefix: the translation begins with it.
             required: phrases that it contains, beside `required_phrases`.
+            number: place of the sentence among those that are sampled with one seed.
+
+        Returns:
+            A generator of pieces, which returns whether the translation ends before the length limit.
 
         Raises:
             UserError: the search has beams, or options that need the whole translation; the engine finds it
                 at once; or the sentence cannot be translated, for example because it is too long.
             RunError: during iteration, if the scores are NaN or infinite.
         """
-        self._check_stream()
+        self.check_stream()
         self.engine.check_texts(prefix=prefix, required_phrases=required)
         line = Line(sentence, prefix, tuple(required))
         encoded = self._encode([line], [0])
         if not encoded:
-            return iter(())
-        row = _Row(line, encoded[0].token_ids, self._demands(line, encoded[0], 0))
+            return self._pieces(iter([self._ends()[0]]))
+        row = _Row(line, encoded[0].token_ids, self._demands(line, encoded[0], number))
         tokens = self.engine.stream(
             row.token_ids,
             self._limit(len(row.token_ids)),
@@ -340,7 +346,7 @@ class Translator:
         )
         return self._pieces(tokens)
 
-    def _check_stream(self) -> None:
+    def check_stream(self) -> None:
         """Raise a UserError unless a translation is found from left to right."""
         if self.options.num_beams > 1:
             raise UserError(
@@ -358,7 +364,12 @@ class Translator:
                     f"{name} needs the whole translation, which stream does not have; leave it out"
                 )
 
-    def _pieces(self, tokens: Iterator[int]) -> Iterator[str]:
+    def _ends(self) -> list[int]:
+        """Return the tokens that end a translation."""
+        given: Any = self.engine.generation_config.eos_token_id
+        return given if isinstance(given, list) else [given]
+
+    def _pieces(self, tokens: Iterator[int]) -> Generator[str, None, bool]:
         """Yield the words of tokens as soon as they are complete; a later token may still change the last."""
         found: list[int] = []
         written = ""
@@ -374,6 +385,7 @@ class Translator:
             raise RunError(f"the tokenizer has changed the text {written!r}, which is given, to {text!r}")
         if text != written:
             yield text[len(written) :]
+        return found[-1] in self._ends()
 
     def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
         """Return the tokens of a text that translations can begin with, or raise a UserError."""
