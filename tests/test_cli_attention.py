@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
+import library_translators
 import toy_labels
 from toy_translation import save_toy_checkpoint, toy_marian, toy_tokenizer
 from vaswani.cli import run
@@ -98,6 +99,27 @@ def test_models_of_the_library(tmp_path: Path, capfd, model, kinds: list[str]) -
         np.testing.assert_allclose(weights_of(each).sum(axis=-1), 1, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "source_language", "target_language"),
+    [("nllb", "deu_Latn", "eng_Latn"), ("mbart", "de_DE", "fr_XX")],
+)
+def test_the_languages_of_a_multilingual_model(
+    tmp_path: Path, capfd, kind: str, source_language: str, target_language: str
+) -> None:
+    model = library_translators.save_translator(kind, tmp_path)
+    flags = ["--model", model, "--source", "ein Hund", "--target", "un chien", "--output", "-"]
+    given = ["--source_language", source_language, "--target_language", target_language]
+    as_saved, chosen, prefixed = (
+        maps_of(attention(capfd, *flags, *more)[1])
+        for more in ([], given, [*given, "--source_prefix", "Hund "])
+    )
+    keys, read = chosen[2]["tokens"]["keys"], chosen[1]["tokens"]["keys"]
+    assert source_language in keys
+    assert target_language in read
+    assert source_language not in as_saved[2]["tokens"]["keys"]
+    assert len(prefixed[2]["tokens"]["keys"]) > len(keys)
+
+
 def test_where_the_page_goes(models: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--model", models / "encoder", "--source", "one"]
@@ -129,6 +151,16 @@ def test_the_precision_of_the_model(models: Path, capfd) -> None:
             "decoder",
             ["--source", "one", "--target", "two"],
             "reads one text; leave the target out, or append it",
+        ),
+        (
+            "translator",
+            ["--source", "one", "--target_language", "de"],
+            "does not mark languages",
+        ),
+        (
+            "encoder",
+            ["--source", "one", "--source_language", "de"],
+            "source_language=de is for an encoder-decoder, and .*encoder holds none; leave it out",
         ),
         ("nowhere/x/y", ["--source", "one"], "found no|does not exist"),
         ("encoder", ["--source", "one", "--output", "none/page.html"], "create the folder .*none first"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import library_translators
 import toy_labels
 from toy_translation import save_toy_checkpoint
 from vaswani.cli import run
@@ -49,6 +50,17 @@ def test_each_option_moves_the_picture(models: Path, tmp_path: Path) -> None:
     found = {options: plotted(models, tmp_path / "a.png", *options) for options in pictures}
     assert found == {options: figure.to_bytes("png") for options, figure in pictures.items()}
     assert len(set(found.values())) == len(found)
+
+
+def test_the_languages_of_a_multilingual_model(models: Path, tmp_path: Path) -> None:
+    folder = library_translators.save_translator("nllb", models / "nllb")
+    languages = {"source_language": "deu_Latn", "target_language": "eng_Latn", "source_prefix": "two "}
+    opened = load_attention_model(folder, languages, device="cpu")
+    expected = draw_heatmap(read_attention(*opened, SOURCE, "un chien")[2]).to_bytes("png")
+    flags = [text for name, value in languages.items() for text in (f"--{name}", value)]
+    given = ("--target", "un chien")
+    assert plotted(models, tmp_path / "a.png", *given, *flags, model="nllb") == expected
+    assert plotted(models, tmp_path / "b.png", *given, model="nllb") != expected
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])

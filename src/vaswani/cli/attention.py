@@ -7,7 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import model_option, takes_loading_options
+from vaswani.cli.options import (
+    SourceLanguage,
+    SourcePrefix,
+    TargetLanguage,
+    model_option,
+    takes_loading_options,
+)
 from vaswani.cli.screen import begin_work, warn
 
 AttendingModel = Annotated[str, model_option("--model", help="Folder or Hub name of a model of any kind.")]
@@ -32,6 +38,9 @@ def attention(
     output_name: Annotated[
         str, typer.Option("--output", metavar="FILE", help="Page to write; - is standard output.")
     ] = "attention.html",
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
     **loading: Any,
 ) -> None:
     """Write a page that shows where the tokens of a text attend.
@@ -43,9 +52,14 @@ def attention(
     from vaswani.insight.attention import load_attention_model, read_attention
     from vaswani.insight.attention_page import attention_page
 
+    languages = {
+        "source_language": source_language,
+        "target_language": target_language,
+        "source_prefix": source_prefix,
+    }
     begin_work()
     with LineWriter(output_name) as writer:
-        maps = read_attention(*load_attention_model(model, **loading), source, target)
+        maps = read_attention(*load_attention_model(model, languages, **loading), source, target)
         name = Path(model).absolute().name if os.path.isdir(model) else model  # the page may go to others
         writer.write(attention_page(maps, title=f"Attention of {name}").html)
     place = "standard output" if output_name == STANDARD_STREAM else f"{output_name}, for a browser"

@@ -12,7 +12,7 @@ Q queries · K keys
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import load_checkpoint, serves
 from vaswani.inference.cross_attention import returning_weights, takes_output_attentions
@@ -76,17 +76,26 @@ def _summed(weights: torch.Tensor, texts: TokenTexts, dim: int) -> torch.Tensor:
     return weights.new_zeros(shape).index_add_(dim, torch.tensor(texts.word_of, dtype=torch.long), weights)
 
 
-def load_attention_model(name: str | Path, **loading: Any) -> tuple[PreTrainedModel, Tokenizers]:
+def load_attention_model(
+    name: str | Path, languages: Mapping[str, str | None] | None = None, **loading: Any
+) -> tuple[PreTrainedModel, Tokenizers]:
     """Load a model of any kind with its tokenizer, or its two tokenizers, for `read_attention`.
 
     Args:
         name: a folder, or a name on the Hub.
+        languages: of a multilingual encoder-decoder: `source_language`, `target_language` and
+            `source_prefix` (see `for_languages`); None means as saved.
         loading: `device`, `dtype`, `revision` and `allow_mismatch` of `load_checkpoint`.
 
     Raises:
-        UserError: the model cannot be loaded (see `load_checkpoint`).
+        UserError: the model cannot be loaded (see `load_checkpoint`), or does not know the languages.
     """
     model, source, target = load_checkpoint(name, auto_class=None, **loading)
+    given = {option: value for option, value in (languages or {}).items() if value is not None}
+    if given and not model.config.is_encoder_decoder:
+        option, value = next(iter(given.items()))
+        raise UserError(f"{option}={value} is for an encoder-decoder, and {name} holds none; leave it out")
+    source, target = for_languages(source, target, **given)
     return model, source if source is target else (source, target)
 
 
