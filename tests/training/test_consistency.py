@@ -22,7 +22,7 @@ from vaswani.model import operators
 from vaswani.model.losses import token_loss_function
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import TrainingRun
-from vaswani.training.trainer.consistency import consistency_loss, symmetric_kl, twice
+from vaswani.training.trainer.consistency import consistency_loss, twice
 
 VOCABULARY = 29
 ALPHA = 5.0
@@ -77,11 +77,12 @@ def test_the_loss_is_half_the_papers(monkeypatch, smoothing, rows_at_a_time):
     expected = (likelihood + ALPHA * divergence) / 2 / 40
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(3 * loss, leaves), torch.autograd.grad(3 * expected, leaves)
+        torch.autograd.grad(3 * loss, leaves), torch.autograd.grad(3 * expected, leaves, retain_graph=True)
     )
     assert means.total == pytest.approx(divergence.item() / 40)
     of_logits = consistency_loss(labels, 40, **given).of_logits(projection(states))
     torch.testing.assert_close(of_logits, expected)
+    torch.testing.assert_close(torch.autograd.grad(of_logits, leaves), torch.autograd.grad(expected, leaves))
     counted = consistency_loss(labels, None, **given)(states, projection)
     torch.testing.assert_close(counted, expected * 40 / (labels != -100).sum())
 
@@ -92,9 +93,27 @@ def test_a_batch_without_labels_has_no_loss():
     assert loss(torch.randn(4, 3, 8), torch.nn.Linear(8, VOCABULARY)) == 0
 
 
-def test_logits_far_apart_have_a_finite_divergence():
-    log_probs = torch.tensor([[1e4, 0.0], [0.0, 1e4]]).log_softmax(-1)
-    assert symmetric_kl(*log_probs) == pytest.approx(1e4)
+def test_logits_far_apart_have_a_finite_loss():
+    means = Means()
+    loss = consistency_loss(torch.tensor([[0]]), None, weight=2.0, label_smoothing=0.0, means=means)
+    logits = torch.tensor([[[1e4, 0.0]], [[0.0, 1e4]]], requires_grad=True)
+    value = loss.of_logits(logits)
+    value.backward()
+    assert means.total == pytest.approx(1e4)
+    assert value.item() == pytest.approx((1e4 + 2 * 1e4) / 2)
+    assert logits.grad.isfinite().all()
+
+
+def test_under_autocast_the_divergence_of_halves_is_not_rounded():
+    labels, logits = uneven_labels(), torch.randn(6, 7, VOCABULARY).bfloat16()
+    totals = []
+    for enabled in (False, True):
+        means = Means()
+        loss = consistency_loss(labels, None, weight=ALPHA, label_smoothing=0.1, means=means)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            assert loss.of_logits(logits).dtype == torch.float32
+        totals.append(means.total)
+    assert totals[0] == pytest.approx(totals[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -170,7 +189,7 @@ def test_a_trainer_passes_each_batch_twice_with_different_dropout(tmp_path, make
     assert divergence > 0
     torch.testing.assert_close(loss.double(), (likelihood + ALPHA * divergence) / 2 / 90, rtol=1e-5, atol=0)
     told = trainer.loss_means.report()
-    assert told["consistency_kl"] == pytest.approx(float(divergence) / 90, rel=1e-4)
+    assert told["consistency_kl"] == pytest.approx(divergence.item() / 90, rel=1e-4)
 
 
 def differ_by_pass(states: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:

@@ -105,6 +105,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(options, train_on
 @pytest.mark.slow
 def test_what_is_whole_stays_equal_under_dropout(options, tmp_path):
     options |= WAYS["tensor parallel"] | {"dropout": 0.3, "activation_dropout": 0.2, "attention_dropout": 0.2}
+    options |= {"word_dropout": 0.2, "consistency_weight": 5.0}
     train_in_processes(options | {"output_dir": str(tmp_path / "run")}, 2)
     held = [json.loads((tmp_path / "run" / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert held[0]["whole"] == held[1]["whole"]
