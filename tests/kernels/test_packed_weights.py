@@ -8,7 +8,7 @@ from torch import nn
 
 from marian import marian_like
 from tiny import batch, tiny_model
-from vaswani.kernels.onednn import MIN_PACKED_ROWS, _packed, is_available, packed_weights
+from vaswani.kernels.onednn import MIN_PACKED_ROWS, is_available, packed_weight, packed_weights
 from vaswani.model.operators import Linear, OutputProjection
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not is_available(), reason="this PyTorch has no 
 
 def is_packed(module: nn.Module) -> bool:
     """Whether a search that runs now computes with packed weights of this module."""
-    return _packed(module.weight) is not None
+    return packed_weight(module.weight) is not None
 
 
 @pytest.mark.parametrize("kind", [Linear, OutputProjection])

@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import pytest
 import torch
 
 from tiny import batch, tiny_model
 from vaswani import VaswaniForConditionalGeneration
-from vaswani.kernels import onednn, search
+from vaswani.kernels import onednn, products_native, search
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.kernels.registry import active_kernels
 from vaswani.model.attention import ATTENTION_FUNCTIONS
@@ -32,10 +33,13 @@ def without_kernels() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("products", [onednn, products_native])
 @pytest.mark.parametrize("loss", ["plain", "smoothed", "any"])
-def test_losses_and_gradients_are_the_same(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "MIN_ROWS", 1)
-    monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", 0)
+def test_losses_and_gradients_are_the_same(
+    loss: str, products: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "MIN_ROWS", 1)
+    monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
     model, data = tiny_model(), batch(rows=5, source=12, target=9)
     if loss == "smoothed":
         data["label_smoothing"] = 0.1

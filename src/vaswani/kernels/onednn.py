@@ -81,7 +81,7 @@ def is_available() -> bool:
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`states @ weight.T + bias`: [..., K], [N, K] and [N] -> [..., N]."""
     if has_values(states) and type(weight) is nn.Parameter:  # not traced, no shard, nothing quantized
-        if (packed := _packed(weight)) is not None:
+        if (packed := packed_weight(weight)) is not None:
             return onednn_product(states, packed, bias)
         if gains_from_onednn(states, weight):
             return _Product.apply(states, weight, bias)
@@ -90,7 +90,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 def output_projection(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The same onto the vocabulary, with packed weights only: training has a pass of its own for it."""
-    if has_values(states) and (packed := _packed(weight)) is not None:
+    if has_values(states) and (packed := packed_weight(weight)) is not None:
         return onednn_product(states, packed, bias)
     return operators.output_projection.plain(states, weight, bias)
 
@@ -105,7 +105,7 @@ def product_by(module: Any, num_rows: int) -> Callable[[torch.Tensor], torch.Ten
     if not isinstance(module, nn.Linear):
         return module.forward
     weight, bias = module.weight, module.bias
-    if (packed := _packed(weight)) is not None:
+    if (packed := packed_weight(weight)) is not None:
         return lambda states: onednn_product(states, packed, bias)
     if type(module) is Linear and num_rows >= MIN_ROWS:
         return module.forward
@@ -198,7 +198,7 @@ def product_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 _packed_weights: ContextVar[dict[int, torch.Tensor] | None] = ContextVar("packed_weights", default=None)
 
 
-def _packed(weight: torch.Tensor) -> torch.Tensor | None:
+def packed_weight(weight: torch.Tensor) -> torch.Tensor | None:
     weights = _packed_weights.get()
     return None if weights is None else weights.get(id(weight))
 

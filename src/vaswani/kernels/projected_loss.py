@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vaswani.kernels.onednn import product, product_over_rows
+from vaswani.kernels.products_native import add_product_over_rows, product
 from vaswani.model import losses
 from vaswani.model.input_checks import IGNORED_LABEL, has_values
 from vaswani.model.losses import PLAIN_PROJECTIONS, as_product
@@ -82,7 +82,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         row_sum = rows.sum(0, dtype=precision)
         loss = -smoothing * (row_sum * mean_weight).sum()
         row_gradient = torch.empty_like(rows)
-        weight_gradient = torch.zeros_like(weight, dtype=precision)
+        weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # as its sum is fastest
         size = rows_per_chunk(rows, weight)
         for start in range(0, len(rows), size):
             chunk, target = rows[start : start + size], targets[start : start + size, None]
@@ -96,9 +96,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 probs.scatter_add_(1, target, probs.new_full((), smoothing - 1).expand_as(target))
                 gradient = probs.to(rows.dtype)
                 row_gradient[start : start + size] = product(gradient, weight.t()) - smoothing * mean_weight
-                weight_gradient += product_over_rows(gradient, chunk)
-        weight_gradient -= row_sum * (smoothing / len(weight))
-        ctx.save_for_backward(row_gradient, weight_gradient.to(weight.dtype))
+                add_product_over_rows(weight_gradient, chunk, gradient)
+        weight_gradient -= row_sum[:, None] * (smoothing / len(weight))
+        ctx.save_for_backward(row_gradient, weight_gradient.t().to(weight.dtype).contiguous())
         return loss
 
     @staticmethod
@@ -169,7 +169,7 @@ class _ProjectedLoss(torch.autograd.Function):
         precision = torch.promote_types(rows.dtype, torch.float32)
         total = rows.new_zeros((), dtype=precision)
         row_gradient = torch.empty_like(rows)
-        weight_gradient = torch.zeros_like(weight, dtype=precision)
+        weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # as its sum is fastest
         size = max(1, rows_per_chunk(rows, weight) // math.prod(rows.shape[1:-1]))
         for start in range(0, len(rows), size):
             place = slice(start, min(start + size, len(rows)))
@@ -181,8 +181,8 @@ class _ProjectedLoss(torch.autograd.Function):
             if wants_gradients:
                 (gradient,) = torch.autograd.grad(loss, logits)
                 row_gradient[place] = product(gradient, weight.t())
-                weight_gradient += product_over_rows(gradient.flatten(0, -2), chunk.flatten(0, -2))
-        ctx.save_for_backward(row_gradient, weight_gradient.to(weight.dtype))
+                add_product_over_rows(weight_gradient, chunk.flatten(0, -2), gradient.flatten(0, -2))
+        ctx.save_for_backward(row_gradient, weight_gradient.t().to(weight.dtype).contiguous())
         return total
 
     @staticmethod
