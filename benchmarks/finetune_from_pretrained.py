@@ -1,10 +1,11 @@
-r"""What pre-training is worth: one encoder fine-tuned from its checkpoint and from scratch, by label count.
+r"""What pre-training is worth: a model fine-tuned from its checkpoint and from scratch, by label count.
 
-Trains the classifier of the configuration finetune_reviews from the weights of a pre-trained folder, and one
-of the same shape, with the same tokenizer and options, from new weights; the two take turns. With several
-`--learning-rates`, seed 0 is trained with each of them, on both sides and for each number of labels; the
-rate that is best on the validation split trains the other seeds. The accuracies of the table are of the test
-split, or else of the validation split; those on the way are of the validation split. There is no peer.
+Trains the classifier of a configuration (finetune_reviews for encoders, finetune_gpt for decoders) from the
+weights of a pre-trained folder, and one of the same shape, with the same tokenizer and options, from new
+weights; the two take turns. With several `--learning-rates`, seed 0 is trained with each of them, on both
+sides and for each number of labels; the rate that is best on the validation split trains the other seeds. The
+accuracies of the table are of the test split, or else of the validation split; those on the way are of the
+validation split. There is no peer.
 
     python benchmarks/finetune_from_pretrained.py --model runs/mlm --data path/to/movie_reviews
 
@@ -38,7 +39,6 @@ from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import finetune
 
-CONFIG = "finetune_reviews"
 BEGINNINGS = {"pre-trained": False, "from scratch": True}
 COLOURS = {"pre-trained": "#0072b2", "from scratch": "#e69f00"}  # of Okabe and Ito
 SECONDS_FILE = "seconds.json"
@@ -114,7 +114,8 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
-    parser.add_argument("--model", type=Path, required=True, help="folder of a pre-trained encoder")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a pre-trained model")
+    parser.add_argument("--config", default="finetune_reviews", help="configuration of the fine-tuning")
     parser.add_argument(
         "--data", required=True, help="folder of the labelled texts, or their name on the Hub"
     )
@@ -184,7 +185,7 @@ def train(args: argparse.Namespace, run: Run, more: list[str]) -> None:
         **({"max_steps": 2} if args.quick else {}),
     }
     config = load_config(
-        CONFIG, [*(f"--{name}={value}" for name, value in fields.items()), *more], FinetuningConfig
+        args.config, [*(f"--{name}={value}" for name, value in fields.items()), *more], FinetuningConfig
     )
     start = time.perf_counter()
     with redirect_stdout(sys.stderr):
