@@ -51,7 +51,7 @@ GENERATION = {"generation_max_length": 8, "generation_num_beams": 1, "max_valida
 SMALL: dict[str, dict[str, object]] = {
     "train": {**TRAINING, **GENERATION},
     "distill": {**TRAINING, **GENERATION, "teacher_num_beams": 1, "encoder_layers": 1, "decoder_layers": 1},
-    "pretrain": {**TRAINING, "max_validation_rows": 4},
+    "pretrain": {**TRAINING, "max_validation_rows": 4, "max_tokens_per_batch": 1200},  # one of 1,024
     "finetune": TRAINING,
     "translate": {"max_length": 8, "device": "cpu"},
     "summarize": SEARCH,
@@ -84,7 +84,15 @@ SMALL: dict[str, dict[str, object]] = {
     },
 }
 # Models that are evaluated without decoding.
-WITHOUT_SEARCH = ("finetune_reviews", "reviews_lora", "finetune_squad", "mlm", "causal_lm", "completion")
+WITHOUT_SEARCH = (
+    "finetune_reviews",
+    "reviews_lora",
+    "finetune_squad",
+    "mlm",
+    "causal_lm",
+    "completion",
+    "pretrain_summarization",
+)
 MODEL = {**TINY_MODEL, "vocab_size": 300}  # those of them that a configuration sets
 PROCESSES = ("num_processes", "fsdp_size", "tensor_parallel_size")  # one, where a document has several
 PARALLEL = "parallel"  # the folder of a corpus that has the columns of all

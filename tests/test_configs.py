@@ -19,6 +19,7 @@ from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import BaseConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
+from vaswani.training.runs.denoising import GapSentencesRun
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import model_config
 
@@ -55,6 +56,17 @@ def test_language_models_have_the_size_that_is_said(name, run, model):
     with torch.device("meta"):
         parameters = model(run(config).model_config(None)).num_parameters()
     assert f"{parameters / 1e6:.1f} M parameters" in summary(name)
+
+
+def test_a_summarizer_is_pretrained_in_the_shape_of_the_one_without():
+    pretrained = load_config("pretrain_summarization", ["--dataset", "texts"], PretrainingConfig)
+    alone, tuned = load_config("long_summarization"), load_config("finetune_long_summarization")
+    assert pretrained.model == alone.model
+    assert pretrained.data.vocab_size == alone.data.vocab_size
+    assert tuned.model.model == str(pretrained.output_dir)
+    for name in ("max_source_length", "max_target_length", "truncate", "task", "source_field"):
+        assert getattr(tuned.data, name) == getattr(alone.data, name)
+    GapSentencesRun(pretrained).check()
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("accelerate/")])
