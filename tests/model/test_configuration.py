@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiny import TINY, batch, tiny_config, tiny_model
+from tiny import TINY, batch, tiny_config, tiny_model, tokens
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.model.operators import word_dropout
 
@@ -146,15 +146,15 @@ def test_word_dropout_zeros_whole_tokens_and_scales_the_others() -> None:
     assert word_dropout(embeddings, 0.25, training=False) is embeddings
 
 
-@pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_word_dropout_leaves_positions_alone(stack: str) -> None:
-    model, data = tiny_model(word_dropout=1 - 1e-4).train(), batch()
-    dropping = getattr(model.model, stack)
-    dropped = dropping(data["input_ids"], attention_mask=data["attention_mask"], use_cache=False)
-    shown = data["attention_mask"].bool()
-    zeros = torch.zeros(*shown.shape, model.config.d_model)
-    kwargs = {"attention_mask": data["attention_mask"], "inputs_embeds": zeros, "use_cache": False}
-    torch.testing.assert_close(dropped.last_hidden_state[shown], dropping(**kwargs).last_hidden_state[shown])
+def test_word_dropout_drops_tokens_of_both_stacks_and_leaves_their_positions() -> None:
+    model, data = tiny_model(word_dropout=1 - 1e-9).model.train(), batch()  # which drops all
+    mask, decoder_ids = data["attention_mask"], tokens(*data["labels"].shape)
+    of_tokens = model(data["input_ids"], mask, decoder_ids, use_cache=False)
+    zeros, decoder_zeros = (torch.zeros(*ids.shape, TINY["d_model"]) for ids in (mask, decoder_ids))
+    embeddings = {"inputs_embeds": zeros, "decoder_inputs_embeds": decoder_zeros}
+    of_zeros = model(attention_mask=mask, **embeddings, use_cache=False)
+    for name in ("encoder_last_hidden_state", "last_hidden_state"):
+        torch.testing.assert_close(of_tokens[name], of_zeros[name])
 
 
 configurations = st.fixed_dictionaries(
