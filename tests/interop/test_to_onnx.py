@@ -23,7 +23,7 @@ from vaswani import (
     VaswaniModel,
 )
 from vaswani.cli import run
-from vaswani.data.tokenization import load_tokenizers
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import UserError
 from vaswani.interop import export_folder
 from vaswani.interop.folders import convert_folder
@@ -47,7 +47,7 @@ SHAPE: dict[str, Any] = {
     "encoder_layers": 1,
     "encoder_attention_heads": 4,
     "encoder_ffn_dim": 48,
-    "decoder_layers": 2,
+    "decoder_layers": 1,
     "decoder_attention_heads": 2,
     "decoder_ffn_dim": 40,
     "max_position_embeddings": 50,
@@ -62,34 +62,33 @@ def choices(field: str) -> tuple[str, ...]:
 
 
 def matrix() -> list[dict[str, Any]]:
-    """All pairs of norm order, kind of positions and number of vocabularies; then the other fields."""
+    """All pairs of norm order and kind of positions; each value of the other fields in one of them."""
     orders, positions = choices("norm_order"), choices("position_embedding")
-    cases: list[dict[str, Any]] = [
-        {
+    cases: dict[tuple[str, str], dict[str, Any]] = {
+        (order, kind): {
             "norm_order": order,
             "position_embedding": kind,
-            **({"decoder_vocab_size": 47} if (i + j) % 2 else {}),
+            **({"decoder_vocab_size": 47} if (i + j) % 2 else {"decoder_layers": 2}),
         }
         for (i, order), (j, kind) in itertools.product(enumerate(orders), enumerate(positions))
-    ]
-    rest = {
+    }
+    cases["post", "sinusoidal"] |= {
+        "sinusoidal_layout": "tensor2tensor",
+        "sinusoidal_offset": 2,
+        "position_from_mask": False,
+        "embedding_norm": True,
+        "activation_function": "gelu_new",
+        "final_norm": True,
+    }
+    cases["pre", "sinusoidal"] |= {
+        "sinusoidal_layout": "concatenated",
+        "lm_head_bias": True,
         "scale_embedding": False,
         "attention_bias": False,
         "norm_bias": False,
         "tie_word_embeddings": False,
     }
-    return [
-        *cases,
-        {"sinusoidal_layout": "concatenated", "lm_head_bias": True, **rest},
-        {
-            "sinusoidal_layout": "tensor2tensor",
-            "sinusoidal_offset": 2,
-            "position_from_mask": False,
-            "embedding_norm": True,
-            "activation_function": "gelu_new",
-            "final_norm": True,
-        },
-    ]
+    return [*cases.values()]
 
 
 def sessions(folder: Path) -> list[Any]:
@@ -125,7 +124,7 @@ def logits_in_steps(
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", matrix(), ids=str)
 def test_logits_are_equal_at_any_batch_and_length(fields, tmp_path):
-    config = VaswaniConfig(**SHAPE, **fields)
+    config = VaswaniConfig(**{**SHAPE, **fields})
     model = randomize(VaswaniForConditionalGeneration(config)).eval()
     export_to_onnx(model, tmp_path)
     longest = 50 if config.position_embedding == "learned" else 1100  # beyond the table of sinusoids
@@ -148,20 +147,25 @@ def test_logits_are_equal_at_any_batch_and_length(fields, tmp_path):
 def one_stack(model_class: Any, **fields: Any) -> Any:
     config_class = model_class.config_class
     shape = {name: value for name, value in SHAPE.items() if hasattr(config_class, name)}
-    return randomize(model_class(config_class(**shape, **fields))).eval()
+    return randomize(model_class(config_class(**{**shape, **fields}))).eval()
+
+
+FIELDS = {
+    "VaswaniDecoderForTokenClassification": {"position_embedding": "none", "norm_order": "post"},
+    "VaswaniDecoderForQuestionAnswering": {"decoder_layers": 2},
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        *((name, {}) for name in GRAPHS if name not in GENERATORS),
+        *((name, FIELDS.get(name, {})) for name in GRAPHS if name not in GENERATORS),
         ("VaswaniEncoderModel", {"position_embedding": "sinusoidal", "norm_order": "pre", "pooler": False}),
         (
             "VaswaniForSequenceClassification",
             {"classifier_pooling": "mean", "position_from_mask": False, "token_type_vocab_size": 0},
         ),
-        ("VaswaniDecoderForSequenceClassification", {"position_embedding": "none", "norm_order": "post"}),
     ],
     ids=str,
 )
@@ -191,7 +195,7 @@ def test_outputs_of_one_stack_are_equal(name, fields, tmp_path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"position_embedding": "learned", "norm_order": "pre"},
+        {"position_embedding": "learned", "norm_order": "pre", "decoder_layers": 2},
         {"position_embedding": "sinusoidal", "norm_order": "post"},
         {"position_embedding": "none", "norm_order": "pre"},
         {"position_embedding": "learned", "norm_order": "pre", "position_from_mask": False},
@@ -249,16 +253,29 @@ def test_a_model_of_labels_is_exported_with_its_head(tmp_path, capsys):
     assert len(load_tokenizers(tmp_path / "out")[0]) == len(tokenizer)
 
 
-@pytest.mark.slow
-def test_the_files_have_the_names_of_optimum(tmp_path):
+@pytest.fixture(scope="module")
+def half_precision() -> VaswaniForConditionalGeneration:
+    """A trained model in bfloat16 with the kernel `sdpa`, which its export must not change."""
     model = toy_model(separate=True).bfloat16()
     model.set_attn_implementation("sdpa")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    export_to_onnx(model, tmp_path)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert model.dtype == torch.bfloat16
-    assert model.config._attn_implementation == "sdpa"
-    encoder, decoder, with_past = sessions(tmp_path)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(half_precision, tmp_path_factory) -> Path:
+    """It in float32."""
+    folder = tmp_path_factory.mktemp("exported")
+    before = {name: tensor.clone() for name, tensor in half_precision.state_dict().items()}
+    export_to_onnx(half_precision, folder)
+    assert all(torch.equal(before[name], tensor) for name, tensor in half_precision.state_dict().items())
+    return folder
+
+
+@pytest.mark.slow
+def test_the_files_have_the_names_of_optimum(half_precision, exported):
+    assert half_precision.dtype == torch.bfloat16
+    assert half_precision.config._attn_implementation == "sdpa"
+    encoder, decoder, with_past = sessions(exported)
     assert [(i.name, i.shape) for i in encoder.get_inputs()] == [
         ("input_ids", ["batch_size", "encoder_sequence_length"]),
         ("attention_mask", ["batch_size", "encoder_sequence_length"]),
@@ -279,47 +296,37 @@ def test_the_files_have_the_names_of_optimum(tmp_path):
 
 
 @pytest.mark.slow
-def test_int8_makes_smaller_files_and_nearly_the_same_scores(tmp_path):
-    model, folders = toy_model(), {name: tmp_path / name for name in ("float32", "int8")}
-    ids, target = torch.randint(3, 270, (4, 9)), torch.randint(3, 270, (4, 8))
-    mask = torch.ones_like(ids)
-    for quantization, folder in folders.items():
-        folder.mkdir()
-        export_to_onnx(model, folder, quantization=quantization)
-    found = {name: logits_in_steps(folder, ids, mask, target, first=3) for name, folder in folders.items()}
-    difference = np.abs(found["int8"] - found["float32"]).max()
-    assert 1e-3 < difference < 0.05 * np.abs(found["float32"]).max()
-    for name in (ENCODER, DECODER, DECODER_WITH_PAST):
-        assert (folders["int8"] / name).stat().st_size < 0.9 * (folders["float32"] / name).stat().st_size
-    assert {path.name for path in folders["int8"].iterdir()} == {
-        path.name for path in folders["float32"].iterdir()
-    }
-
-
-@pytest.mark.slow
-def test_a_folder_is_exported_with_tokenizers_and_settings(tmp_path, capsys, caplog):
-    save_toy_checkpoint(tmp_path / "toy", separate=True)
-    arguments = [
-        "export",
-        "--to",
-        "onnx",
-        str(tmp_path / "toy"),
-        str(tmp_path / "out"),
-        "--quantization",
-        "int8",
-    ]
+def test_a_folder_is_exported_to_int8_with_tokenizers_and_settings(
+    half_precision, exported, tmp_path, capsys, caplog
+):
+    half_precision.save_pretrained(tmp_path / "toy")
+    save_tokenizers(*toy_tokenizers(separate=True), tmp_path / "toy")
+    capsys.readouterr()  # of saving
+    caplog.clear()
+    out = tmp_path / "out"
+    arguments = ["export", "--to", "onnx", str(tmp_path / "toy"), str(out), "--quantization", "int8"]
     assert run(arguments) == 0
     captured = capsys.readouterr()
     assert "VaswaniForConditionalGeneration for ONNX Runtime, int8, " in captured.out
     assert not captured.err
     assert not [record for record in caplog.records if record.levelname != "DEBUG"]
-    assert len(load_tokenizers(tmp_path / "out")[0]) != len(load_tokenizers(tmp_path / "out")[1])
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert len(load_tokenizers(out)[0]) != len(load_tokenizers(out)[1])
+    config = json.loads((out / "config.json").read_text())
     assert (config["model_type"], config["decoder_vocab_size"]) == ("vaswani", 280)
-    assert (tmp_path / "out" / "generation_config.json").is_file()
-    assert not [*(tmp_path / "out").glob("*.float32")]
+    assert (out / "generation_config.json").is_file()
     assert run(arguments) == 2
     assert "is not an empty folder" in capsys.readouterr().err
+
+    # Smaller files, and nearly the same scores.
+    for name in (ENCODER, DECODER, DECODER_WITH_PAST):
+        assert (out / name).stat().st_size < 0.9 * (exported / name).stat().st_size
+    files = [{path.name for path in folder.glob("*model*")} for folder in (out, exported)]
+    assert files[0] == files[1]
+    ids, target = torch.randint(3, 270, (4, 9)), torch.randint(3, 270, (4, 8))
+    mask = torch.ones_like(ids)
+    int8, float32 = (logits_in_steps(folder, ids, mask, target, first=3) for folder in (out, exported))
+    difference = np.abs(int8 - float32).max()
+    assert 1e-3 < difference < 0.05 * np.abs(float32).max()
 
 
 def test_to_marian_writes_what_convert_writes(tmp_path, capsys):
