@@ -130,7 +130,7 @@ def measure(way: str, processes: int, args: argparse.Namespace, shape: str) -> M
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # which imports everything once
     queue = context.Queue()
     started = [
         context.Process(target=work, args=(rank, processes, port, way, args, shape, queue))
