@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,14 @@ import pytest
 
 from execute_notebooks import HASH, NOTEBOOKS, code_cells, code_hash, execute, with_parameters
 from forking import ForkingPython
-from tiny_runs import TINY_RUN
+from tiny_runs import TINY_RUN, dates
+
+__all__ = ["dates"]
 
 INDEX = NOTEBOOKS[0].parent / "README.md"
 LARGEST, LARGEST_PICTURE = 200_000, 40_000 * 4 // 3  # bytes of a file, and of a picture in base64
 SMALL_TRAINING = {name: value for name, value in TINY_RUN.items() if name != "disable_tqdm"}
-SMALL_TRAINING |= {
-    "dataset_config": "en,de",
-    "max_validation_rows": 4,
-    "max_test_rows": 4,
-    "eval_strategy": "no",
-}
+SMALL_TRAINING |= {"max_validation_rows": 4, "max_test_rows": 4, "eval_strategy": "no"}
 # Values of the cell "parameters" with which a notebook takes seconds.
 SMALL: dict[str, dict[str, object]] = {
     "01_attention_by_hand": {"num_samples": 4, "depth": 3},
@@ -44,8 +42,12 @@ def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
 
 
-def small_parameters(path: Path) -> str:
-    return "\n".join(f"{name} = {value!r}" for name, value in SMALL[path.stem].items())
+def small_parameters(path: Path, files: Mapping[str, str] | None = None) -> str:
+    """The cell's values; a training reads the few dates of these files, for 200,000 take ten seconds."""
+    values = dict(SMALL[path.stem])
+    if "smaller" in values:
+        values["smaller"] = SMALL_TRAINING | {"dataset": "none"} | dict(files or {})
+    return "\n".join(f"{name} = {value!r}" for name, value in values.items())
 
 
 def as_script(notebook: Any) -> str:
@@ -57,9 +59,11 @@ def as_script(notebook: Any) -> str:
 @pytest.mark.script
 @pytest.mark.slow
 @each_notebook
-def test_a_notebook_runs_at_a_small_size(path: Path, forking_python: ForkingPython, tmp_path: Path) -> None:
+def test_a_notebook_runs_at_a_small_size(
+    path: Path, forking_python: ForkingPython, tmp_path: Path, dates: dict[str, str]
+) -> None:
     notebook = read(path)
-    with_parameters(notebook, small_parameters(path))
+    with_parameters(notebook, small_parameters(path, dates))
     result = forking_python.run(["-c", as_script(notebook)], tmp_path, {"HF_HUB_OFFLINE": "1"})
     assert result.returncode == 0, result.stderr
 
