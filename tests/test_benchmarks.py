@@ -128,6 +128,18 @@ def test_training_speed(run: Run, corpus: Path):
 
 
 @pytest.mark.slow
+def test_training_profile(run: Run, corpus: Path):
+    rows, result = run("training_profile.py", "--data", corpus)
+    (seconds,) = result.values()
+    found = {row[1]: row for row in rows}
+    assert {"linear layers, forward", "linear layers, backward", "attention", "optimizer"} < seconds.keys()
+    assert found.keys() == {*seconds, "the update"}
+    assert all(row[4].endswith("GFLOP") for part, row in found.items() if "linear" in part)
+    assert all(row[4].endswith("GB") for part, row in found.items() if part in ("dropout", "optimizer"))
+    assert sum(float(row[2]) for row in rows[:-1]) == pytest.approx(float(found["the update"][2]), abs=1)
+
+
+@pytest.mark.slow
 def test_scaling(run: Run):
     rows, result = run("scaling.py")
     assert [row[2] for row in rows] == ["1", "2 ddp", "2 fsdp"]
