@@ -1,5 +1,6 @@
 """The comparisons run, compare like with like, and end with the JSON that they promise."""
 
+import argparse
 import dataclasses
 import datetime
 import importlib
@@ -243,6 +244,64 @@ def test_distillation_objectives(run: Run, tmp_path: Path):
     assert list(result["gain"]) == ways
     students = {(tmp_path / "out" / way / "model.safetensors").read_bytes() for way in ways}
     assert len(students) == len(ways)
+
+
+@pytest.fixture
+def table3(side_by_side: ModuleType) -> ModuleType:
+    return importlib.import_module("table3")
+
+
+@pytest.mark.slow
+def test_table3(run: Run, tmp_path: Path, table3: ModuleType):
+    for split, rows in (("train", 40), ("validation", 10)):
+        pairs = [{"en": f"one two {row % 7}", "de": f"eins zwei {row % 7}"} for row in range(rows)]
+        lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
+        (tmp_path / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    where = ("--data", tmp_path, "--output", tmp_path / "out")
+    rows, result = run("table3.py", *where, "--rows", "base", "post-norm")
+    assert [row[0] for row in rows] == [*result] == ["base", "post-norm"]
+    assert result["base"]["perplexity"]["difference"] == 0
+    assert result["post-norm"]["perplexity"]["difference"] != 0
+    for numbers in result.values():
+        first, second = numbers["perplexity"]["seeds"]
+        assert first != second
+    # What is there stays; a training that was stopped goes on.
+    folder = tmp_path / "out" / "base-1"
+    weights = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/model.safetensors")}
+    (folder / table3.RESULT_FILE).unlink()
+    assert run("table3.py", *where, "--rows", "base")[1] == result
+    again = {path: path.stat().st_mtime_ns for path in weights}
+    assert [path.parent.name for path in weights if again[path] != weights[path]] == ["base-1"]
+    args = argparse.Namespace(output=tmp_path / "out", data=tmp_path, max_steps=9, quick=False)
+    base = table3.config_of(args, "base", 1)
+    assert base.training.resume_from_checkpoint
+    assert base.training.max_steps == 9
+    assert base.model.norm_order == "pre"
+
+
+def test_each_row_of_table3_changes_what_it_says(table3: ModuleType, tmp_path: Path):
+    args = argparse.Namespace(output=tmp_path / "out", data=tmp_path, max_steps=9, quick=False)
+    configs = {name: table3.config_of(args, name, 0) for name in table3.ROWS}
+    base = configs.pop("base")
+    for name, config in configs.items():
+        settings = [
+            {**vars(each.model), "label_smoothing": each.training.label_smoothing_factor}
+            for each in (base, config)
+        ]
+        changed = {field for field in settings[0] if settings[0][field] != settings[1][field]}
+        assert len({field.partition("coder_")[2] or field for field in changed}) == (
+            2 if name == "separate embeddings" else 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("difference", "paper", "expected"),
+    [(-2.0, -0.5, "yes"), (2.0, -0.5, "no"), (0.5, -0.5, "open"), (0.5, 0.0, "yes"), (2.0, 0.0, "no")],
+)
+def test_the_sign_of_a_difference_agrees_if_its_interval_excludes_the_other(
+    table3: ModuleType, difference: float, paper: float, expected: str
+):
+    assert table3.agreement(difference, 1.0, paper) == expected
 
 
 @pytest.mark.skipif(sparse_native.library() is None, reason="NO C++ KERNEL to profile: there is no compiler")
