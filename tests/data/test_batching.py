@@ -495,6 +495,20 @@ class TestStream:
 
         assert padded(4000) < padded(400) < padded(40)
 
+    def test_rows_whose_targets_are_made_later_cost_what_they_will_have(self):
+        generator = np.random.default_rng(0)
+        rows = [
+            {"input_ids": [1] * 40, "source_length": int(source), "target_length": int(target)}
+            for source, target in generator.integers(1, 30, (300, 2))
+        ]
+        found = list(token_budget_batches(rows, 50))
+        for batch in found:
+            longest = [max(row[name] for row in batch) for name in ("source_length", "target_length")]
+            assert len(batch) * sum(longest) <= 50
+        fitting = [row for row in rows if row["source_length"] + row["target_length"] <= 50]
+        assert len(fitting) < 300
+        assert sum(map(len, found)) == len(fitting)
+
     def test_goes_through_the_rows_without_end_each_time_in_another_order(self):
         rows = tokenized_rows()
         passes = [list(token_budget_batches(rows, 200, 90, seed=1, epoch=epoch)) for epoch in range(3)]
