@@ -164,9 +164,7 @@ def train_and_test(args: argparse.Namespace, name: str, seed: int, pairs: list[t
     with redirect_stdout(sys.stderr):
         train(config_of(args, name, seed))
     seconds = time.perf_counter() - start
-    translator = Translator.from_pretrained(
-        folder, device="cpu", num_beams=4, max_length=8 if args.quick else None
-    )
+    translator = Translator.from_pretrained(folder, device="cpu", num_beams=4)
     texts = translator([source for source, _ in pairs])
     scores = Scorer.from_pretrained(folder, device="cpu")(pairs)
     result = {
