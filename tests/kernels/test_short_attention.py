@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tiny import batch, tiny_model
-from vaswani.kernels import search, short_attention
+from vaswani.kernels import attention_native, search, short_attention
 from vaswani.kernels.dropout import draw_kept
 from vaswani.kernels.short_attention import gains_from_short_attention, short_attention_forward
 from vaswani.model.attention import eager_attention_forward
@@ -106,6 +106,7 @@ def test_layers_take_it_in_training(fields: dict[str, float], monkeypatch: pytes
         return short_attention_forward(*arguments, **options)
 
     monkeypatch.setattr(short_attention, "short_attention_forward", record)
+    monkeypatch.setattr(attention_native, "library", lambda: None)
     model, data = tiny_model("sdpa", **fields), batch()
     model.train()(**data)
     assert calls == [fields.get("attention_dropout", 0.0)] * 6  # two layers of one, two of two attentions

@@ -22,7 +22,15 @@ from importlib import import_module
 
 # In this order; of kernels for one slot, a later one goes first and leaves the rest to those before it.
 KERNELS: tuple[str, ...] = (
-    *("onednn", "products_native", "dropout", "short_attention", "projected_loss", "search"),
+    *(
+        "onednn",
+        "products_native",
+        "dropout",
+        "short_attention",
+        "attention_native",
+        "projected_loss",
+        "search",
+    ),
     *("sparse_native", "sparse_short", "sparse_flex"),
 )
 
