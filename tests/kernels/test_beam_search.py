@@ -298,7 +298,7 @@ def own_cache(model: Any) -> EncoderDecoderCache:
         {"cache_implementation": "static"},
         {"past_key_values": own_cache},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_what_it_does_not_do_is_left_to_the_library(options: dict[str, Any]) -> None:
     model = ending_model()

@@ -5,7 +5,23 @@
 from typing import Any
 
 import torch
+import transformers
 from transformers import Cache
+
+TOO_NEW = (5, 24)  # its `generate` hands over caches by another name, and models of before write other tokens
+
+
+def check_version(version: str) -> None:
+    """Raise `ImportError` for a version of transformers that the models do not fit."""
+    if tuple(int(part) for part in version.split(".")[:2]) >= TOO_NEW:
+        needed = ".".join(map(str, TOO_NEW))
+        raise ImportError(
+            f"vaswani needs transformers before {needed}, and {version} is installed; "
+            f"pip install 'transformers<{needed}'"
+        )
+
+
+check_version(transformers.__version__)
 
 
 def cache_capacity(cache: Cache) -> int:
