@@ -27,6 +27,9 @@ def _weights(turned: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     model, tokenizer = _model(), toy_tokenizer()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    falls = torch.optim.lr_scheduler.LinearLR(
+        optimizer, 1.0, 0.0, TRAINING_STEPS
+    )  # so that all seeds learn it
     for step in range(TRAINING_STEPS):
         sources, targets = zip(*reversed_rows(32, seed=step, turned=turned), strict=True)
         batch = tokenizer(list(sources), padding=True, return_tensors="pt")
@@ -34,6 +37,7 @@ def _weights(turned: bool) -> dict[str, torch.Tensor]:
         labels = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
         model(**batch, labels=labels).loss.backward()
         optimizer.step()
+        falls.step()
         optimizer.zero_grad()
     return model.state_dict()
 
