@@ -22,6 +22,13 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
+@pytest.mark.parametrize("name", ["out.csv", "out.TSV", "out.parquet", "out.jsonl.gz"])
+def test_a_name_of_another_format_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not what its name ends in; end it in \.txt or \.jsonl"):
+        LineWriter(str(tmp_path / name))
+    assert not list(tmp_path.iterdir())
+
+
 def test_after_a_failure_the_earlier_file_stays_and_the_partial_one_too(tmp_path: Path) -> None:
     path, partial = tmp_path / "out.txt", tmp_path / "out.txt.partial"
     path.write_text("earlier\n")

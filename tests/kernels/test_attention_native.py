@@ -98,6 +98,15 @@ def test_without_a_mask_a_causal_layer_sees_nothing_later(calls: list) -> None:
     assert len(calls) == 2
 
 
+def test_one_query_of_a_causal_layer_sees_all_keys_before_it(calls: list) -> None:
+    inputs = states(2, 2, 1, 9, 16)
+    ours = results(sdpa_attention_forward, inputs, None, causal=True, dropout=0.3)
+    expected = results(short_attention_forward, inputs, None, causal=True, dropout=0.3)
+    for actual, reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-5)
+    assert calls
+
+
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:
     inputs = states(2, 2, 5, 6, 16)
     with torch.no_grad():

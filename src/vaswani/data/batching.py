@@ -329,7 +329,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which selects the order of the next pass, and its lengths where they differ."""
-        if self.lengths_of_epoch is not None:
+        if self.lengths_of_epoch is not None and epoch != self.epoch:
             self._replan(*self.lengths_of_epoch(epoch))
         self.epoch = epoch
 

@@ -226,7 +226,7 @@ class PairSplitter:
 class SplitAnew(Dataset[dict[str, Any]]):
     """Rows of a data set whose words each epoch splits anew, a pure function of (`seed`, epoch, row).
 
-    All splits of the epoch are in memory, 4 bytes for each token.
+    All splits of the epoch are in memory: 4 bytes for each token, and some hundred for each row.
 
     Args:
         rows: a data set with `input_ids` and `labels`.

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast
 from vaswani.errors import PipeClosedError, RunError, UserError
 
 STANDARD_STREAM = "-"
+OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz")  # that no output of lines has
 LONGEST_LINE = 1 << 22  # bytes; tokenizing takes up to 400 times as much memory, and /dev/zero never ends
 
 
@@ -109,7 +110,7 @@ class LineWriter:
     Until then, and after a failure, the lines are in a file of that name + ".partial".
 
     Raises:
-        UserError: the file cannot be opened.
+        UserError: the file cannot be opened, or its name ends as that of another format.
         PipeClosedError: standard output is a closed pipe.
         RunError: a line cannot be written, for example because the disk is full.
     """
@@ -123,6 +124,11 @@ class LineWriter:
             self._stream: Any = _standard_buffer(sys.stdout, "write standard output")
             self._check_open()
             return
+        if name.lower().endswith(OTHER_FORMATS):
+            raise UserError(
+                f"{name} would hold lines of text or JSON, not what its name ends in; "
+                "end it in .txt or .jsonl"
+            )
         try:
             if os.path.isfile(name) or not os.path.exists(name):  # not so /dev/null or a named pipe
                 self._final = Path(os.path.realpath(name))  # of a link, its target

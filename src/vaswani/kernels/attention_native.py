@@ -17,7 +17,7 @@ from torch import nn
 from vaswani.kernels import short_attention
 from vaswani.kernels.dropout import LEVELS, draw_kept
 from vaswani.kernels.native_library import native_library, why_not_compiled
-from vaswani.model.attention import ATTENTION_FUNCTIONS, additive_mask
+from vaswani.model.attention import ATTENTION_FUNCTIONS
 
 SOURCE = Path(__file__).with_name("attention_native.cpp")
 
@@ -62,12 +62,10 @@ def sdpa_attention_forward(
     needs_gradient = torch.is_grad_enabled() and query.requires_grad
     if not (needs_gradient and can_compute(query, key, value, attention_mask, dropout)):
         return short_attention.sdpa_attention_forward(*arguments, **kwargs)
-    if attention_mask is None and module.is_causal:
-        attention_mask = query.new_ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-    if attention_mask is not None:
-        shape = (*query.shape[:3], key.shape[2])
-        attention_mask = additive_mask(attention_mask, query.dtype).expand(shape)
-    return _NativeAttention.apply(query, key, value, attention_mask, scaling, round(dropout * LEVELS)), None
+    mask = short_attention.additive_mask_of(module, query, key, attention_mask)
+    if mask is not None:
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    return _NativeAttention.apply(query, key, value, mask, scaling, round(dropout * LEVELS)), None
 
 
 def can_compute(

@@ -84,16 +84,22 @@ def short_attention_forward(
     broadcasts to [B, H, T, S]; None shows all, or nothing later where `module.is_causal`. Returns the output
     [B, T, H, D], and None for the weights, as the library's kernels do. A row that sees nothing is zero.
     """
-    if attention_mask is None and module.is_causal and query.shape[2] > 1:
-        attention_mask = query.new_ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-    if attention_mask is not None:
-        attention_mask = additive_mask(attention_mask, query.dtype)
+    attention_mask = additive_mask_of(module, query, key, attention_mask)
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     if dropout or needs_gradient:
         output = _ShortAttention.apply(query, key, value, attention_mask, scaling, round(dropout * LEVELS))
     else:
         output = _weights(query, key, attention_mask, scaling) @ value
     return output.transpose(1, 2), None
+
+
+def additive_mask_of(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The mask as additive float, of causal attention where none is given; None where all is seen."""
+    if mask is None and module.is_causal and query.shape[2] > 1:
+        mask = query.new_ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    return None if mask is None else additive_mask(mask, query.dtype)
 
 
 def _weights(

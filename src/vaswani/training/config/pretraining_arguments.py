@@ -189,6 +189,7 @@ class PretrainingConfig(BaseConfig):
     card: CardArguments
 
     command: ClassVar[str] = "pretrain"
+    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
         "label_smoothing_factor": "a language model is trained and evaluated by its likelihood",
@@ -231,7 +232,6 @@ class CausalLMConfig(PretrainingConfig):
         "Train a decoder to predict the next word; with --objective masked, an encoder to predict masked "
         "words. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
-    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
 
 @dataclass
@@ -246,7 +246,6 @@ class SpanDenoisingConfig(PretrainingConfig):
         "Train an encoder-decoder to write the spans that were removed from a text, for `vaswani train "
         "--model`. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
-    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
 
 @dataclass
@@ -261,7 +260,6 @@ class GapSentencesConfig(PretrainingConfig):
         "Train an encoder-decoder to write the sentences that were removed from a text, for `vaswani train "
         "--model`. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
-    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
 
 
 GIVEN = (ContinuedModelArguments, TextArguments)  # the sections where a model is given
@@ -296,7 +294,6 @@ class ContinuedCausalLMConfig(PretrainingConfig):
     purpose: ClassVar[str] = (
         "Continue training a decoder to predict the next word, on other texts or longer sequences."
     )
-    scores: ClassVar[Sequence[str]] = CausalLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,
         **kept_by_the_model((DecoderArguments, TextAndVocabularyArguments), GIVEN),
@@ -314,7 +311,6 @@ class ContinuedSpanDenoisingConfig(PretrainingConfig):
     purpose: ClassVar[str] = (
         "Continue training an encoder-decoder to write removed spans, on other texts or longer sequences."
     )
-    scores: ClassVar[Sequence[str]] = SpanDenoisingConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,
         **kept_by_the_model((ModelArguments, TextAndVocabularyArguments), GIVEN),
@@ -332,7 +328,6 @@ class ContinuedGapSentencesConfig(PretrainingConfig):
     purpose: ClassVar[str] = (
         "Continue training an encoder-decoder to write removed sentences, on other texts or longer sequences."
     )
-    scores: ClassVar[Sequence[str]] = GapSentencesConfig.scores
     without_effect: ClassVar[dict[str, str]] = ContinuedSpanDenoisingConfig.without_effect
 
 

@@ -70,9 +70,8 @@ class _PairLoss(torch.autograd.Function):
         """Logits [n, 2, V], targets int64 [n] -> summed loss and, without gradient, summed divergence."""
         alpha = weight / 2
         places = targets[:, None, None].expand(-1, PASSES, 1)
-        likelihood = (1 - smoothing) * logits.gather(
-            -1, places
-        ).sum() + smoothing * logits.sum() / logits.shape[-1]
+        of_targets, of_all = logits.gather(-1, places).sum(), logits.sum() / logits.shape[-1]
+        likelihood = (1 - smoothing) * of_targets + smoothing * of_all
         highest = logits.amax(-1, keepdim=True)
         probs = logits.softmax(-1)
         normalizer = highest - probs.amax(-1, keepdim=True).log()  # log-sum-exp [n, 2, 1]
