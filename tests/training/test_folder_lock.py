@@ -104,6 +104,29 @@ def test_never_two_at_once_though_each_deletes_its_lock_file(folder):
     assert not folder.exists() or not list(folder.iterdir())
 
 
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(folder, monkeypatch):
+    mkdir, calls = os.mkdir, []
+
+    def removed_by_another(path: Path, *rest: int) -> None:
+        calls.append(path)
+        if len(calls) < 3:
+            raise FileExistsError(17, "File exists", str(path))
+        mkdir(path, *rest)
+
+    monkeypatch.setattr("os.mkdir", removed_by_another)
+    with only_run_in(folder):
+        assert calls == [folder] * 3
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("below", [".", "of/runs"])
+@pytest.mark.parametrize("other", [Path.touch, lambda path: path.symlink_to(path.parent / "nowhere")])
+def test_anything_but_a_folder_in_its_place_is_an_error(folder, other, below):
+    other(folder)
+    with pytest.raises(OSError), only_run_in(folder / below):  # noqa: PT011 - the system says which
+        pass
+
+
 def test_a_refused_run_leaves_nothing(folder, tiny_run, capsys):
     options = {**tiny_run, "output_dir": str(folder / "of" / "runs"), "max_tokens_per_batch": 5}
     assert run(["train", *as_flags(options)]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +52,10 @@ def _open_locked(folder: Path) -> int:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:  # its owner has just ended and removed the folder
             continue
+        except FileExistsError as error:  # the same, between the two looks that mkdir takes
+            if _is_other_than_a_folder(error.filename):
+                raise
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,6 +76,14 @@ def _open_locked(folder: Path) -> int:
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     _held.add(descriptor)
     return descriptor
+
+
+def _is_other_than_a_folder(path: str) -> bool:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(mode) and not os.path.isdir(path)
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
