@@ -45,13 +45,18 @@ def our_config(shape: str, vocab_size: int = VOCAB_SIZE) -> VaswaniConfig:
     )
 
 
+def our_model(shape: str, vocab_size: int, seed: int = 0) -> VaswaniForConditionalGeneration:
+    """A new model, the same for the same seed."""
+    torch.manual_seed(seed)
+    return VaswaniForConditionalGeneration(our_config(shape, vocab_size))
+
+
 def our_trainer(
     shape: str, tokenizer: PreTrainedTokenizerBase, rows: Dataset, arguments: dict[str, Any]
 ) -> Trainer:
     """Our trainer with a new model of ours."""
-    torch.manual_seed(0)
     return Trainer(
-        model=VaswaniForConditionalGeneration(our_config(shape, len(tokenizer))),
+        model=our_model(shape, len(tokenizer), arguments.get("seed", 0)),
         args=TrainingArguments(**arguments),
         train_dataset=rows,
         data_collator=Seq2SeqCollator(tokenizer.pad_token_id, tokenizer.bos_token_id),

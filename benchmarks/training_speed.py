@@ -28,7 +28,6 @@ import torch
 from datasets import load_from_disk
 from transformers import (
     DataCollatorForSeq2Seq,
-    MarianMTModel,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
@@ -168,8 +167,8 @@ def linear_flops(config: Any, source_tokens: int, target_tokens: int) -> int:
     return 6 * (source_tokens * per_source + target_tokens * per_target)
 
 
-def build_trainer(side: str, plan: Plan) -> Seq2SeqTrainer:
-    """The trainer of one side; what is not named here stays at each trainer's default."""
+def build_trainer(side: str, plan: Plan, **changes: Any) -> Seq2SeqTrainer:
+    """The trainer of one side; what is not named here, or changed, stays at each trainer's default."""
     tokenizer, _ = load_tokenizers(plan.folder)
     rows = load_from_disk(plan.folder)
     arguments: dict[str, Any] = {
@@ -184,13 +183,15 @@ def build_trainer(side: str, plan: Plan) -> Seq2SeqTrainer:
         "logging_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
+        **changes,
     }
     if side == OURS:
         arguments["max_tokens_per_batch"] = plan.max_tokens
         return side_by_side.our_trainer(plan.shape, tokenizer, rows, arguments)
     arguments["per_device_train_batch_size"] = plan.rows_per_batch
     arguments["train_sampling_strategy"] = "group_by_length" if side == GROUPED else "random"
-    model = MarianMTModel(side_by_side.marian_config(side_by_side.our_config(plan.shape, len(tokenizer))))
+    ours = side_by_side.our_model(plan.shape, len(tokenizer), arguments.get("seed", 0))
+    model = side_by_side.marian_twin(ours)
     return Seq2SeqTrainer(
         model=model,
         args=Seq2SeqTrainingArguments(**arguments),

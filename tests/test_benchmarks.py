@@ -129,6 +129,31 @@ def test_training_speed(run: Run, corpus: Path):
 
 
 @pytest.mark.slow
+def test_equal_learning(run: Run, corpus: Path, tmp_path: Path):
+    command = ("equal_learning.py", "--data", corpus, "--output", tmp_path / "out")
+    rows, result = run(*command, "--picture", tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").exists()
+    first = {side: found["losses"][0] for side, found in result.items()}
+    assert len(first) == 3
+    assert max(first.values()) - min(first.values()) < 0.1  # all begin with the same weights
+    assert all(found["losses"][-1] < found["losses"][0] for found in result.values())
+    assert [row[2] == "" for row in rows] == [False, False, True]
+    for path in (tmp_path / "out").iterdir():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "losses": [5.0, 4.0, 3.0, 2.0]}))
+    assert all(found["losses"] == [5.0, 4.0, 3.0, 2.0] for found in run(*command)[1].values())
+
+
+@pytest.mark.parametrize(
+    ("losses", "share"), [([4.0, 2.0, 1.0], 0.3), ([3.0, 2.5, 1.0], 0.2), ([9.0, 8.0, 7.0], math.nan)]
+)
+def test_the_time_to_a_loss_lies_on_straight_lines(side_by_side: ModuleType, losses, share):
+    equal_learning = importlib.import_module("equal_learning")
+    ours = equal_learning.Learning([1, 2, 3], losses, [2.0, 4.0, 6.0])
+    other = equal_learning.Learning([1, 2, 3], [9.0, 8.0, 3.0], [3.0, 6.0, 10.0])
+    assert equal_learning.time_to_loss(ours, other) == pytest.approx(share, nan_ok=True)
+
+
+@pytest.mark.slow
 def test_training_profile(run: Run, corpus: Path):
     rows, result = run("training_profile.py", "--data", corpus)
     (seconds,) = result.values()

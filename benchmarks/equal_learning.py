@@ -1,0 +1,229 @@
+"""Does faster training learn as much? The three trainings of `training_speed.py`, update by update.
+
+    python benchmarks/equal_learning.py --data path/to/multi30k [--seeds 3] [--steps 1200] [--picture FILE]
+
+MarianMT under the stock `Seq2SeqTrainer` (random and length-grouped batches) and ours begin with the same
+weights and have the same average number of real tokens per batch, dropout, label smoothing, optimizer and
+schedule. The loss of held-out texts, per token and without label smoothing, is computed by the same function
+for all, several times on the way. The difference to ours is of pairs with the same seed, with 1.96 standard
+errors.
+
+Trainings run one after the other; seconds leave out loading and evaluation. "Time to its loss" is how long
+ours took to the last loss of the other (straight lines between evaluations), as a share of what the other
+took.
+
+What is there is not trained again (`--output`).
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from math import isfinite, sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+
+import side_by_side
+from training_speed import OURS, SIDES, Plan, build_trainer, rows_per_batch
+from vaswani.data.batching import IGNORED_LABEL, Seq2SeqCollator, token_lengths
+from vaswani.data.tokenization import save_tokenizers
+from vaswani.files.atomic_files import write_json
+from vaswani.files.json_files import finite_json, without_non_finite
+from vaswani.insight.figures import new_figure, save_figure
+
+HELD_OUT = 1_000  # rows
+ROWS_AT_A_TIME = 50
+HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
+COLOURS = dict(zip(SIDES, ("#d55e00", "#009e73", "#0072b2"), strict=True))
+
+
+@dataclass
+class Learning:
+    """What one training learned: updates, and after each the loss and the seconds so far."""
+
+    steps: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # of held-out texts, nats per token
+    seconds: list[float] = field(default_factory=list)
+
+
+class Watch(TrainerCallback):
+    """Computes the loss of held-out texts after every few updates; the clock stands still meanwhile."""
+
+    def __init__(self, held_out: list[dict[str, torch.Tensor]], every: int):
+        self.held_out, self.every, self.learning = held_out, every, Learning()
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Start the clock."""
+        self.spent, self.start = 0.0, time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Evaluate."""
+        if state.global_step % self.every:
+            return
+        self.spent += time.perf_counter() - self.start
+        self.learning.steps.append(state.global_step)
+        self.learning.seconds.append(self.spent)
+        self.learning.losses.append(loss_of(kwargs["model"], self.held_out))
+        print(f" {self.learning.losses[-1]:.3f}", end="", file=sys.stderr, flush=True)
+        self.start = time.perf_counter()
+
+
+@torch.no_grad()
+def loss_of(model: PreTrainedModel, batches: Iterable[dict[str, torch.Tensor]]) -> float:
+    """The cross-entropy per target token, without label smoothing, in nats."""
+    training, total, tokens = model.training, 0.0, 0
+    model.eval()
+    for batch in batches:
+        inputs = {name: ids for name, ids in batch.items() if name != "labels"}
+        logits, labels = model(**inputs).logits, batch["labels"]
+        total += float(
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+            )
+        )
+        tokens += int((labels != IGNORED_LABEL).sum())
+    model.train(training)
+    return total / tokens
+
+
+def held_out_batches(corpus: side_by_side.TokenizedCorpus) -> list[dict[str, torch.Tensor]]:
+    """Padded batches of rows of the last split."""
+    rows = corpus.test.select(range(min(HELD_OUT, len(corpus.test)))).to_list()
+    collator = Seq2SeqCollator(corpus.tokenizer.pad_token_id, corpus.tokenizer.bos_token_id)
+    return [collator(rows[first : first + ROWS_AT_A_TIME]) for first in range(0, len(rows), ROWS_AT_A_TIME)]
+
+
+def learn(
+    args: argparse.Namespace, plan: Plan, side: str, seed: int, held_out: list[dict[str, torch.Tensor]]
+) -> Learning:
+    """Train one side with one seed, or read what it learned before."""
+    file = args.output / f"{SIDES.index(side)}-{seed}.json"
+    if file.exists():
+        return Learning(**json.loads(file.read_text()))
+    print(f"{side}, seed {seed}:", end="", file=sys.stderr, flush=True)
+    changes = {
+        "max_steps": args.steps,
+        "learning_rate": args.learning_rate,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": args.steps // 8,
+        "seed": seed,
+    }
+    trainer = build_trainer(side, plan, **changes)
+    trainer.remove_callback(PrinterCallback)
+    watch = Watch(held_out, max(1, args.steps // args.evaluations))
+    trainer.add_callback(watch)
+    trainer.train()
+    print(file=sys.stderr)
+    write_json(file, asdict(watch.learning))
+    return watch.learning
+
+
+def time_to_loss(ours: Learning, other: Learning) -> float:
+    """How long ours took to the last loss of the other, as a share of what the other took; NaN if never."""
+    goal, before = other.losses[-1], (0.0, float("inf"))
+    for seconds, loss in zip(ours.seconds, ours.losses, strict=True):
+        if loss <= goal:
+            share = 1.0 if before[1] == float("inf") else (before[1] - goal) / (before[1] - loss)
+            return (before[0] + share * (seconds - before[0])) / other.seconds[-1]
+        before = (seconds, loss)
+    return float("nan")
+
+
+def report(args: argparse.Namespace, found: dict[str, list[Learning]]) -> None:
+    """A row for each training; the picture; and JSON."""
+    ours, steps = found[OURS], found[OURS][0].steps
+    shown = (
+        [round((i + 1) * len(steps) / 4) - 1 for i in range(4)] if len(steps) >= 4 else [*range(len(steps))]
+    )
+    rows, results = [], {}
+    for side, learnings in found.items():
+        means = [mean(losses) for losses in zip(*(each.losses for each in learnings), strict=True)]
+        gaps = [each.losses[-1] - our.losses[-1] for each, our in zip(learnings, ours, strict=True)]
+        width = HALF_INTERVAL * stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else float("nan")
+        seconds = mean(each.seconds[-1] for each in learnings)
+        share = mean(time_to_loss(our, each) for our, each in zip(ours, learnings, strict=True))
+        results[side] = {"losses": means, "difference": [mean(gaps), width], "time_to_its_loss": share}
+        gap = "" if side == OURS else f"{mean(gaps):+.3f} ± {width:.3f}"
+        reached = "" if side == OURS else f"{share:.2f}" if isfinite(share) else "–"
+        curve = ", ".join(f"{means[i]:.3f}" for i in shown)
+        rows.append((side, curve, gap, f"{seconds:.0f}", reached))
+    updates = ", ".join(f"{steps[i]:,}" for i in shown)
+    print(f"held-out loss after {updates} updates, mean of {args.seeds} seeds\n")
+    columns = ("training", "loss", "last, minus ours", "seconds", "time to its loss")
+    side_by_side.print_table(columns, rows)
+    if args.picture:
+        draw(args.picture, found)
+    if args.json:
+        print(finite_json(without_non_finite(results)))
+
+
+def draw(file: Path, found: dict[str, list[Learning]]) -> None:
+    """Loss against updates on the left, against time on the right; a line for each seed."""
+    with new_figure((10.0, 4.0)) as figure:
+        left, right = figure.subplots(1, 2)
+        for side, learnings in found.items():
+            for number, each in enumerate(learnings):
+                label = side if number == 0 else None
+                left.plot(each.steps, each.losses, color=COLOURS[side], marker=".", label=label)
+                right.plot(each.seconds, each.losses, color=COLOURS[side], marker=".")
+        left.set(xlabel="updates", ylabel="loss of held-out texts, nats per token")
+        right.set(xlabel="seconds", xscale="log")
+        left.legend()
+        for axes in (left, right):
+            axes.grid()
+    save_figure(figure, file)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Flags of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    side_by_side.corpus_arguments(parser)
+    parser.add_argument("--shape", choices=side_by_side.SHAPES, default="small")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--max-tokens", type=int, default=4096, help="token budget of our batches")
+    parser.add_argument("--steps", type=int, default=1200, help="updates of each training")
+    parser.add_argument("--evaluations", type=int, default=12, help="evaluations of each training")
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-3, help="at the peak, after 1/8 of the updates"
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("runs/equal_learning"))
+    parser.add_argument("--picture", type=Path, help="PNG or SVG file for the curves")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and four updates: does it run?")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args()
+    if args.quick:
+        args.shape, args.max_tokens, args.steps, args.evaluations, args.seeds = "tiny", 512, 4, 4, 2
+    return args
+
+
+def main() -> None:
+    """Train what is missing, one after the other; print."""
+    args = parse_arguments()
+    side_by_side.quiet()
+    corpus = side_by_side.load_tokens(args)
+    rows = rows_per_batch(*token_lengths(corpus.train), args.max_tokens)
+    torch.set_num_threads(args.threads)
+    args.output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus.train.save_to_disk(folder)
+        save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)
+        plan = Plan(folder, args.shape, args.threads, args.max_tokens, rows, steps=0)
+        held_out = held_out_batches(corpus)
+        found = {
+            side: [learn(args, plan, side, seed, held_out) for seed in range(args.seeds)] for side in SIDES
+        }
+    print(side_by_side.describe_setting(corpus.name, [args.threads]))
+    report(args, found)
+
+
+if __name__ == "__main__":
+    main()
