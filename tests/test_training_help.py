@@ -7,10 +7,22 @@ import transformers
 
 from vaswani.cli import run
 from vaswani.cli.option_pages import PAGES, field_names, make_page
-from vaswani.cli.training_help import FIELDS, FOLDER, OBJECTIVES, check_flags, help_page
+from vaswani.cli.training_help import (
+    FIELDS,
+    FOLDER,
+    LABEL_TASKS,
+    OBJECTIVES,
+    OTHER_TASKS,
+    PAIR_TASKS,
+    check_flags,
+    help_page,
+)
 from vaswani.errors import UserError
+from vaswani.evaluation.text_metrics import METRICS_OF_TASK
+from vaswani.training.config import finetuning_arguments
 from vaswani.training.config.pretraining_arguments import CONTINUED, NEW, PretrainingConfig
 from vaswani.training.runs.pretraining import RUNS
+from vaswani.training.trainer.labels import TASKS
 
 MAKE_AGAIN = "an option has changed: run `python -m vaswani.cli.option_pages` and commit the pages"
 
@@ -47,9 +59,23 @@ def test_all_objectives_are_known():
     assert tuple(NEW) == tuple(CONTINUED) == tuple(RUNS) == OBJECTIVES
 
 
-def test_help_of_an_objective_that_does_not_exist():
-    with pytest.raises(UserError, match="objective=other is unknown; choose one of masked, causal"):
-        help_page("pretrain", ["--objective", "other"])
+def test_all_tasks_are_known():
+    assert (*LABEL_TASKS, *OTHER_TASKS) == (*TASKS, *finetuning_arguments.OTHER_TASKS)
+    assert tuple(METRICS_OF_TASK) == PAIR_TASKS
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "value", "choices"),
+    [
+        ("pretrain", "objective", "other", "masked, causal, span_denoising, gap_sentences"),
+        ("distill", "objective", "other", "masked, causal"),
+        ("distill", "task", "other", "translation, summarization, classification"),
+        ("finetune", "task", "other", "classification, .*, question_answering, completion"),
+    ],
+)
+def test_help_of_a_kind_that_does_not_exist(command, flag, value, choices):
+    with pytest.raises(UserError, match=f"{flag}={value} is unknown; choose one of {choices}"):
+        help_page(command, [f"--{flag}", value])
 
 
 def test_help_names_the_fields_and_says_where_the_others_are(capsys):

@@ -284,6 +284,18 @@ def test_a_teacher_of_another_kind_or_of_other_labels_is_told(
         TaskRun(config_for(tmp_path / "b", task="multi_label", teacher=teacher, dataset=others)).run()
 
 
-def test_an_objective_that_does_not_exist_is_told() -> None:
-    with pytest.raises(UserError, match="objective=clozed is unknown; choose one of masked, causal"):
-        load_config(None, ["--objective", "clozed"], DistillationConfig)
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("objective", "clozed", "objective=clozed is unknown; choose one of masked, causal$"),
+        (
+            "task",
+            "rating",
+            "task=rating is unknown; choose one of translation, summarization, classification",
+        ),
+        ("task", "tag", "task=tag is unknown; .*; did you mean 'tagging'"),
+    ],
+)
+def test_what_a_distillation_cannot_be_of_is_told(field: str, value: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config(None, [f"--{field}", value], DistillationConfig)

@@ -399,7 +399,11 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
         ({"task": "regression"}, "row 1 of .* has '.*' where task=regression takes a number"),
         ({"task": "tagging"}, "every word needs a tag, but row 1 of .* has .* words and 1 tags"),
         ({"task": "tagging", "text_pair_field": "b"}, "text_pair_field has no meaning for task=tagging"),
-        ({"task": "rating"}, "task: invalid choice"),
+        (
+            {"task": "mood"},
+            "task=mood is unknown; choose one of .*, tagging, question_answering, completion$",
+        ),
+        ({"task": "classify"}, "task=classify is unknown; .*; did you mean 'classification'"),
         (
             {"task": "tagging", "classifier_pooling": "mean"},
             "classifier_pooling has no meaning for task=tagging",

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from vaswani.errors import UserError
-from vaswani.training.config.flags import check_name, first_values, split_flags
+from vaswani.training.config.flags import check_choice, check_name, first_values, split_flags
 
 FOLDER = Path(__file__).parent / "help"
 FIELDS = FOLDER / "fields.json"
 OBJECTIVES = ("masked", "causal", "span_denoising", "gap_sentences")  # of a pre-training
+PAIR_TASKS = ("translation", "summarization")
+LABEL_TASKS = ("classification", "multi_label", "regression", "tagging")
+OTHER_TASKS = ("question_answering", "completion")  # of a fine-tuning
 
 
 def help_page(command: str, arguments: Sequence[str]) -> str:
@@ -28,25 +30,25 @@ def _page(command: str, arguments: Sequence[str]) -> str:
     if command == "distill":
         return _page_of_distillation(given)
     if command == "finetune":
-        task = given.get("task")
-        return f"finetune-{task}" if task in ("question_answering", "completion") else command
+        task = given.get("task") or "classification"
+        check_choice("task", task, (*LABEL_TASKS, *OTHER_TASKS))
+        return f"finetune-{task}" if task in OTHER_TASKS else command
     continued = "-continued" if given.get("model") is not None else ""
     if command == "train":
         return f"train{continued}"
     objective = given.get("objective", "masked")
-    if objective not in OBJECTIVES:
-        raise UserError(f"objective={objective} is unknown; choose one of {', '.join(OBJECTIVES)}")
+    check_choice("objective", objective, OBJECTIVES)
     return f"pretrain-{objective}{continued}"
 
 
 def _page_of_distillation(given: Mapping[str, str | None]) -> str:
     """The page for what the teacher does: translate, model a language, or predict labels."""
     if (objective := given.get("objective")) is not None:
-        if objective not in ("masked", "causal"):
-            raise UserError(f"objective={objective} is unknown; choose one of masked, causal")
+        check_choice("objective", objective, ("masked", "causal"))
         return f"distill-{objective}"
-    is_of_labels = given.get("task", "translation") not in ("translation", "summarization")
-    return "distill-task" if is_of_labels else "distill"
+    task = given.get("task") or "translation"
+    check_choice("task", task, (*PAIR_TASKS, *LABEL_TASKS))
+    return "distill-task" if task in LABEL_TASKS else "distill"
 
 
 def check_flags(command: str, arguments: Sequence[str]) -> None:

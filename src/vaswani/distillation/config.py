@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from vaswani.distillation.arguments import DistillationArguments
 from vaswani.distillation.stack_arguments import OF_OBJECTIVE, TaskDistillationConfig
-from vaswani.errors import UserError
+from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.training.config.arguments import RunConfig
+from vaswani.training.config.flags import check_choice
 from vaswani.training.config.options import BaseConfig
 from vaswani.training.trainer.labels import TASKS
 
@@ -28,7 +29,8 @@ class DistillationConfig(RunConfig):
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
         """The configuration for what the teacher does: by default, translation or summarization."""
         if (objective := given.get("objective")) is not None:
-            if objective not in OF_OBJECTIVE:
-                raise UserError(f"objective={objective} is unknown; choose one of {', '.join(OF_OBJECTIVE)}")
+            check_choice("objective", objective, OF_OBJECTIVE)
             return OF_OBJECTIVE[objective]
-        return TaskDistillationConfig if given.get("task") in TASKS else cls
+        if (task := given.get("task")) is not None:
+            check_choice("task", task, (*METRICS_OF_TASK, *TASKS))
+        return TaskDistillationConfig if task in TASKS else cls

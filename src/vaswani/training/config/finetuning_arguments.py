@@ -13,6 +13,7 @@ from vaswani.training.config.arguments import (
     FinetuningDefaults,
 )
 from vaswani.training.config.completion_arguments import CompletionConfig
+from vaswani.training.config.flags import check_choice
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionModelArguments
 from vaswani.training.trainer.labels import TASKS
@@ -134,4 +135,6 @@ class FinetuningConfig(LabelsConfig):
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
         """The configuration of the task: for labels, for questions, or for completions."""
-        return OTHER_TASKS.get(str(given.get("task")), cls)
+        if (task := given.get("task")) is not None:
+            check_choice("task", task, (*TASKS, *OTHER_TASKS))
+        return OTHER_TASKS.get(str(task), cls)

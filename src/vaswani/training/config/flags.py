@@ -39,6 +39,15 @@ def unexpected(argument: str) -> UserError:
     return UserError(f"unexpected argument {argument!r}; flags are such as --learning_rate 1e-3")
 
 
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise `UserError` unless a field that chooses among kinds of trainings has one of these values."""
+    if value in tuple(choices):
+        return
+    nearest = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise UserError(f"{name}={value} is unknown; choose one of {', '.join(choices)}{hint}")
+
+
 def check_name(
     name: str,
     fields: Collection[str],

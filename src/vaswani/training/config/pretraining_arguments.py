@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from vaswani.data.sources.corpus import TextCorpusSpec
-from vaswani.errors import UserError
 from vaswani.training.config.arguments import (
     BaseTrainingArguments,
     CardArguments,
@@ -19,6 +18,7 @@ from vaswani.training.config.arguments import (
     FamilyArguments,
     ModelArguments,
 )
+from vaswani.training.config.flags import check_choice
 from vaswani.training.config.options import (
     FIELDS_WITHOUT_EFFECT,
     BaseConfig,
@@ -199,8 +199,7 @@ class PretrainingConfig(BaseConfig):
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
         """The configuration for the objective, with or without a model."""
         objective = given.get("objective", "masked")
-        if objective not in NEW:
-            raise UserError(f"objective={objective} is unknown; choose one of {', '.join(NEW)}")
+        check_choice("objective", objective, NEW)
         return (NEW if given.get("model") is None else CONTINUED)[objective]
 
 
