@@ -14,7 +14,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from tiny_runs import as_flags
+from tiny_runs import TINY_RUN, as_flags
 from toy_labels import (
     POSITIONS,
     TASKS,
@@ -308,6 +308,22 @@ def test_rows_of_pairs_can_be_fewer(tmp_path: Path, capfd) -> None:
     command = ["--model", tmp_path / "model", "--data", table, "--num_beams", "1", "--max_length", "4"]
     assert record_of(capfd, *command, "--max_rows", "5")["rows"] == 5
     assert "kept 12 of 12 rows, of which 5 are used" in evaluate(capfd, *command, "--max_rows", "5")[2]
+
+
+def test_the_columns_and_the_task_are_those_of_the_training(tmp_path: Path, capfd) -> None:
+    rows = [{"text": source, "summary": target, "source": "1"} for source, target in toy_pairs(8, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    options = {**TINY_RUN, "train_file": table, "task": "summarization", "output_dir": tmp_path / "run"}
+    options |= {"source_field": "text", "target_field": "summary", "max_steps": 1, "save_steps": 1}
+    assert run(["train", *as_flags(options)]) == 0
+    command = ["--model", tmp_path / "run", "--data", table, "--num_beams", "1", "--max_length", "4"]
+    recorded = record_of(capfd, *command)
+    assert (recorded["task"], recorded["rows"]) == ("summarization", 8)
+    assert "rouge1" in recorded
+    assert "bleu" in record_of(capfd, *command, "--task", "translation", "--source_field", "source")
+    status, _, errors = evaluate(capfd, *command, "--target_field", "other")
+    assert status == 2
+    assert "has no field 'other'" in errors
 
 
 def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, capfd) -> None:

@@ -115,12 +115,12 @@ class Asked:
         length = self.options["max_source_length"]
         return None if length == "auto" else length
 
-    def trained(self, task: str) -> dict[str, Any]:
-        """The settings of the training that made the model; none where it had another task."""
+    def trained(self, *tasks: str) -> dict[str, Any]:
+        """The settings of the training that made the model; none where it had none of these tasks."""
         from vaswani.hub.run_metadata import read_settings
 
         settings = read_settings(self.folder)
-        return settings if settings.get("task") == task else {}
+        return settings if settings.get("task") in tasks else {}
 
     def load(
         self, load: Callable[..., Any], spec_class: Callable[..., Any], trained: dict[str, Any], **more: Any
@@ -163,11 +163,17 @@ def evaluate(
     dataset_config: DatasetConfig = None,
     source_field: Annotated[
         str | None,
-        typer.Option("--source_field", help="Source column; a dot selects a nested one. Default: source."),
+        typer.Option(
+            "--source_field",
+            help="Source column; a dot selects a nested one. Default: as in training, or source.",
+        ),
     ] = None,
     target_field: Annotated[
         str | None,
-        typer.Option("--target_field", help="Target column; a dot selects a nested one. Default: target."),
+        typer.Option(
+            "--target_field",
+            help="Target column; a dot selects a nested one. Default: as in training, or target.",
+        ),
     ] = None,
     text_field: Annotated[
         str | None,
@@ -260,8 +266,9 @@ def evaluate(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Of an encoder-decoder: translation (BLEU, chrF, exact match; default) or summarization "
-            "(ROUGE)."
+            metavar="translation|summarization",
+            help="Of an encoder-decoder: translation (BLEU, chrF, exact match) or summarization (ROUGE). "
+            "Default: as in training, or translation.",
         ),
     ] = None,
     output_name: Annotated[
@@ -394,22 +401,24 @@ def _evaluate_pairs(asked: Asked) -> Found:
     """Translate or summarize pairs."""
     from vaswani.data.sources.corpus import CorpusSpec, load_corpus
     from vaswani.evaluation.confidence import resampled_scores
-    from vaswani.evaluation.text_metrics import score_texts
+    from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task, score_texts
     from vaswani.evaluation.translator import evaluate as evaluate_translator
     from vaswani.inference.translate.files import as_text
     from vaswani.inference.translate.translation import Translator
 
-    split, rows = asked.load(load_corpus, CorpusSpec, {})
+    trained = asked.trained(*METRICS_OF_TASK)
+    task = asked.options["task"] or trained.get("task", "translation")
+    check_task(task)
+    split, rows = asked.load(load_corpus, CorpusSpec, trained)
     options = {name: asked.options[name] for name in TRANSLATOR_DEFAULTS}
     translator = Translator.from_pretrained(asked.models, **options)
-    task = asked.options["task"] or "translation"
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
     names = (*OF_MODELS, "num_beams", "length_penalty", "max_source_length", "max_length")
     search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
-    return found, map(as_text, found.translations), {"split": split, **search}
+    return found, map(as_text, found.translations), {"split": split, "task": task, **search}
 
 
 def _evaluate_labels(asked: Asked) -> Found:
