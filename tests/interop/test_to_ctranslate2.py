@@ -18,6 +18,9 @@ from vaswani import (
     VaswaniForCausalLM,
     VaswaniForConditionalGeneration,
     VaswaniForMaskedLM,
+    VaswaniForQuestionAnswering,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
 )
 from vaswani.cli import run
 from vaswani.data.tokenization import load_tokenizers
@@ -199,13 +202,30 @@ def test_a_folder_is_exported_with_tokenizers_and_settings(tmp_path, capsys):
     assert "is not an empty folder" in capsys.readouterr().err
 
 
-def test_an_encoder_is_exported_without_its_head(tmp_path, capsys):
+def test_a_pretrained_encoder_is_exported_without_its_head(tmp_path, capsys):
     tokenizer, _ = toy_tokenizers()
     make(VaswaniForMaskedLM, len(tokenizer)).save_pretrained(tmp_path / "masked")
     tokenizer.save_pretrained(tmp_path / "masked")
     assert run(["export", str(tmp_path / "masked"), str(tmp_path / "out")]) == 0
-    assert "VaswaniEncoderModel for CTranslate2, float32" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "VaswaniEncoderModel for CTranslate2, float32" in told
+    assert told.endswith(", without the head of VaswaniForMaskedLM\n")
     ctranslate2.Encoder(str(tmp_path / "out")).forward_batch([[5, 6]])
+
+
+@pytest.mark.parametrize(
+    "model_class",
+    [VaswaniForSequenceClassification, VaswaniForTokenClassification, VaswaniForQuestionAnswering],
+)
+def test_a_model_that_would_lose_its_task_is_refused(model_class, tmp_path, capsys):
+    tokenizer, _ = toy_tokenizers()
+    make(model_class, len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert run(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err.strip()
+    assert f"CTranslate2 has no counterpart of {model_class.__name__}; it runs Vaswani" in told
+    assert told.endswith("; export it with its head to ONNX (--to onnx)")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

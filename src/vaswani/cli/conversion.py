@@ -87,10 +87,11 @@ def export(
 ) -> None:
     """Export a vaswani model for inference without vaswani.
 
-    CTranslate2 runs encoder-decoders, causal language models, and encoders
-    without their heads. ONNX takes every model with its head, for ONNX
-    Runtime and other engines. marian writes what `vaswani convert --to
-    marian` writes. The tokenizers are saved beside the model.
+    CTranslate2 runs encoder-decoders, causal language models, and
+    pretrained encoders without their heads. ONNX takes every model with its
+    head, such as classifiers, for ONNX Runtime and other engines. marian
+    writes what `vaswani convert --to marian` writes. The tokenizers are
+    saved beside the model.
     """
     from vaswani.interop.folders import export_folder
 
@@ -98,9 +99,10 @@ def export(
     made = export_folder(source, output, to, quantization=quantization, max_positions=max_positions)
     engine = {"ctranslate2": "for CTranslate2", "marian": "as a MarianMT", "onnx": "for ONNX Runtime"}[to]
     weights = "" if to == "marian" else f"{quantization or 'float32'}, "
+    head = f", without the head of {made.without_head_of}" if made.without_head_of else ""
     say(
         f"saved {output}: {made.name} {engine}, {weights}{made.num_parameters:,} parameters, "
-        f"{made.size / 2**20:.1f} MiB"
+        f"{made.size / 2**20:.1f} MiB{head}"
     )
 
 

@@ -20,7 +20,7 @@ from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, holds_adapter, load_weights
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
-from vaswani.interop.to_ctranslate2 import check_engine, export_to_ctranslate2
+from vaswani.interop.to_ctranslate2 import EXPORTED_WITHOUT_HEAD, check_engine, export_to_ctranslate2
 from vaswani.interop.to_onnx import check_onnx, export_to_onnx
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
@@ -64,11 +64,13 @@ class Exported:
         name: of the class: ours, without its head where that is left out, or Marian's.
         num_parameters: shared parameters count once.
         size: of the model's files, in bytes.
+        without_head_of: the class whose head is left out.
     """
 
     name: str
     num_parameters: int
     size: int
+    without_head_of: str | None = None
 
 
 def convert_folder(
@@ -125,7 +127,7 @@ def export_folder(
     Args:
         source: a folder, or a name on the Hub, of a model of vaswani.
         output: a folder that is empty or does not exist yet.
-        to: `"ctranslate2"` (see `export_to_ctranslate2`; an encoder with a head is exported without it),
+        to: `"ctranslate2"` (see `export_to_ctranslate2`; pre-trained encoders lose their heads),
             `"onnx"` (see `export_to_onnx`), or `"marian"`, which is what `convert_folder` writes.
         quantization: the type of the weights, for CTranslate2 and ONNX; None means float32.
         max_positions: for CTranslate2, see there.
@@ -149,8 +151,8 @@ def export_folder(
         converted = convert_folder(str(folder), output, to)
         return Exported(converted.after, converted.num_parameters, _size(output, to))
     model: Any = load_exactly(folder, config)
-    if to == "ctranslate2" and config.model_type == "vaswani_encoder":
-        model = model.base_model
+    loses_head = to == "ctranslate2" and type(model).__name__ in EXPORTED_WITHOUT_HEAD
+    without_head_of, model = (type(model).__name__, model.base_model) if loses_head else (None, model)
     tokenizers = load_tokenizers(folder)
     check_vocabulary(folder, model, *tokenizers)
     with whole_folder(output, "the model") as unfinished:
@@ -162,7 +164,7 @@ def export_folder(
         save_tokenizers(*tokenizers, unfinished)
         if model.can_generate():
             model.generation_config.save_pretrained(unfinished)
-    return Exported(type(model).__name__, model.num_parameters(), _size(output, to))
+    return Exported(type(model).__name__, model.num_parameters(), _size(output, to), without_head_of)
 
 
 def _check_export_options(to: str, quantization: str | None, max_positions: int | None) -> None:

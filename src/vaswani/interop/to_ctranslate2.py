@@ -90,7 +90,8 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
     config: Any = model.config
     if type(model).__name__ not in SPECIFICATIONS:
         raise UserError(
-            f"CTranslate2 has no counterpart of {type(model).__name__}; it runs {', '.join(SPECIFICATIONS)}"
+            f"CTranslate2 has no counterpart of {type(model).__name__}; it runs "
+            f"{', '.join(SPECIFICATIONS)}; export it with its head to ONNX (--to onnx)"
         )
     for stack in config.stacks:
         if set(config.layer_attention(stack)) != {"full"}:
@@ -147,6 +148,8 @@ SPECIFICATIONS = {
     "VaswaniForCausalLM": _generator,
     "VaswaniEncoderModel": _encoder,
 }
+# Pre-trained encoders: vectors are what they are used for. Others would lose what they were trained to do.
+EXPORTED_WITHOUT_HEAD = ("VaswaniForMaskedLM", "VaswaniForPreTraining")
 
 
 # --------------------------------------------------------------------------------------------------- weights
