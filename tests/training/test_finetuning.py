@@ -272,6 +272,12 @@ def test_pretrained_weights_are_what_training_begins_with(toys, options):
     assert not torch.allclose(scratch, before, atol=1e-3)
 
 
+def test_a_single_update_learns(toys, options):
+    embeddings = "model.encoder.embed_tokens.weight"
+    run(options, max_steps=1)
+    assert not torch.equal(weights(options["output_dir"])[embeddings], weights(toys / "ours")[embeddings])
+
+
 @pytest.mark.slow
 def test_a_tuned_model_keeps_the_numbers_of_its_labels(toys, options, tmp_path):
     run(options)

@@ -1,13 +1,18 @@
 """The schedule against equation 3 of the paper, step by step."""
 
+import re
+
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_inverse_sqrt_schedule, get_scheduler
 
 from vaswani.errors import UserError
+from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.schedule import (
     PlannedSchedule,
+    check_warmup,
     inverse_sqrt_schedule,
     paper_peak_learning_rate,
 )
@@ -59,6 +64,41 @@ def test_formula_without_warm_up_is_refused():
 
 
 # Before a training.
+
+
+def planned(name: str, warmup: int, updates: int, peak: float = 1e-3) -> LambdaLR:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    if name == "inverse_sqrt":
+        return inverse_sqrt_schedule(optimizer, warmup)
+    return get_scheduler(name, optimizer, warmup, updates)
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "updates", "message"),
+    [
+        ("inverse_sqrt", 400, 100, r"=400 is .* of 100 updates, .* only rises, to 0.00025 \(.* is 0.001\)"),
+        ("inverse_sqrt", 4000, 1, r"of 1 update, .*; lower warmup_steps \(such as 1\), or train for longer"),
+        ("linear", 20, 20, r"rises, to 0.00095 \(.*; lower warmup_steps \(such as 2\)"),
+        ("constant_with_warmup", 4000, 2000, r"4,000 is .* of 2,000 updates, .* \(such as 200\)"),
+        ("linear", 19, 20, None),
+        ("inverse_sqrt", 1, 1, None),
+        ("constant", 4000, 10, None),
+    ],
+)  # fmt: skip
+def test_a_warm_up_that_takes_the_whole_training_is_told(name, warmup, updates, message):
+    told = check_warmup(planned(name, warmup, updates), warmup, updates)
+    assert (told is None) if message is None else re.search(message, told)
+
+
+def test_a_training_that_would_learn_nothing_is_refused():
+    message = "warmup_steps=3 is .* of 1 update, whose learning rate is 0: .*; set warmup_steps=0"
+    with pytest.raises(UserError, match=message):
+        check_warmup(planned("linear", 3, 1), 3, 1)
+
+
+def test_a_fraction_of_the_updates_is_never_all_of_them(tmp_path):
+    arguments = BaseTrainingArguments(str(tmp_path), warmup_steps=0.1, learning_rate=1e-3)
+    assert [arguments.get_warmup_steps(updates) for updates in (1, 2, 10, 11)] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(

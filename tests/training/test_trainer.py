@@ -91,6 +91,17 @@ def test_a_trainer_needs_no_yaml_no_command_no_run_and_no_hub():
 # ------------------------------------------------------------------------------------------------- training
 
 
+def test_a_warm_up_that_takes_the_whole_training_is_told_before_the_first_update(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, max_steps=2, warmup_steps=20)
+    trainer.train()
+    (told,) = [record.getMessage() for record in caplog.records if "warmup_steps" in record.getMessage()]
+    assert told.startswith("warmup_steps=20 is not shorter than the training of 2 updates")
+    nothing = make_trainer(tmp_path, max_steps=1, lr_scheduler_type="linear")
+    with pytest.raises(UserError, match="nothing would be learned; set warmup_steps=0"):
+        nothing.train()
+    assert nothing.state.global_step == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, smoothing):

@@ -402,6 +402,11 @@ class BaseTrainingArguments(transformers.TrainingArguments):
             raise UserError(f"lr_scheduler_type={_name(self.lr_scheduler_type)} needs a learning_rate")
         self.learning_rate = paper_peak_learning_rate(d_model, self.warmup_steps)
 
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """As in transformers; but a fraction of the updates is never all of them, even of a single one."""
+        steps = super().get_warmup_steps(num_training_steps)
+        return min(steps, num_training_steps - 1) if self.warmup_steps < 1 else steps
+
 
 @dataclass
 class GivenModelArguments(Section):

@@ -6,6 +6,7 @@ warm-up to the peak (d_model · warmup)^-0.5, then a decay with the inverse squa
 here it has 1/warmup of the peak.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,6 +48,37 @@ def inverse_sqrt_schedule(optimizer: Optimizer, warmup_steps: int) -> LambdaLR:
     `warmup_steps=0` starts at the peak, as one step of warm-up does.
     """
     return LambdaLR(optimizer, partial(inverse_sqrt_factor, warmup_steps=max(warmup_steps, 1)))
+
+
+def check_finite(scheduler: Any, num_updates: int) -> None:
+    """Raise `UserError` where a learning rate is not finite; some are computed, from the whole schedule."""
+    for factor in getattr(scheduler, "lr_lambdas", ()):
+        for update in range(0, num_updates + 1, max(1, num_updates // 16)):
+            if not math.isfinite(factor(update)):
+                raise UserError(
+                    f"the learning rate of update {update + 1:,} is {factor(update)} times its peak; change "
+                    "lr_scheduler_type or lr_scheduler_kwargs"
+                )
+
+
+def check_warmup(scheduler: Any, warmup_steps: int, num_updates: int) -> str | None:
+    """Return a warning about a warm-up that takes the whole training; None if it is shorter.
+
+    Raises:
+        UserError: the learning rate is 0 in every update.
+    """
+    factors = getattr(scheduler, "lr_lambdas", ())
+    if warmup_steps < num_updates or not factors or factors[0](0) >= 1:  # the last is a schedule without one
+        return None
+    peak, highest = scheduler.base_lrs[0], factors[0](num_updates - 1)
+    updates = "1 update" if num_updates == 1 else f"{num_updates:,} updates"
+    given = f"warmup_steps={warmup_steps:,} is not shorter than the training of {updates}"
+    if highest == 0:
+        raise UserError(f"{given}, whose learning rate is 0: nothing would be learned; set warmup_steps=0")
+    return (
+        f"{given}, whose learning rate only rises, to {peak * highest:.2g} (the peak is {peak:.2g}); lower "
+        f"warmup_steps (such as {max(1, num_updates // 10):,}), or train for longer"
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ arXiv:1706.03762.
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -34,11 +34,11 @@ from transformers.trainer_utils import (
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.bpe_dropout import PairSplitter, SplitAnew
-from vaswani.errors import StoppedError, UserError
+from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
-from vaswani.training.config.schedule import inverse_sqrt_schedule
+from vaswani.training.config.schedule import check_finite, check_warmup, inverse_sqrt_schedule
 from vaswani.training.trainer.adapted import describe_adapted
 from vaswani.training.trainer.callbacks import ResumedRun, StopOnSignal
 from vaswani.training.trainer.checkpoints import (
@@ -58,6 +58,8 @@ from vaswani.training.trainer.resuming import check_resumable, manifest_of
 if TYPE_CHECKING:
     from vaswani.training.trainer.publishing import Publisher
     from vaswani.training.trainer.sharding import Sharding
+
+logger = logging.getLogger(__name__)
 
 
 class BaseTrainer(Trainer):
@@ -231,7 +233,10 @@ class BaseTrainer(Trainer):
             self._schedule = inverse_sqrt_schedule(optimizer or self.optimizer, warmup_steps)
             self.lr_scheduler = self._schedule
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        _check_schedule(scheduler, num_training_steps)
+        check_finite(scheduler, num_training_steps)
+        warning = check_warmup(scheduler, self.args.get_warmup_steps(num_training_steps), num_training_steps)
+        if warning and self.is_world_process_zero():
+            logger.warning(warning)
         return scheduler
 
     def pursue(self, objective: Objective) -> None:
@@ -585,17 +590,6 @@ class BaseTrainer(Trainer):
 def without_cache(model: torch.nn.Module) -> dict[str, Any]:
     """Options of a forward pass that keeps no keys and values, which only decoding needs."""
     return {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
-
-
-def _check_schedule(scheduler: Any, num_updates: int) -> None:
-    """Raise `UserError` where a learning rate is not finite; some are computed, from the whole schedule."""
-    for factor in getattr(scheduler, "lr_lambdas", ()):
-        for update in range(0, num_updates + 1, max(1, num_updates // 16)):
-            if not math.isfinite(factor(update)):
-                raise UserError(
-                    f"the learning rate of update {update + 1:,} is {factor(update)} times its peak; change "
-                    "lr_scheduler_type or lr_scheduler_kwargs"
-                )
 
 
 def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:
