@@ -23,6 +23,7 @@ import sys
 import time
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import cycle
 from math import hypot
 from pathlib import Path
 from statistics import mean, stdev
@@ -41,6 +42,7 @@ from vaswani.training.runs.finetuning import finetune
 
 BEGINNINGS = {"pre-trained": False, "from scratch": True}
 COLOURS = {"pre-trained": "#0072b2", "from scratch": "#e69f00"}  # of Okabe and Ito
+STYLES = ("-", "--", ":", "-.")  # of lines, by the number of labels
 SECONDS_FILE = "seconds.json"
 HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
 
@@ -266,15 +268,19 @@ def draw(args: argparse.Namespace, numbers: list[int], results: dict[tuple[str, 
             means = [mean(result.values) for result in found]
             errors = [HALF_INTERVAL * result.error for result in found]
             left.errorbar(numbers, means, errors, marker="o", capsize=3, color=colour, label=begins)
-            for labels, result in zip(numbers, found, strict=True):
+            for result, style in zip(found, cycle(STYLES), strict=False):
                 after = means_on_the_way(result.runs, args.output)
                 shares = [100 * (i + 1) / len(after) for i in range(len(after))]
-                right.plot(shares, after, marker=".", color=colour)
-                right.annotate(f" {labels:,}", (shares[-1], after[-1]), color=colour, fontsize=8)
+                right.plot(shares, after, marker=".", color=colour, linestyle=style)
         left.set(xscale="log", xlabel="labels", ylabel="accuracy, %, with 95 % interval", title="test")
         left.set_xticks(numbers, [f"{number:,}" for number in numbers], minor=False)
         left.legend()
-        right.set(xlabel="share of the training, %", ylabel="accuracy, %", title="validation, by labels")
+        right.set(xlabel="share of the training, %", ylabel="accuracy, %", title="validation")
+        for labels, style in zip(numbers, cycle(STYLES), strict=False):
+            right.plot([], [], color="grey", linestyle=style, label=f"{labels:,} labels")
+        figure.legend(
+            loc="outside lower right", ncols=len(numbers), handles=right.get_legend_handles_labels()[0]
+        )
         for axes in (left, right):
             axes.grid()
     save_figure(figure, args.picture)
