@@ -173,6 +173,18 @@ def test_a_model_of_labels(
     resumes_to_the_same_bits(tmp_path / "run", **options)
 
 
+def test_a_student_with_all_layers_is_told(
+    classifiers: dict[str, tuple[Path, Path]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    teacher, rows = classifiers["classification"]
+    options = {"task": "classification", "teacher": teacher, "dataset": rows, "baseline": False}
+    for layers in (1, 2):
+        distill(config_for(tmp_path / str(layers), **options, student_layers=layers))
+        told = [message for message in caplog.messages if "no fewer than its teacher's" in message]
+        assert len(told) == layers - 1
+    assert told[0].endswith("set student_layers to fewer layers, or start from a smaller folder")
+
+
 def test_each_option_moves_the_student(
     classifiers: dict[str, tuple[Path, Path]],
     language_models: dict[str, Path],

@@ -29,7 +29,7 @@ from vaswani.distillation.comparison import Candidate, Comparison, compare, sent
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import OutputCache, fingerprint_rows, progress_of_rows, shared_cache
 from vaswani.distillation.report import as_markdown, write_report
-from vaswani.distillation.student import student_from_teacher
+from vaswani.distillation.student import student_from_teacher, warn_unless_smaller
 from vaswani.distillation.teacher import Teacher, check_same_vocabulary, check_teachers, load_teacher
 from vaswani.distillation.teacher_logits import (
     TeacherLogits,
@@ -148,6 +148,11 @@ class DistillationRun(TrainingRun):
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The student before training; it begins targets as its tokenizer does."""
         student = self._build_student(tokenizers)
+        warn_unless_smaller(
+            student,
+            self.teacher.model,
+            "lower d_model, encoder_layers, decoder_layers or the ffn_dims, or start from a smaller folder",
+        )
         begin_as_tokenizer(student, tokenizers[1])
         return student
 

@@ -40,7 +40,7 @@ from vaswani.distillation.stack_arguments import (
 )
 from vaswani.distillation.stack_objectives import LanguageModelObjective, StackObjective, TaskObjective
 from vaswani.distillation.stack_report import Candidate, StackComparison, compare_stacks, stack_markdown
-from vaswani.distillation.student import Layers, parse_layers, student_from_teacher
+from vaswani.distillation.student import Layers, parse_layers, student_from_teacher, warn_unless_smaller
 from vaswani.distillation.teacher import check_same_vocabulary
 from vaswani.distillation.teacher_texts import Writing, read_texts, store_texts, with_teacher_texts
 from vaswani.errors import UserError, listing
@@ -139,6 +139,9 @@ class StackDistillation(BaseRun):
             model = student_from_teacher(teacher, **{f"{stack}_layers": self.layers}, **fields).float()
             if self.options.student == RANDOM or not self.teaches:
                 model = self.auto_class.from_config(model.config, dtype=torch.float32)
+        if self.teaches:
+            remedy = "set student_layers to fewer layers, or start from a smaller folder"
+            warn_unless_smaller(model, self.teachers[0], remedy)
         if (kernel := self.config.model.attn_implementation) is not None:
             model.set_attn_implementation(kernel)
         return model

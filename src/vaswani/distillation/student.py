@@ -8,11 +8,13 @@ al., 2021, arXiv:2006.10369): the decoder runs once per generated token, the enc
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -24,6 +26,8 @@ from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.hashes import write_hashes
 from vaswani.inference.translate.ensembling import Ensemble
+
+logger = logging.getLogger(__name__)
 
 Layers: TypeAlias = "int | Sequence[int] | None"  # a number, evenly spaced; indices in order; None for all
 
@@ -129,6 +133,16 @@ def save_student(
         save_tokenizers(source_tokenizer, target_tokenizer, folder)
         write_hashes(folder)
     return model.num_parameters(), student.num_parameters()
+
+
+def warn_unless_smaller(student: PreTrainedModel, teacher: PreTrainedModel, remedy: str) -> None:
+    """Log a warning if a student has as many parameters as its teacher, or more; tied ones count once."""
+    size, most = student.num_parameters(), teacher.num_parameters()
+    if size >= most and PartialState().is_main_process:
+        logger.warning(
+            f"the student has {size:,} parameters, no fewer than its teacher's {most:,}; for a smaller one, "
+            f"{remedy}"
+        )
 
 
 def _find_layers(teacher: PreTrainedModel, stack: str) -> tuple[str, int]:
