@@ -3,6 +3,7 @@
 #   make test         run the tests
 #   make test-fast    run one case of each quick test, in two minutes: while you work
 #   make test-oldest  the core tests with the oldest versions, those of constraints-oldest.txt, in .venv-oldest
+#   make test-newest  the core tests with the newest supported transformers, in .venv-newest
 #   make check        format, lint and type checks
 #   make bench        the speed comparisons of benchmarks/
 #   make docs         the documentation as a site, in site/: open site/index.html
@@ -17,7 +18,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test test-fast test-oldest check bench docs dist notebooks model-card clean
+.PHONY: quickstart test test-fast test-oldest test-newest check bench docs dist notebooks model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -41,6 +42,13 @@ OLDEST_TESTS ?= tests/model tests/hub tests/training/test_trainer.py tests/train
   tests/test_private_names.py
 test-oldest: .venv-oldest/installed .venv/installed
 	OMP_NUM_THREADS=1 VASWANI_OTHER_PYTHON=$(BIN)/python $(OLDEST)/python -m pytest -n 2 $(OLDEST_TESTS)
+
+# The newest transformers in front of the other packages of .venv. Models open with either version's code.
+NEWEST := .venv-newest/bin
+NEWEST_TESTS ?= $(OLDEST_TESTS) tests/kernels tests/interop tests/inference
+test-newest: .venv-newest/installed
+	OMP_NUM_THREADS=1 VASWANI_OTHER_PYTHON=$(BIN)/python $(NEWEST)/python -m pytest -n 2 $(NEWEST_TESTS)
+	OMP_NUM_THREADS=1 VASWANI_OTHER_PYTHON=$(NEWEST)/python $(BIN)/python -m pytest tests/hub/test_versions.py
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
@@ -95,5 +103,14 @@ model-card: quickstart
 	  --editable . hypothesis matplotlib parameterized pytest pytest-xdist rouge-score sacremoses sentencepiece
 	touch $@
 
+SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+.venv-newest/installed: .venv/installed-dev
+	@echo "== Installing the newest supported transformers in .venv-newest =="
+	$(BIN)/python -m venv .venv-newest
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE_PACKAGES))')" \
+	  > $$($(NEWEST)/python $(SITE_PACKAGES))/venv.pth
+	$(NEWEST)/python -m pip install --quiet --disable-pip-version-check --no-deps 'transformers==5.24.*'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-oldest build dist runs site
+	rm -rf .venv .venv-oldest .venv-newest build dist runs site

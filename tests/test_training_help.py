@@ -105,6 +105,8 @@ def test_help_of_each_objective_has_its_fields():
 
 
 def test_flags_of_another_version_of_transformers_are_left_to_the_configuration(monkeypatch):
+    known = json.loads(FIELDS.read_text(encoding="utf-8"))["transformers"]
+    monkeypatch.setattr("vaswani.cli.training_help.version", lambda name: known)
     check_flags("train", ["--learning-rate", "1", "--no_bf16", "--max_steps=3"])
     with pytest.raises(UserError, match="unknown flag '--learing_rate'; did you mean '--learning_rate'"):
         check_flags("train", ["--learing_rate", "1"])

@@ -38,6 +38,7 @@ from vaswani.inference.embed import embedding
 from vaswani.inference.embed.embedding import Embedder, load_scalar_mix
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import stack_word_vectors
+from vaswani.model.compatibility import CACHE_NAME
 
 LAYERS, WIDTH = 3, 16
 TEXTS = [*toy_sources(8, seed=-1), *toy_sources(2, seed=-2, longest=20), "", "one", "one", "日本 🙂", "é"]
@@ -457,7 +458,7 @@ def test_texts_without_tokens_never_reach_the_model() -> None:
 
 def test_no_cache_of_keys_and_values_is_made() -> None:
     embedder, caches = embedder_of("gpt2"), []
-    embedder.model.register_forward_hook(lambda module, args, outputs: caches.append(outputs.past_key_values))
+    embedder.model.register_forward_hook(lambda module, args, outputs: caches.append(outputs.get(CACHE_NAME)))
     embedder.embed(["one"])
     assert caches == [None]
 

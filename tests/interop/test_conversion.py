@@ -39,6 +39,7 @@ from vaswani import (
 from vaswani.errors import UserError
 from vaswani.interop.conversion import FORMATS, convert, export, format_of
 from vaswani.interop.weights import to_ours
+from vaswani.model.compatibility import CACHE_NAME
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
@@ -101,7 +102,7 @@ def numbers(output: Any, masks: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """All floating-point numbers of an output, each where there is a token."""
     found = {}
     for name, value in output.items():
-        if name in ("past_key_values", "cross_attentions"):
+        if name in (CACHE_NAME, "cross_attentions"):
             continue
         for number, tensor in enumerate(value if isinstance(value, tuple) else (value,)):
             mask = next((mask for mask in masks if tensor.shape[:2] == mask.shape), None)

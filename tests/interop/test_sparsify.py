@@ -37,6 +37,7 @@ from tiny import GRAPHS_ALONE, enable_activation_checkpointing
 from vaswani import sparsify
 from vaswani.errors import UserError
 from vaswani.interop.sparsify import SparseConfig
+from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.sparse_pattern import SparsePattern
 
 VOCABULARY, LENGTH = 61, 45  # eleven blocks and a token
@@ -303,7 +304,7 @@ def test_a_step_of_several_tokens_continues_a_cache(name: str) -> None:
         first = model(tokens[:, :21], use_cache=True)
         logits = [first.logits]
         for start, end in ((21, 22), (22, 38), (38, LENGTH)):
-            step = model(tokens[:, start:end], past_key_values=first.past_key_values, use_cache=True)
+            step = model(tokens[:, start:end], **{CACHE_NAME: first[CACHE_NAME]}, use_cache=True)
             logits.append(step.logits)
     torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-3, atol=1e-3)
 
@@ -313,8 +314,8 @@ def test_dropout_counts_in_a_training_step_that_continues_a_cache() -> None:
     results = []
     for is_training in (False, True):
         model.eval()
-        cache = model(tokens[:, :21], use_cache=True).past_key_values
-        results.append(model.train(is_training)(tokens[:, 21:], past_key_values=cache).logits)
+        cache = model(tokens[:, :21], use_cache=True)[CACHE_NAME]
+        results.append(model.train(is_training)(tokens[:, 21:], **{CACHE_NAME: cache}).logits)
     assert not torch.allclose(*results, atol=1e-2)
 
 
@@ -560,10 +561,10 @@ def test_a_step_with_a_cache_of_fixed_size_compiles_whole() -> None:
     cache = transformers.StaticCache(config=model.config, max_cache_len=64)
     with torch.no_grad():
         expected = model(tokens).logits
-        model(tokens[:, :30], past_key_values=cache)
+        model(tokens[:, :30], **{CACHE_NAME: cache})
         step = torch.compile(model, fullgraph=True)
         for position in (30, 31, 32):
-            logits = step(tokens[:, position : position + 1], past_key_values=cache).logits
+            logits = step(tokens[:, position : position + 1], **{CACHE_NAME: cache}).logits
             torch.testing.assert_close(logits[:, 0], expected[:, position], rtol=1e-3, atol=1e-3)
 
 
@@ -696,9 +697,9 @@ def test_a_cache_that_drops_keys_is_refused() -> None:
         config=transformers.MistralConfig(num_hidden_layers=2, sliding_window=8)
     )
     data = batch(rows=1)
-    model(data["input_ids"][:, :20], past_key_values=cache, use_cache=True)
+    model(data["input_ids"][:, :20], **{CACHE_NAME: cache}, use_cache=True)
     with pytest.raises(UserError, match=r"the cache has dropped \d+ keys"):
-        model(data["input_ids"][:, 20:], past_key_values=cache, use_cache=True)
+        model(data["input_ids"][:, 20:], **{CACHE_NAME: cache}, use_cache=True)
 
 
 @pytest.mark.parametrize(("name", "field"), [("BertForMaskedLM", "is_decoder"), ("LlamaModel", "is_causal")])

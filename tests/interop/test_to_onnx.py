@@ -38,6 +38,7 @@ from vaswani.interop.to_onnx import (
     TARGET,
     export_to_onnx,
 )
+from vaswani.model.compatibility import CACHE_NAME
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -184,7 +185,7 @@ def test_outputs_of_one_stack_are_equal(name, fields, tmp_path):
             inputs["token_type_ids"] = torch.randint(2, shape)
         with torch.no_grad():
             outputs = model(**inputs)
-        expected = {key: value for key, value in outputs.items() if key != "past_key_values"}
+        expected = {key: value for key, value in outputs.items() if key != CACHE_NAME}
         found = session.run(None, {key: value.numpy() for key, value in inputs.items()})
         assert names_of(session.get_outputs()) == [*expected]
         for each, other in zip(found, expected.values(), strict=True):

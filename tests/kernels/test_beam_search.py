@@ -25,6 +25,7 @@ from vaswani.inference.decoding import GNMTLengthPenalty, LengthLimits, MinimumL
 from vaswani.inference.translate.finite_scores import FiniteScores
 from vaswani.kernels import best_tokens, search
 from vaswani.kernels.beam_search import BeamSearch
+from vaswani.model.compatibility import CACHE_NAME
 
 LEAST = -1e8  # scores below are of places that hold no hypothesis
 
@@ -296,7 +297,7 @@ def own_cache(model: Any) -> EncoderDecoderCache:
         {"output_logits": True},
         {"use_cache": False},
         {"cache_implementation": "static"},
-        {"past_key_values": own_cache},
+        {CACHE_NAME: own_cache},
     ],
     ids=lambda options: next(iter(options)),
 )

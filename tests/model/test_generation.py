@@ -13,6 +13,7 @@ from marian import marian_like
 from tiny import batch, tiny_model, tokens
 from vaswani.inference.decoding import LengthLimits
 from vaswani.kernels.beam_search_cache import BeamSearchCache
+from vaswani.model.compatibility import CACHE_NAME
 
 KERNELS = ["eager", "sdpa"]
 
@@ -52,7 +53,7 @@ def test_every_cache_generates_the_same(implementation: str, num_beams: int) -> 
     options = {"num_beams": num_beams, "max_new_tokens": 40, "do_sample": False}
     expected = model.generate(**data, **options, use_cache=False)
     assert model.generate(**data, **options).tolist() == expected.tolist()
-    assert model.generate(**data, **options, past_key_values=stock_cache(model)).tolist() == expected.tolist()
+    assert model.generate(**data, **options, **{CACHE_NAME: stock_cache(model)}).tolist() == expected.tolist()
     assert model.generate(**data, **options, cache_implementation="static").tolist() == expected.tolist()
 
 
@@ -61,8 +62,8 @@ def test_a_cache_that_the_caller_gives_is_filled(num_beams: int) -> None:
     model, data = tiny_model(), sources()
     cache = stock_cache(model)
     options = {"num_beams": num_beams, "min_new_tokens": 6, "max_new_tokens": 6, "do_sample": False}
-    output = model.generate(**data, **options, past_key_values=cache, return_dict_in_generate=True)
-    assert output.past_key_values is cache
+    output = model.generate(**data, **options, **{CACHE_NAME: cache}, return_dict_in_generate=True)
+    assert output[CACHE_NAME] is cache
     assert cache.get_seq_length() == output.sequences.shape[1] - 1
     for states in (cache.self_attention_cache, cache.cross_attention_cache):
         assert states.layers[0].keys.shape[0] == 3 * num_beams
@@ -85,7 +86,7 @@ def test_beams_continue_a_padded_prompt(implementation: str) -> None:
 def test_beam_search_keeps_one_row_of_keys_per_source_and_never_moves_them() -> None:
     model, data = tiny_model(), sources(2)
     output = model.generate(**data, num_beams=4, max_new_tokens=70, return_dict_in_generate=True)
-    cache = output.past_key_values
+    cache = output[CACHE_NAME]
     assert isinstance(cache.self_attention_cache, BeamSearchCache)
     for layer in cache.cross_attention_cache.layers:
         assert layer.keys.shape[0] == 2  # sources, not 2 x 4 beams
@@ -224,7 +225,7 @@ def test_samples_of_one_source_share_its_keys() -> None:
         **data, do_sample=True, num_return_sequences=5, max_new_tokens=8, return_dict_in_generate=True
     )
     assert output.sequences.shape[0] == 10
-    assert output.past_key_values.cross_attention_cache.layers[0].keys.shape[0] == 2
+    assert output[CACHE_NAME].cross_attention_cache.layers[0].keys.shape[0] == 2
     torch.manual_seed(1)
     again = model.generate(**data, do_sample=True, num_return_sequences=5, max_new_tokens=8, use_cache=False)
     assert again.tolist() == output.sequences.tolist()

@@ -26,6 +26,7 @@ from vaswani import (
     VaswaniModel,
 )
 from vaswani.kernels.projected_loss import TokenLoss
+from vaswani.model.compatibility import CACHE_NAME
 
 VOCAB, WIDTH, LEARNED, TYPES, LABELS = TINY["vocab_size"], TINY["d_model"], 12, 2, 5
 ROWS, LENGTH = 3, 7
@@ -159,7 +160,7 @@ WRONG: dict[str, dict[str, Change]] = {
     "decoder_attention_mask": SHAPES | TRANSPOSED | MASK,
     "decoder_inputs_embeds": TOO_MUCH,
     "encoder_outputs": {"given too": lambda _: (torch.zeros(ROWS, LENGTH, WIDTH),)},
-    "past_key_values": {"of the other kind": lambda _: None},  # depends on the model: see below
+    CACHE_NAME: {"of the other kind": lambda _: None},  # depends on the model: see below
     "labels": LABEL_SHAPES
     | {"floats": lambda x: x.float(), "holds -1": holding(-1), "holds 99": holding(99)},
     "next_sentence_label": LABEL_SHAPES | integers(0, 1),
@@ -205,7 +206,7 @@ def test_what_is_wrong_is_refused(model_class: type[nn.Module], name: str) -> No
     model, given = make(model_class), right(model_class)
     for what, change in WRONG[name].items():
         wrong = {**given, name: change(given.get(name))}
-        if name == "past_key_values":
+        if name == CACHE_NAME:
             other = DynamicCache() if "decoder_input_ids" in given else EncoderDecoderCache(DynamicCache())
             wrong[name] = other
         with pytest.raises(ValueError, match=r"\w") as refusal:

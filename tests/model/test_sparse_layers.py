@@ -18,6 +18,7 @@ from tiny import (
     tokens,
 )
 from vaswani import VaswaniForConditionalGeneration
+from vaswani.model.compatibility import CACHE_NAME
 
 SPARSE = {
     "encoder_attention": "sparse",
@@ -130,7 +131,7 @@ def test_a_step_of_several_tokens_continues_a_cache() -> None:
     with torch.no_grad():
         expected = model(**source, decoder_input_ids=labels).logits
         first = model(**source, decoder_input_ids=labels[:, :21], use_cache=True)
-        cache, logits = first.past_key_values, [first.logits]
+        cache, logits = first[CACHE_NAME], [first.logits]
         for start, end in ((21, 22), (22, 40), (40, 50)):
             step = model(**source, decoder_input_ids=labels[:, start:end], past_key_values=cache)
             logits.append(step.logits)

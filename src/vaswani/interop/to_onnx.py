@@ -23,6 +23,7 @@ from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from vaswani.errors import UserError
+from vaswani.model.compatibility import CACHE_NAME
 
 QUANTIZATIONS = ("float32", "int8")
 INSTALL = 'install it with: pip install "vaswani[onnx]"'
@@ -177,7 +178,7 @@ def _decode(model: Any, inputs: Tensors) -> list[torch.Tensor]:
         decoder_input_ids=inputs["input_ids"],
         use_cache=True,
     )
-    cache = outputs.past_key_values
+    cache = outputs[CACHE_NAME]
     layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
     states = [(own.keys, own.values, source.keys, source.values) for own, source in layers]
     return [outputs.logits, *(state for layer in states for state in layer)]
@@ -196,7 +197,7 @@ def _decode_with_past(model: Any, inputs: Tensors) -> list[torch.Tensor]:
         past_key_values=cache,
         use_cache=True,
     )
-    layers = outputs.past_key_values.self_attention_cache.layers
+    layers = outputs[CACHE_NAME].self_attention_cache.layers
     return [outputs.logits, *(state for layer in layers for state in (layer.keys, layer.values))]
 
 
@@ -252,7 +253,7 @@ def _continue(model: Any, inputs: Tensors) -> list[torch.Tensor]:
         past_key_values=DynamicCache([*zip(past[::2], past[1::2], strict=True)]),
         use_cache=True,
     )
-    layers = outputs.past_key_values.layers
+    layers = outputs[CACHE_NAME].layers
     return [outputs.logits, *(state for layer in layers for state in (layer.keys, layer.values))]
 
 

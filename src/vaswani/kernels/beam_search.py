@@ -19,6 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
 from vaswani.kernels.best_tokens import best_tokens
+from vaswani.model.compatibility import CACHE_NAME
 
 if TYPE_CHECKING:
     from vaswani.kernels.search_cache import SearchCache
@@ -55,7 +56,7 @@ def beam_search(
     Returns:
         Tokens of the best hypotheses, int64 [S · num_return_sequences, T], or the library's output with them.
     """
-    cache: SearchCache = arguments["past_key_values"]
+    cache: SearchCache = arguments[CACHE_NAME]
     search = BeamSearch(input_ids, stopping_criteria, generation_config)
     chooser = TokenChooser(cache, logits_processor, generation_config, search.num_candidates)
     num_new = input_ids.shape[1]
@@ -71,7 +72,7 @@ def beam_search(
 
 def next_logits(model: Any, sequences: torch.Tensor, num_new: int, arguments: dict[str, Any]) -> torch.Tensor:
     """Return the logits [rows computed, V] after the last of `num_new` tokens; update `arguments`."""
-    cache: SearchCache = arguments["past_key_values"]
+    cache: SearchCache = arguments[CACHE_NAME]
     is_first = cache.get_seq_length() == 0
     inputs = model.prepare_inputs_for_generation(
         sequences,
@@ -283,7 +284,7 @@ class BeamSearch:
             "sequences_scores": None if all_scores is None else self.ended.scores[:, :count].flatten(),
             "scores": all_scores,
             "beam_indices": rows[:, :length],
-            "past_key_values": cache,
+            CACHE_NAME: cache,
         }
         return GenerateBeamEncoderDecoderOutput(**fields)
 

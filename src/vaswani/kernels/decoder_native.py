@@ -20,6 +20,7 @@ from transformers.activations import SiLUActivation
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from vaswani.kernels.native_library import native_library, why_not_compiled
+from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.operators import Linear, OutputProjection
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ class NativeStep:
     ) -> Seq2SeqLMOutput:
         """Return the logits [R, 1, V] of the next token. The arguments are those of `DecoderStep`."""
         logits = self.logits(cache, token_ids, source_mask)
-        return Seq2SeqLMOutput(logits=logits[:, None].clone(), past_key_values=cache)
+        fields: Any = {"logits": logits[:, None].clone(), CACHE_NAME: cache}
+        return Seq2SeqLMOutput(**fields)
 
     def logits(
         self, cache: SearchCache, token_ids: torch.Tensor, source_mask: torch.Tensor | None

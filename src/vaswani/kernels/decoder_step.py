@@ -23,6 +23,7 @@ from vaswani.kernels.int8_linear import Int8Linear
 from vaswani.kernels.onednn import product_by
 from vaswani.kernels.short_attention import gains_from_short_attention, weights_of_seen
 from vaswani.model.attention import VaswaniAttention, additive_mask
+from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from vaswani.model.operators import Linear, OutputProjection
 from vaswani.model.stacks import VaswaniDecoder, VaswaniDecoderLayer
@@ -117,7 +118,8 @@ class DecoderStep:
     ) -> Seq2SeqLMOutput:
         """Return the logits [R, 1, V] of the next token. The arguments are those of `logits`."""
         logits = self.logits(cache, token_ids, source_mask)
-        return Seq2SeqLMOutput(logits=logits[:, None], past_key_values=cache)
+        fields: Any = {"logits": logits[:, None], CACHE_NAME: cache}
+        return Seq2SeqLMOutput(**fields)
 
     def logits(
         self, cache: SearchCache, token_ids: torch.Tensor, source_mask: torch.Tensor | None

@@ -39,6 +39,7 @@ from vaswani.kernels.onednn import packed_weights
 from vaswani.kernels.search_cache import SearchCache
 from vaswani.model import stacks
 from vaswani.model.attention import additive_mask
+from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
 
 # The library's searches, with the arguments that are used here.
@@ -103,7 +104,7 @@ def _remembering_the_cache(generate: Callable) -> Callable:
 
     @wraps(generate)
     def remembering(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _given_cache.set(kwargs.get("past_key_values"))
+        token = _given_cache.set(kwargs.get(CACHE_NAME, kwargs.get("past_key_values")))
         try:
             return generate(self, *args, **kwargs)
         finally:
@@ -157,7 +158,7 @@ def _share_sources(
 
     None where the caller's own cache is used, or none.
     """
-    cache = arguments.get("past_key_values")
+    cache = arguments.get(CACHE_NAME)
     is_users = cache is _given_cache.get()
     if not isinstance(cache, EncoderDecoderCache) or is_users or cache.get_seq_length():
         return None
@@ -175,7 +176,7 @@ def _share_sources(
         else None
     )
     shared = SearchCache(cache, num_rows // num_copies, num_rows, tree)
-    arguments["past_key_values"] = shared
+    arguments[CACHE_NAME] = shared
     return shared
 
 
@@ -225,7 +226,7 @@ def _forward_by_steps(forward: Callable) -> Callable:
 
     @wraps(forward)
     def by_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(CACHE_NAME)
         if isinstance(cache, SearchCache) and cache.steps_from(kwargs):
             step: Any = cache.step
             return step(cache, kwargs["decoder_input_ids"], kwargs.get("attention_mask"))
@@ -236,12 +237,12 @@ def _forward_by_steps(forward: Callable) -> Callable:
 
 def prepare_inputs_for_generation(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The model's inputs for one step, reduced to the rows that need computing."""
-    cache, length = kwargs.get("past_key_values"), kwargs.get("next_sequence_length")
+    cache, length = kwargs.get(CACHE_NAME), kwargs.get("next_sequence_length")
     if isinstance(cache, SearchCache) and cache.steps_from(kwargs) and length == len(args) == 1:
         inputs = {name: value for name, value in kwargs.items() if name != "next_sequence_length"}
         return cache.narrow({**inputs, "decoder_input_ids": args[0][:, -1:]})
     inputs = GenerationMixin.prepare_inputs_for_generation(self, *args, **kwargs)
-    cache = inputs.get("past_key_values")
+    cache = inputs.get(CACHE_NAME)
     return cache.narrow(inputs) if isinstance(cache, SearchCache) else inputs
 
 

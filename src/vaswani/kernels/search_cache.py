@@ -13,6 +13,7 @@ from transformers import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.kernels.beam_search_cache import BeamSearchCache
+from vaswani.model.compatibility import CACHE_NAME
 
 if TYPE_CHECKING:
     from vaswani.kernels.decoder_native import NativeStep
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 # Of the model, in a step that `step` computes.
 STEP_INPUTS = {
-    *("decoder_input_ids", "past_key_values", "encoder_outputs", "attention_mask"),
+    *("decoder_input_ids", CACHE_NAME, "encoder_outputs", "attention_mask"),
     *("use_cache", "return_dict", "logits_to_keep", "next_sequence_length"),
 }
 

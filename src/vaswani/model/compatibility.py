@@ -2,13 +2,17 @@
 # Licensed under the Apache License, Version 2.0.
 """What the versions of transformers that this package supports do not share."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 import transformers
 from transformers import Cache
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
-TOO_NEW = (5, 24)  # its `generate` hands over caches by another name, and models of before write other tokens
+TOO_NEW = (5, 25)  # not tested: 5.24 renamed caches, and models that did not know it wrote other tokens
 
 
 def check_version(version: str) -> None:
@@ -22,6 +26,32 @@ def check_version(version: str) -> None:
 
 
 check_version(transformers.__version__)
+
+# What `generate` and outputs call a cache: `cache` from 5.24 on.
+CACHE_NAME = "cache" if hasattr(Seq2SeqLMOutput(), "cache") else "past_key_values"
+
+
+def takes_cache(function: Callable) -> Callable:
+    """Let a function take its argument `past_key_values` as `cache` too; its signature has `CACHE_NAME`.
+
+    Raises `ValueError` if a call gives both.
+    """
+
+    @wraps(function)
+    def by_either_name(*args: Any, **kwargs: Any) -> Any:
+        if (cache := kwargs.pop("cache", None)) is not None:
+            if kwargs.get("past_key_values") is not None:
+                raise ValueError("cache and past_key_values are two names of one argument; give one of them.")
+            kwargs["past_key_values"] = cache
+        return function(*args, **kwargs)
+
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(name=CACHE_NAME) if parameter.name == "past_key_values" else parameter
+        for parameter in signature.parameters.values()
+    ]
+    by_either_name.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return by_either_name
 
 
 def cache_capacity(cache: Cache) -> int:

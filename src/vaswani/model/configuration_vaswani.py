@@ -305,7 +305,7 @@ class VaswaniConfig(VaswaniFamilyConfig):
     """
 
     model_type = "vaswani"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
     stacks = ("encoder", "decoder")
     auto_classes = {
         "AutoConfig": "configuration_vaswani.VaswaniConfig",
@@ -436,7 +436,7 @@ class VaswaniDecoderConfig(VaswaniFamilyConfig):
     """
 
     model_type = "vaswani_decoder"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
     stacks = ("decoder",)
     auto_classes = {
         "AutoConfig": "configuration_vaswani.VaswaniDecoderConfig",

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
-from .compatibility import cache_capacity, keep_positions
+from .compatibility import CACHE_NAME, cache_capacity, keep_positions, takes_cache
 from .configuration_vaswani import VaswaniConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import smoothed_loss, token_loss_function
@@ -86,6 +86,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
     @can_return_tuple
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -119,7 +120,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -171,6 +172,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         return super().generate(*args, **kwargs)
 
     @staticmethod
+    @takes_cache
     def create_masks_for_generate(
         config, inputs_embeds, attention_mask, past_key_values, **kwargs
     ) -> torch.Tensor | None:
@@ -185,6 +187,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
-from .compatibility import keep_positions
+from .compatibility import CACHE_NAME, keep_positions, takes_cache
 from .configuration_vaswani import VaswaniDecoderConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import (
@@ -51,6 +51,7 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
 
     @can_return_tuple
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -90,6 +91,7 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -139,6 +141,7 @@ class VaswaniDecoderForSequenceClassification(VaswaniDecoderPreTrainedModel):
 
     @can_return_tuple
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -197,6 +200,7 @@ class VaswaniDecoderForTokenClassification(VaswaniDecoderPreTrainedModel):
 
     @can_return_tuple
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -216,7 +220,7 @@ class VaswaniDecoderForTokenClassification(VaswaniDecoderPreTrainedModel):
         outputs = self.model(*inputs, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = tag_loss(self, logits, labels, **kwargs)
-        return TokenClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs, "past_key_values"))
+        return TokenClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs, CACHE_NAME))
 
 
 @auto_docstring
@@ -247,5 +251,5 @@ class VaswaniDecoderForQuestionAnswering(VaswaniDecoderPreTrainedModel):
             loss=loss,
             start_logits=start_logits,
             end_logits=end_logits,
-            **other_outputs(outputs, "past_key_values"),
+            **other_outputs(outputs, CACHE_NAME),
         )

@@ -26,7 +26,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import VaswaniAttention, additive_mask, wants_weights
-from .compatibility import cache_capacity
+from .compatibility import CACHE_NAME, cache_capacity, takes_cache
 from .configuration_vaswani import VaswaniFamilyConfig
 from .embeddings import LearnedPositions, TokenEmbeddings, make_positions
 from .input_checks import (
@@ -67,6 +67,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
             self.encoder_attn_layer_norm = layer_norm(config)
         self.final_layer_norm = layer_norm(config)
 
+    @takes_cache
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -124,7 +125,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = [CACHE_NAME, "past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -369,6 +370,7 @@ class VaswaniDecoder(VaswaniStack):
     @merge_with_config_defaults
     @capture_outputs
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -421,11 +423,11 @@ class VaswaniDecoder(VaswaniStack):
                 mask if layer.self_attn.pattern is None else padding_mask,
                 encoder_hidden_states,
                 encoder_mask,
-                past_key_values=past_key_values,
+                **{CACHE_NAME: past_key_values},  # gradient checkpointing looks for it by this name
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=self.layer_norm(hidden_states), **{CACHE_NAME: past_key_values}
         )
 
     def new_cache(self) -> Cache:
@@ -454,9 +456,7 @@ class VaswaniDecoder(VaswaniStack):
         if past_key_values is None or isinstance(past_key_values, EncoderDecoderCache) == has_source:
             return
         wanted = "EncoderDecoderCache(DynamicCache(), DynamicCache())" if has_source else "DynamicCache()"
-        raise ValueError(
-            f"past_key_values is a {type(past_key_values).__name__}; expected one like {wanted}."
-        )
+        raise ValueError(f"{CACHE_NAME} is a {type(past_key_values).__name__}; expected one like {wanted}.")
 
     @staticmethod
     def encoder_attention_mask(

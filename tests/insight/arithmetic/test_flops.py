@@ -26,6 +26,7 @@ from vaswani.insight.arithmetic.flops import (
 )
 from vaswani.insight.arithmetic.pairs import visible_pairs
 from vaswani.insight.arithmetic.phases import Phases, Work
+from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.sparse_pattern import SparsePattern
 
 SHAPES = {
@@ -131,7 +132,7 @@ def test_reading_a_source_and_each_decoding_step(beams):
         for _past in range(work.target):
             inputs = {"encoder_outputs": outputs["encoded"], "decoder_input_ids": tokens(rows, 1)}
             inputs["past_key_values"] = outputs.get("cache")
-            step = counted(lambda given=inputs: outputs.update(cache=model(**given).past_key_values))
+            step = counted(lambda given=inputs: outputs.update(cache=model(**given)[CACHE_NAME]))
             found.append(step)
     of_source = phases.reading().flops - encoding  # its keys and values, which the first step computes
     assert found == [phases.step(past).flops + of_source * (past == 0) for past in range(work.target)]
@@ -144,7 +145,7 @@ def test_reading_a_prompt_and_each_step_after_it(beams):
     phases, outputs = Phases(model, work), {}
     with torch.no_grad():
         prompt = {"input_ids": tokens(work.rows, 6), "use_cache": True, "logits_to_keep": 1}
-        reading = counted(lambda: outputs.update(cache=model(**prompt).past_key_values))
+        reading = counted(lambda: outputs.update(cache=model(**prompt)[CACHE_NAME]))
         found = [
             counted(lambda: model(tokens(work.rows, 1), past_key_values=outputs["cache"]))
             for _ in range(work.target - 1)

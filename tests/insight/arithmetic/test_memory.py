@@ -19,6 +19,7 @@ from vaswani.insight.arithmetic.memory import (
     tensors_of_activation,
 )
 from vaswani.insight.arithmetic.phases import Phases, Work
+from vaswani.model.compatibility import CACHE_NAME
 
 KINDS = {
     "encoder-decoder": (VaswaniConfig, VaswaniForConditionalGeneration),
@@ -107,7 +108,7 @@ def test_keys_and_values_of_source_and_target(dtype, beams):
     source, target = torch.randint(4, 200, (2, 11)), torch.randint(4, 200, (2 * beams, 7))
     with torch.no_grad():
         encoded = model.model.encoder(source)
-        cache = model(encoder_outputs=encoded, decoder_input_ids=target, use_cache=True).past_key_values
+        cache = model(encoder_outputs=encoded, decoder_input_ids=target, use_cache=True)[CACHE_NAME]
     told = memory(model, Phases(model, Work(2, 11, 7, beams=beams, dtype=dtype)))["inference"]
     assert told["self_attention_cache"] == cache_tensors(cache.self_attention_cache)
     assert told["cross_attention_cache"] == cache_tensors(cache.cross_attention_cache)
@@ -122,7 +123,7 @@ def test_keys_and_values_of_a_prompt_and_its_continuation():
         prompt, max_new_tokens=6, num_beams=1, do_sample=False, return_dict_in_generate=True
     )
     told = memory(model, Phases(model, Work(3, 5, 6)))["inference"]
-    assert told["self_attention_cache"] == cache_tensors(written.past_key_values)
+    assert told["self_attention_cache"] == cache_tensors(written[CACHE_NAME])
     assert "cross_attention_cache" not in told or told["cross_attention_cache"] == 0
 
 

@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from vaswani.bounds import Bounds
 from vaswani.errors import UserError
 from vaswani.inference.decoding import Side, masking_inputs, position_limit
+from vaswani.model.compatibility import CACHE_NAME, takes_cache
 
 
 @dataclass
@@ -98,6 +99,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         self.members: Any = nn.ModuleList(models)
         self.eval()
 
+    @takes_cache
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -133,8 +135,8 @@ class Ensemble(PreTrainedModel, GenerationMixin):
                 attention_mask=attention_mask,
                 decoder_input_ids=decoder_input_ids,
                 decoder_attention_mask=decoder_attention_mask,
-                past_key_values=cache,
                 use_cache=use_cache,
+                **{CACHE_NAME: cache},
                 **(
                     {}
                     if use_cache or decoder_input_ids is None
@@ -144,10 +146,12 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             for member, state, cache in zip(self.members, states, caches, strict=True)
         ]
         log_probs = [output.logits.float().log_softmax(-1) for output in outputs]
-        new_cache: Any = EnsembleCache([output.past_key_values for output in outputs]) if use_cache else None
+        new_cache: Any = (
+            EnsembleCache([getattr(output, CACHE_NAME) for output in outputs]) if use_cache else None
+        )
         return Seq2SeqLMOutput(
             logits=self._averaged(log_probs),
-            past_key_values=new_cache,
+            **{CACHE_NAME: new_cache},
         )
 
     def _averaged(self, log_probs: list[torch.Tensor]) -> torch.Tensor:

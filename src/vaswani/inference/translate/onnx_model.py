@@ -24,6 +24,7 @@ from vaswani.errors import UserError, check_positive, one_line
 from vaswani.files.json_files import read_object
 from vaswani.hub.run_metadata import read_config
 from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER, INSTALL
+from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.configuration_vaswani import VaswaniConfig
 
 
@@ -155,6 +156,7 @@ class OnnxEncoderDecoder(PreTrainedModel, GenerationMixin):
         """Of states and logits: float32, whatever the weights have."""
         return torch.float32
 
+    @takes_cache
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -201,7 +203,7 @@ class OnnxEncoderDecoder(PreTrainedModel, GenerationMixin):
         logits = outputs.pop("logits")
         present = {name.removeprefix("present."): output for name, output in outputs.items()}
         cache: Any = OnnxCache({**past, **present}) if use_cache else None
-        return Seq2SeqLMOutput(logits=logits, past_key_values=cache)
+        return Seq2SeqLMOutput(logits=logits, **{CACHE_NAME: cache})
 
     def get_encoder(self, modality: str | None = None) -> OnnxEncoder:
         """Return the encoder."""
