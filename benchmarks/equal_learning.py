@@ -18,7 +18,6 @@ What is there is not trained again (`--output`).
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -32,17 +31,16 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 import side_by_side
-from training_speed import OURS, SIDES, Plan, build_trainer, rows_per_batch
+from training_speed import OURS, SIDES, Plan, build_trainer, rows_per_batch, saved, training_arguments
 from vaswani.data.batching import IGNORED_LABEL, Seq2SeqCollator, token_lengths
-from vaswani.data.tokenization import save_tokenizers
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.insight.figures import new_figure, save_figure
+from vaswani.insight.themes import LINES
 
 HELD_OUT = 1_000  # rows
 ROWS_AT_A_TIME = 50
-HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
-COLOURS = dict(zip(SIDES, ("#d55e00", "#009e73", "#0072b2"), strict=True))
+COLOURS = dict(zip(SIDES, LINES, strict=False))
 
 
 @dataclass
@@ -147,7 +145,7 @@ def report(args: argparse.Namespace, found: dict[str, list[Learning]]) -> None:
     for side, learnings in found.items():
         means = [mean(losses) for losses in zip(*(each.losses for each in learnings), strict=True)]
         gaps = [each.losses[-1] - our.losses[-1] for each, our in zip(learnings, ours, strict=True)]
-        width = HALF_INTERVAL * stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else float("nan")
+        width = side_by_side.HALF_INTERVAL * stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else float("nan")
         seconds = mean(each.seconds[-1] for each in learnings)
         share = mean(time_to_loss(our, each) for our, each in zip(ours, learnings, strict=True))
         results[side] = {"losses": means, "difference": [mean(gaps), width], "time_to_its_loss": share}
@@ -184,11 +182,8 @@ def draw(file: Path, found: dict[str, list[Learning]]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Flags of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    side_by_side.corpus_arguments(parser)
+    parser = training_arguments(__doc__)
     parser.add_argument("--shape", choices=side_by_side.SHAPES, default="small")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--max-tokens", type=int, default=4096, help="token budget of our batches")
     parser.add_argument("--steps", type=int, default=1200, help="updates of each training")
     parser.add_argument("--evaluations", type=int, default=12, help="evaluations of each training")
     parser.add_argument(
@@ -197,8 +192,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("runs/equal_learning"))
     parser.add_argument("--picture", type=Path, help="PNG or SVG file for the curves")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and four updates: does it run?")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()
     if args.quick:
         args.shape, args.max_tokens, args.steps, args.evaluations, args.seeds = "tiny", 512, 4, 4, 2
@@ -213,14 +206,13 @@ def main() -> None:
     rows = rows_per_batch(*token_lengths(corpus.train), args.max_tokens)
     torch.set_num_threads(args.threads)
     args.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        corpus.train.save_to_disk(folder)
-        save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)
+    with saved(corpus) as folder:
         plan = Plan(folder, args.shape, args.threads, args.max_tokens, rows, steps=0)
         held_out = held_out_batches(corpus)
-        found = {
-            side: [learn(args, plan, side, seed, held_out) for seed in range(args.seeds)] for side in SIDES
-        }
+        found: dict[str, list[Learning]] = {side: [] for side in SIDES}
+        for seed in range(args.seeds):
+            for side in SIDES:
+                found[side].append(learn(args, plan, side, seed, held_out))
     print(side_by_side.describe_setting(corpus.name, [args.threads]))
     report(args, found)
 

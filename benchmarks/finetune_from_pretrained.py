@@ -36,15 +36,14 @@ from vaswani.data.labels.labelled import LabelledSpec, load_labelled
 from vaswani.files.run_files import EVALUATION_FILE
 from vaswani.insight.curves import read_history
 from vaswani.insight.figures import new_figure, save_figure
+from vaswani.insight.themes import BLUE, DASHES, ORANGE
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import finetune
 
 BEGINNINGS = {"pre-trained": False, "from scratch": True}
-COLOURS = {"pre-trained": "#0072b2", "from scratch": "#e69f00"}  # of Okabe and Ito
-STYLES = ("-", "--", ":", "-.")  # of lines, by the number of labels
+COLOURS = {"pre-trained": BLUE, "from scratch": ORANGE}
 SECONDS_FILE = "seconds.json"
-HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Run:
     def accuracy(self, output: Path) -> tuple[float, float]:
         """On the test split, with its standard error over the rows."""
         record = json.loads((self.folder(output) / EVALUATION_FILE).read_text())["metrics"]["accuracy"]
-        return record["value"], (record["high"] - record["low"]) / (2 * HALF_INTERVAL)
+        return record["value"], (record["high"] - record["low"]) / (2 * side_by_side.HALF_INTERVAL)
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,7 @@ def gain_of(results: dict[tuple[str, int], Result], labels: int) -> tuple[float,
     same rows.
     """
     ours, scratch = (results[begins, labels] for begins in BEGINNINGS)
-    width = HALF_INTERVAL * hypot(ours.error, scratch.error)
+    width = side_by_side.HALF_INTERVAL * hypot(ours.error, scratch.error)
     return mean(ours.values) - mean(scratch.values), width
 
 
@@ -266,9 +265,9 @@ def draw(args: argparse.Namespace, numbers: list[int], results: dict[tuple[str, 
         for begins, colour in COLOURS.items():
             found = [results[begins, labels] for labels in numbers]
             means = [mean(result.values) for result in found]
-            errors = [HALF_INTERVAL * result.error for result in found]
+            errors = [side_by_side.HALF_INTERVAL * result.error for result in found]
             left.errorbar(numbers, means, errors, marker="o", capsize=3, color=colour, label=begins)
-            for result, style in zip(found, cycle(STYLES), strict=False):
+            for result, style in zip(found, cycle(DASHES), strict=False):
                 after = means_on_the_way(result.runs, args.output)
                 shares = [100 * (i + 1) / len(after) for i in range(len(after))]
                 right.plot(shares, after, marker=".", color=colour, linestyle=style)
@@ -276,7 +275,7 @@ def draw(args: argparse.Namespace, numbers: list[int], results: dict[tuple[str, 
         left.set_xticks(numbers, [f"{number:,}" for number in numbers], minor=False)
         left.legend()
         right.set(xlabel="share of the training, %", ylabel="accuracy, %", title="validation")
-        for labels, style in zip(numbers, cycle(STYLES), strict=False):
+        for labels, style in zip(numbers, cycle(DASHES), strict=False):
             right.plot([], [], color="grey", linestyle=style, label=f"{labels:,} labels")
         figure.legend(
             loc="outside lower right", ncols=len(numbers), handles=right.get_legend_handles_labels()[0]

@@ -24,6 +24,7 @@ from vaswani.training.trainer.seq2seq import Trainer
 
 ROWS = 30_000  # of the corpus, at most
 VOCAB_SIZE = 8_000  # at most; the dates have fewer sub-words
+HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
 
 _TINY = {"d_model": 32, "layers": 1, "attention_heads": 2, "ffn_dim": 64}
 _SMALL = {"d_model": 128, "layers": 4, "attention_heads": 4, "ffn_dim": 256}

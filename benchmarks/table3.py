@@ -47,7 +47,6 @@ BASE = "base"
 QUICK = {"vocab_size": 300, "max_steps": 2, "save_steps": 2}
 QUICK_ROWS = 8  # of the validation split
 RESULT_FILE = "table3.json"
-HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
 COLUMNS = ("perplexity", "bleu")
 Sizes = dict[str, Any]
 
@@ -236,13 +235,13 @@ class Result:
 
     def half_interval(self, column: str) -> float:
         """Half of the 95 % interval of the mean, over rows and seeds."""
-        return HALF_INTERVAL * hypot(self.resampled[column].std(), self.error_over_seeds(column))
+        return side_by_side.HALF_INTERVAL * hypot(self.resampled[column].std(), self.error_over_seeds(column))
 
     def difference(self, base: "Result", column: str) -> tuple[float, float]:
         """To the base, and half of its 95 % interval."""
         over_rows = (self.resampled[column] - base.resampled[column]).std()
         errors = hypot(over_rows, self.error_over_seeds(column), base.error_over_seeds(column))
-        return self.mean(column) - base.mean(column), HALF_INTERVAL * errors
+        return self.mean(column) - base.mean(column), side_by_side.HALF_INTERVAL * errors
 
 
 def perplexity(log_probs: np.ndarray, tokens: np.ndarray) -> float:

@@ -19,6 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -230,16 +232,31 @@ def smallest_ratio(results: dict[str, dict[str, Measurement]], side: str) -> flo
     return round(min(ratios), 3)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+@contextmanager
+def saved(corpus: side_by_side.TokenizedCorpus) -> Iterator[str]:
+    """A folder with the rows of training and the tokenizers, from which trainers are built."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus.train.save_to_disk(folder)
+        save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)
+        yield folder
+
+
+def training_arguments(description: str | None) -> argparse.ArgumentParser:
+    """The options that name a corpus and its trainings."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     side_by_side.corpus_arguments(parser)
-    parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--max-tokens", type=int, default=4096, help="token budget of our batches")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each training that are timed")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and two rounds: does it run?")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and a few updates: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = training_arguments(__doc__)
+    parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each training that are timed")
     args = parser.parse_args()
     if args.quick:
         args.shape, args.max_tokens, args.rounds = ["tiny"], 512, 2
@@ -254,9 +271,7 @@ def main() -> None:
     rows = rows_per_batch(*token_lengths(corpus.train), args.max_tokens)
     torch.set_num_threads(args.threads)
     results, peak = {}, matrix_peak(torch.device("cpu"))
-    with tempfile.TemporaryDirectory() as folder:
-        corpus.train.save_to_disk(folder)
-        save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)
+    with saved(corpus) as folder:
         for shape in args.shape:
             steps = 1 if shape == "base" else 4
             plan = Plan(folder, shape, args.threads, args.max_tokens, rows, steps)

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteriaList
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StoppingCriteriaList
 
 from marian import marian_like
 from tiny import batch, tiny_model, tokens
+from vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
 from vaswani.inference.decoding import LengthLimits
 from vaswani.kernels.beam_search_cache import BeamSearchCache
 from vaswani.model.compatibility import CACHE_NAME
@@ -266,3 +267,10 @@ def test_a_marian_model_of_the_same_weights_computes_and_generates_the_same(shar
     ):
         arguments = {**source, **options, "max_new_tokens": 30, "do_sample": False}
         assert ours.generate(**arguments).tolist() == theirs.generate(**arguments).tolist()
+
+
+@pytest.mark.parametrize("model_class", [VaswaniForConditionalGeneration, VaswaniForCausalLM])
+def test_continuous_batching_is_refused_before_it_begins(model_class: type[PreTrainedModel]) -> None:
+    model = model_class(model_class.config_class(vocab_size=50, d_model=24))
+    with pytest.raises(NotImplementedError, match="call generate with a padded batch"):
+        model.generate_batch([[5, 6], [7]], max_new_tokens=2)

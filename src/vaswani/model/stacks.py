@@ -179,6 +179,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         """All ties. The library looks at `tie_word_embeddings` alone; stacks may share embeddings too."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self._tied_weights_keys
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse what `generate_batch` begins with: its paged cache is none that the layers can read."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no continuous batching (generate_batch); call generate with a padded "
+            "batch."
+        )
+
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does, and delete the hashes of a model that was saved there before."""
         Path(save_directory, "model_hashes.json").unlink(missing_ok=True)
