@@ -20,7 +20,8 @@ Memory is what reading one document, forward and backward, adds at its peak. Eac
 The accuracies on the way are those of the validation split: choose options by these.
 
 What is there is not trained again, and a training that was stopped goes on from its checkpoint.
-`--patterns` and `--lengths` share the work between processes; the table has the rows that are there.
+`--patterns` and `--lengths` share the work between processes, once one of them has written the documents; the
+table has the rows that are there.
 """
 
 import argparse
@@ -72,6 +73,8 @@ QUICK = {"rows": 8, "test_rows": 8, "updates": 2, "documents_per_update": 4}
 TOKENS_AT_ONCE = 8192  # of a batch; more documents are accumulated
 EVALUATIONS = 4  # on the validation split during a training
 DATA, SHAPES, RUNS, RESULT_FILE = "data", "shapes", "runs", "long_documents.json"
+OPTIONS_FILE = "options.json"
+OPTIONS = ("layers", "review_tokens", "rows", "test_rows", "updates", "documents_per_update", "learning_rate")
 HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
 COLOURS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#d55e00")  # of Okabe and Ito
 
@@ -86,6 +89,7 @@ def main() -> None:
         return
     if args.picture:
         check_picture(args.picture)
+    check_options(args)
     for length in args.lengths:
         write_documents(args, length)
     for row in asked_for(args):
@@ -109,9 +113,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--review-tokens", type=int, default=128, help="most tokens of a hidden review")
-    parser.add_argument("--rows", type=int, default=20_000, help="documents to train with")
+    parser.add_argument("--rows", type=int, default=10_000, help="documents to train with")
     parser.add_argument("--test-rows", type=int, default=2000, help="a quarter as many for validation")
-    parser.add_argument("--updates", type=int, default=1250)
+    parser.add_argument("--updates", type=int, default=625)
     parser.add_argument("--documents-per-update", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--picture", type=Path, help="PNG, SVG or PDF file of the results against length")
@@ -127,6 +131,21 @@ def parse_arguments() -> argparse.Namespace:
             f"more from the first, does not fit; give {least} or more"
         )
     return args
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise `UserError` if the output folder holds trainings with other options; record those of new ones."""
+    record = args.output / OPTIONS_FILE
+    asked = {name: getattr(args, name) for name in OPTIONS}
+    if not record.is_file():
+        args.output.mkdir(parents=True, exist_ok=True)
+        write_json(record, asked)
+    for name, value in json.loads(record.read_text()).items():
+        if value != asked[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} {asked[name]}: {args.output} holds trainings with {value}; give another --output"
+            )
 
 
 def far(layers: int) -> int:
@@ -332,8 +351,8 @@ def config_of(args: argparse.Namespace, row: Row, shape: Path) -> FinetuningConf
         "max_steps": args.updates,
         "learning_rate": args.learning_rate,
         "eval_strategy": "steps",
-        "eval_steps": max(1, args.updates // EVALUATIONS),
-        "save_steps": max(1, args.updates // EVALUATIONS),
+        "eval_steps": -(-args.updates // EVALUATIONS),
+        "save_steps": -(-args.updates // EVALUATIONS),
         "save_total_limit": 1,
         "logging_steps": max(1, args.updates // 50),
         "use_cpu": True,
