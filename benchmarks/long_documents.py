@@ -14,7 +14,8 @@ states would reach it in every pattern, and show nothing.
 All lengths hide the same reviews at their own places, and all patterns read the same documents in the same
 order, for as many updates; only the text around a review grows. There is no peer. Accuracy is that of the
 test split, with 95 % intervals over its rows and the seeds, and differences are to dense attention; their
-intervals are wide, for the errors of the two sides count as independent. Seconds are those of an update.
+intervals are wide, for the errors of the two sides count as independent. Seconds of an update are those of
+the training with its validations, divided by the updates.
 Memory is what reading one document, forward and backward, adds at its peak. Each row has its own process.
 
 The accuracies on the way are those of the validation split: choose options by these.
