@@ -53,6 +53,7 @@ from vaswani.files.atomic_files import whole_folder, write_json
 from vaswani.files.run_files import EVALUATION_FILE, SETTINGS_FILE
 from vaswani.insight.curves import read_history
 from vaswani.insight.figures import check_picture, new_figure, save_figure, write_plain_numbers
+from vaswani.insight.themes import LINES
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import finetune
@@ -76,8 +77,6 @@ EVALUATIONS = 4  # on the validation split during a training
 DATA, SHAPES, RUNS, RESULT_FILE = "data", "shapes", "runs", "long_documents.json"
 OPTIONS_FILE = "options.json"
 OPTIONS = ("layers", "review_tokens", "rows", "test_rows", "updates", "documents_per_update", "learning_rate")
-HALF_INTERVAL = 1.96  # standard errors in half of a 95 % interval
-COLOURS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#d55e00")  # of Okabe and Ito
 
 
 def main() -> None:
@@ -426,7 +425,8 @@ class Result:
     def error(self) -> float:
         """The standard error of the mean accuracy, over rows and seeds."""
         rows = [
-            (each["accuracy"]["high"] - each["accuracy"]["low"]) / (2 * HALF_INTERVAL) for each in self.found
+            (each["accuracy"]["high"] - each["accuracy"]["low"]) / (2 * side_by_side.HALF_INTERVAL)
+            for each in self.found
         ]
         over_seeds = stdev(self.accuracies) / len(self.found) ** 0.5 if len(self.found) > 1 else 0.0
         return hypot(mean(rows), over_seeds)
@@ -437,7 +437,9 @@ class Result:
 
     def difference(self, other: "Result") -> tuple[float, float]:
         """Points of accuracy ahead of another, and half of the 95 % interval."""
-        return mean(self.accuracies) - mean(other.accuracies), HALF_INTERVAL * hypot(self.error, other.error)
+        return mean(self.accuracies) - mean(other.accuracies), side_by_side.HALF_INTERVAL * hypot(
+            self.error, other.error
+        )
 
 
 def read_results(args: argparse.Namespace) -> dict[tuple[int, str], Result]:
@@ -465,7 +467,7 @@ def report(args: argparse.Namespace) -> None:
                 f"{length:,}",
                 pattern,
                 ", ".join(f"{value:.1f}" for value in result.accuracies),
-                f"{mean(result.accuracies):.1f} ± {HALF_INTERVAL * result.error:.1f}",
+                f"{mean(result.accuracies):.1f} ± {side_by_side.HALF_INTERVAL * result.error:.1f}",
                 "" if compared is None else "{:+.1f} ± {:.1f}".format(*compared),
                 ", ".join(f"{mean(values):.1f}" for values in way),
                 f"{result.mean('seconds'):.2f}",
@@ -474,7 +476,7 @@ def report(args: argparse.Namespace) -> None:
         )
         record.setdefault(pattern, {})[length] = {
             "accuracies": result.accuracies,
-            "half_interval": HALF_INTERVAL * result.error,
+            "half_interval": side_by_side.HALF_INTERVAL * result.error,
             "difference": compared,
             "seconds": result.mean("seconds"),
             "mebibytes": result.mean("mebibytes"),
@@ -498,11 +500,11 @@ def draw(picture: Path, results: dict[tuple[int, str], Result]) -> None:
     lengths = sorted({length for length, _ in results})
     with new_figure((12.0, 4.0)) as figure:
         quality, seconds, mebibytes = figure.subplots(1, 3)
-        for pattern, colour in zip(PATTERNS, COLOURS, strict=True):
+        for pattern, colour in zip(PATTERNS, LINES, strict=False):
             found = {length: results[length, pattern] for length in lengths if (length, pattern) in results}
             style = {"marker": "o", "color": colour, "label": pattern}
             means = [mean(result.accuracies) for result in found.values()]
-            errors = [HALF_INTERVAL * result.error for result in found.values()]
+            errors = [side_by_side.HALF_INTERVAL * result.error for result in found.values()]
             quality.errorbar([*found], means, errors, capsize=3, **style)
             for axes, name in ((seconds, "seconds"), (mebibytes, "mebibytes")):
                 axes.plot([*found], [result.mean(name) for result in found.values()], **style)
