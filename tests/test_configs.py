@@ -80,7 +80,8 @@ def test_accelerate_reads_how_to_launch(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("base", 65), ("big", 213), ("multi30k", 1.77), ("dates", 1.05)]
+    ("name", "millions"),
+    [("base", 65), ("big", 213), ("multi30k", 1.77), ("multi30k_tiny", 2.61), ("dates", 1.05)],
 )
 def test_models_have_the_size_that_is_said(name, millions):
     """Table 3 of Vaswani et al. (65 and 213 million) counts to within 3 %."""
