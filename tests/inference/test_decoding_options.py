@@ -181,6 +181,23 @@ def test_a_least_length_is_the_librarys(kind: str, num_beams: int) -> None:
         assert output.token_ids == by_the_library(translator, sentence, min_length=12)
 
 
+@pytest.mark.parametrize("least", [{"min_length": 70}, {"min_length_ratio": 35.0}], ids=str)
+def test_a_least_length_holds_beyond_50_tokens_more_than_the_source(least: dict[str, Any]) -> None:
+    translator = translator_of("marian", num_beams=1, max_length=80, **least)
+    (output,) = outputs_of(translator, ["one"])
+    assert len(translator._sources.token_ids(["one"])[0]) == 2
+    assert len(output.token_ids) == 70
+
+
+def test_a_least_length_beyond_the_models_positions_is_refused() -> None:
+    with pytest.raises(UserError, match="min_length=100 is more than the 64 positions of the model"):
+        Translator(
+            toy_model(max_position_embeddings=64, position_embedding="learned"),
+            toy_tokenizer(),
+            min_length=100,
+        )
+
+
 @BOTH
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"temperature": 1.0}], ids=str)
 def test_ratios_bound_each_translation_by_its_own_source(kind: str, options: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Pieces of a translation as they are found."""
 
+import io
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from library_translators import save_translator
 from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.errors import RunError, UserError
+from vaswani.inference.inputs import TextLines
+from vaswani.inference.translate.files import stream_lines
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 
@@ -96,7 +99,11 @@ def test_what_cannot_be_streamed_is_refused_at_once(options: dict[str, Any], mes
 
     class Lacking(TorchEngine):
         name = "lacking"
-        stream = TorchEngine.__mro__[1].stream  # type: ignore[attr-defined]
+        streams = False
 
+    translator = Translator(Lacking(toy_model()), toy_tokenizer(), num_beams=1)
+    for sentence in ("one", ""):
+        with pytest.raises(UserError, match="stream is not supported by engine=lacking"):
+            translator.stream(sentence)
     with pytest.raises(UserError, match="stream is not supported by engine=lacking"):
-        Translator(Lacking(toy_model()), toy_tokenizer(), num_beams=1).stream("one")
+        stream_lines(translator, TextLines(io.BytesIO(b"one")), lambda text: None, warn=lambda text: None)

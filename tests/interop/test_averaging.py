@@ -75,6 +75,21 @@ def test_the_weights_are_the_mean(kind: str, tmp_path: Path, capsys) -> None:
     assert model.config.to_dict() | {"_name_or_path": ""} == first.config.to_dict() | {"_name_or_path": ""}
 
 
+def test_models_of_separate_trainings_are_averaged_with_a_warning(tmp_path: Path, caplog) -> None:
+    """Their units are in another order, as those of random weights are."""
+    folders = several(tmp_path, count=3)
+    average(folders, tmp_path / "alike")
+    assert not caplog.records
+    generator = torch.Generator().manual_seed(0)
+    change(
+        folders[1],
+        lambda tensor: tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(tensor),
+    )
+    average(folders, tmp_path / "unlike")
+    (record,) = caplog.records
+    assert f"the weights of {folders[1]} are unrelated to those of {folders[0]}" in record.getMessage()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_mean_of_equal_models_is_that_model_bit_by_bit(

@@ -142,7 +142,26 @@ def test_fewer_checkpoints_than_asked_are_refused(finished, tmp_path, capsys):
 def test_a_run_without_a_metric_has_no_best_checkpoints(finished, tmp_path, capsys):
     folder = with_scores(copied(finished, tmp_path / "run"), {}, metric_for_best_model=None)
     said = refused(capsys, folder, tmp_path / "out", "--best", 2)
-    assert "has no metric_for_best_model to rank its checkpoints by; use --last" in said
+    assert "has no metric_for_best_model to rank its checkpoints by; give --metric, such as bleu" in said
+    said = refused(capsys, folder, tmp_path / "out", "--best", 2, "--metric", "nothing")
+    assert f"no checkpoint of {folder} was evaluated by nothing; expected one of loss" in said
+    losses = logged(folder, "eval_loss")
+    best = sorted(sorted((2, 4, 6, 8), key=lambda step: losses[step // 2 - 1])[:2])
+    for metric in ("loss", "eval_loss"):
+        assert best_checkpoints(folder, 2, metric) == [checkpoint(folder, step) for step in best]
+    assert run(["average", str(folder), str(tmp_path / "out"), "--best", "2", "--metric", "loss"]) == 0
+    assert averaged(tmp_path / "out") == names(*best)
+
+
+def test_of_a_score_the_greater_is_better(finished, tmp_path):
+    folder = copied(finished, tmp_path / "run")
+    for step, score in {2: 9.0, 4: 30.0, 6: 31.5, 8: 30.5}.items():
+        path = checkpoint(folder, step) / "trainer_state.json"
+        state = json.loads(path.read_text())
+        state["log_history"].append({"step": step, "eval_bleu": score})
+        path.write_text(json.dumps(state))
+    assert best_checkpoints(folder, 2, "bleu") == [checkpoint(folder, step) for step in (6, 8)]
+    assert best_checkpoints(folder, 3, "bleu") == [checkpoint(folder, step) for step in (4, 6, 8)]
 
 
 @pytest.mark.parametrize("option", ["--last", "--best"])
@@ -160,6 +179,8 @@ def test_options_that_contradict_each_other(finished, tmp_path, capsys):
     assert "--last=1 and --best=1 exclude" in refused(capsys, finished, out, "--last", 1, "--best", 1)
     said = refused(capsys, checkpoint(finished, 2), checkpoint(finished, 4), out, "--last", 1)
     assert "take the folder of one run, got 2" in said
+    said = refused(capsys, finished, out, "--last", 1, "--metric", "bleu")
+    assert "--metric=bleu ranks the checkpoints for --best; give --best N, or leave it out" in said
     assert "is the folder of a run; give --last N or --best N" in refused(capsys, finished, out)
     assert not out.exists()
 

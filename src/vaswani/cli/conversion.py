@@ -168,8 +168,15 @@ def average(
     ] = None,
     best: Annotated[
         int | None,
-        number(
-            "--best", help="Average the best N checkpoints of the run, by metric_for_best_model.", at_least=1
+        number("--best", help="Average the best N checkpoints of the run, by --metric.", at_least=1),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Metric of the evaluations in training that --best ranks by: bleu, chrf, loss ... Default: "
+            "the run's metric_for_best_model.",
         ),
     ] = None,
 ) -> None:
@@ -185,15 +192,19 @@ def average(
             f"--last and --best take the folder of one run, got {len(sources)}: {' '.join(sources)}; give "
             "one, or name checkpoints without these options"
         )
+    if metric is not None and best is None:
+        raise UserError(f"--metric={metric} ranks the checkpoints for --best; give --best N, or leave it out")
     from vaswani.interop.averaging import average as average_checkpoints
 
     begin_work()
-    chosen = _chosen(sources, last, best)
+    chosen = _chosen(sources, last, best, metric)
     parameters = average_checkpoints(chosen, output)
     say(f"saved {output}: {parameters:,} parameters, the mean of {' '.join(map(str, chosen))}")
 
 
-def _chosen(sources: list[str], last: int | None, best: int | None) -> list[str] | list[Path]:
+def _chosen(
+    sources: list[str], last: int | None, best: int | None, metric: str | None
+) -> list[str] | list[Path]:
     """Return the checkpoints that `average` averages."""
     from vaswani.training.trainer.averaging import best_checkpoints, last_checkpoints
     from vaswani.training.trainer.checkpoints import checkpoints
@@ -201,7 +212,7 @@ def _chosen(sources: list[str], last: int | None, best: int | None) -> list[str]
     if last is not None:
         return last_checkpoints(Path(sources[0]), last)
     if best is not None:
-        return best_checkpoints(Path(sources[0]), best)
+        return best_checkpoints(Path(sources[0]), best, metric)
     if len(sources) == 1 and checkpoints(Path(sources[0])):
         raise UserError(
             f"{sources[0]} is the folder of a run; give --last N or --best N, or name several checkpoints"

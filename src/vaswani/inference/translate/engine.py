@@ -167,6 +167,7 @@ class Engine(ABC):
     Attributes:
         name: as `Translator.from_pretrained` calls it.
         supports: the fields of `SearchOptions`, and of `Demands`, that the engine honours.
+        streams: whether it finds the tokens of a target one by one (see `stream`).
         generation_config: of the model; only its special tokens and lengths are read by the translator.
         source_positions: the longest source that the model has positions for, or None if there is no limit.
         target_positions: likewise of a target.
@@ -174,6 +175,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     supports: ClassVar[frozenset[str]]
+    streams: ClassVar[bool] = False
     generation_config: GenerationConfig
     source_positions: int | None
     target_positions: int | None
@@ -217,6 +219,11 @@ class Engine(ABC):
     def _lacks(self, what: str) -> UserError:
         return UserError(f"{what} is not supported by engine={self.name}; leave it out, or use engine=torch")
 
+    def check_stream(self) -> None:
+        """Raise a UserError unless the engine streams."""
+        if not self.streams:
+            raise self._lacks("stream")
+
     def stream(
         self,
         source: list[int],
@@ -229,10 +236,9 @@ class Engine(ABC):
         """Yield the tokens of greedy search, or of one sample, as they are found; see `search`.
 
         Raises:
-            UserError: the engine finds them all at once.
             RunError: the model's scores are NaN or infinite.
         """
-        raise self._lacks("stream")
+        raise NotImplementedError  # `check_stream` tells
 
     @abstractmethod
     def search(

@@ -16,9 +16,9 @@ _ROUNDING = 1e-9  # 1.1 · 10 is 11 tokens, not 12
 class TargetLengths:
     """The limits of a translation's length; tokens of both sides count with their end token.
 
-    A translation has at most 50 tokens more than its source (Vaswani et al., 2017, section 6.1), `max_length`
-    and `max_length_ratio` times the source, the least of them. Where that is less than a minimum, the maximum
-    applies.
+    A translation has at most 50 tokens more than its source (Vaswani et al., 2017, section 6.1) or as many as
+    a minimum asks for. It has at most `max_length` tokens, and `max_length_ratio` times the tokens of the
+    source, also where a minimum is more.
 
     Args:
         max_length: most tokens.
@@ -51,14 +51,18 @@ class TargetLengths:
 
     def most(self, source_length: int) -> int:
         """Return the most tokens of a translation for a source of this length, at least 1."""
-        limits = [source_length + EXTRA_LENGTH, self.max_length]
+        limits = [max(source_length + EXTRA_LENGTH, self._asked(source_length)), self.max_length]
         if self.max_length_ratio is not None:
             limits.append(math.floor(self.max_length_ratio * source_length + _ROUNDING))
         return max(min(limits), 1)
 
     def least(self, source_length: int) -> int:
         """Return the least tokens of a translation for a source of this length; 0 if there is no minimum."""
+        return min(self._asked(source_length), self.most(source_length))
+
+    def _asked(self, source_length: int) -> int:
+        """Return the greater of both minimums for a source of this length."""
         least = self.min_length or 0
         if self.min_length_ratio is not None:
             least = max(least, math.ceil(self.min_length_ratio * source_length - _ROUNDING))
-        return min(least, self.most(source_length))
+        return least

@@ -57,6 +57,7 @@ class TorchEngine(Engine):
 
     name = "torch"
     supports = frozenset(field.name for of in (SearchOptions, Demands) for field in fields(of))
+    streams = True
 
     def __init__(self, model: PreTrainedModel):
         self.model = model.eval()

@@ -171,6 +171,11 @@ class Translator:
         self.max_length = min(
             self.lengths.max_length, self.engine.target_positions or self.lengths.max_length
         )
+        if (self.lengths.min_length or 0) > self.max_length:
+            raise UserError(
+                f"min_length={self.lengths.min_length} is more than the {self.max_length} positions of the "
+                "model; lower it"
+            )
         self.max_tokens_per_batch = max_tokens_per_batch
         self.engine.check_texts(
             required_phrases=self.required_phrases,
@@ -348,6 +353,7 @@ class Translator:
 
     def check_stream(self) -> None:
         """Raise a UserError unless a translation is found from left to right."""
+        self.engine.check_stream()
         if self.options.num_beams > 1:
             raise UserError(
                 f"stream follows one hypothesis, and num_beams={self.options.num_beams}; give num_beams=1, "

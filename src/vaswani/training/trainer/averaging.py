@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from pathlib import Path
 
 from transformers.trainer import TRAINER_STATE_NAME
@@ -12,6 +13,9 @@ from vaswani.files.json_files import read_object
 from vaswani.files.run_files import MANIFEST
 from vaswani.hub.hashes import check_whole
 from vaswani.training.trainer.checkpoints import checkpoints
+
+PREFIX = "eval_"
+COSTS = ("runtime", "per_second", "model_preparation_time")  # of an evaluation, which are no metrics
 
 
 def last_checkpoints(run: Path, count: int) -> list[Path]:
@@ -23,10 +27,16 @@ def last_checkpoints(run: Path, count: int) -> list[Path]:
     return _checkpoints(run, count)[-count:]
 
 
-def best_checkpoints(run: Path, count: int) -> list[Path]:
-    """Return the best checkpoints of a run by its `metric_for_best_model`, the oldest of them first.
+def best_checkpoints(run: Path, count: int, metric: str | None = None) -> list[Path]:
+    """Return the best checkpoints of a run, the oldest of them first.
 
     Of equal ones the older is better. Those that were not evaluated when they were saved do not count.
+
+    Args:
+        run: the folder of the run.
+        count: of the checkpoints.
+        metric: of the evaluations in training, such as bleu. Greater is better, unless its name ends with
+            "loss" or it is perplexity. None means the run's `metric_for_best_model`.
 
     Raises:
         UserError: the run has no such metric, fewer checkpoints were evaluated, or one is incomplete.
@@ -34,8 +44,11 @@ def best_checkpoints(run: Path, count: int) -> list[Path]:
     found = _checkpoints(run, count)
     for path in found:
         check_whole(path)
-    name, greater_is_better = _metric(found[-1])
-    scores = {path: score for path in found if (score := _score(path, name)) is not None}
+    name, greater_is_better = _metric(found[-1]) if metric is None else _named(metric)
+    evaluations = {path: _evaluation(path) for path in found}
+    scores = {path: scores[name] for path, scores in evaluations.items() if name in scores}
+    if not scores and (known := sorted({*chain(*evaluations.values())})):
+        raise UserError(f"no checkpoint of {run} was evaluated by {name}; expected one of {', '.join(known)}")
     if len(scores) < count:
         raise UserError(
             f"{run} has {len(scores)} checkpoints that were evaluated by {name}, and {count} are to be "
@@ -68,19 +81,27 @@ def _metric(checkpoint: Path) -> tuple[str, bool]:
     name = settings.get("metric_for_best_model")
     if name is None:
         raise UserError(
-            f"the run of {checkpoint} has no metric_for_best_model to rank its checkpoints by; use --last, "
-            "or name checkpoints"
+            f"the run of {checkpoint} has no metric_for_best_model to rank its checkpoints by; give "
+            "--metric, such as bleu, or use --last"
         )
+    name, greater_is_better = _named(name)
     greater = settings.get("greater_is_better")
-    return name.removeprefix("eval_"), not name.endswith("loss") if greater is None else greater
+    return name, greater_is_better if greater is None else greater
 
 
-def _score(checkpoint: Path, name: str) -> float | None:
-    """Return the metric of the model in a checkpoint; None if it was not evaluated or is no number."""
+def _named(metric: str) -> tuple[str, bool]:
+    """Return a metric without "eval_", and whether a greater one is better."""
+    name = metric.removeprefix(PREFIX)
+    return name, not name.endswith(("loss", "perplexity"))
+
+
+def _evaluation(checkpoint: Path) -> dict[str, float]:
+    """Return the metrics of the model in a checkpoint that are numbers; none if it was not evaluated."""
     state = read_object(checkpoint / TRAINER_STATE_NAME)
-    scores = [
-        entry[f"eval_{name}"]
-        for entry in state["log_history"]
-        if entry.get("step") == state["global_step"] and f"eval_{name}" in entry
-    ]
-    return scores[-1] if scores and math.isfinite(scores[-1]) else None
+    entries = [entry for entry in state["log_history"] if entry.get("step") == state["global_step"]]
+    return {
+        name.removeprefix(PREFIX): value
+        for entry in entries
+        for name, value in entry.items()
+        if name.startswith(PREFIX) and not name.endswith(COSTS) and math.isfinite(value)
+    }
