@@ -1,4 +1,4 @@
-"""Does faster training learn as much? The three trainings of `training_speed.py`, update by update.
+"""Does faster training learn as much? The trainings of `training_speed.py`, update by update.
 
     python benchmarks/equal_learning.py --data path/to/multi30k [--seeds 3] [--steps 1200] [--picture FILE]
 
@@ -8,9 +8,11 @@ schedule. The loss of held-out texts, per token and without label smoothing, is 
 for all, several times on the way. The difference to ours is of pairs with the same seed, with 1.96 standard
 errors.
 
-Trainings run one after the other; seconds leave out loading and evaluation. "Time to its loss" is how long
-ours took to the last loss of the other (straight lines between evaluations), as a share of what the other
-took.
+The fourth training is ours with as many updates as it makes in the time of the stock training, by the seconds
+of the first seed, with the schedule stretched to them. "Time to its loss" is how long that one took to the
+last loss of the other (straight lines between evaluations), as a share of what the other took.
+
+Trainings run one after the other; seconds leave out loading and evaluation.
 
 What is there is not trained again (`--output`).
 """
@@ -31,7 +33,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 import side_by_side
-from training_speed import OURS, SIDES, Plan, build_trainer, rows_per_batch, saved, training_arguments
+from training_speed import OURS, SIDES, STOCK, Plan, build_trainer, rows_per_batch, saved, training_arguments
 from vaswani.data.batching import IGNORED_LABEL, Seq2SeqCollator, token_lengths
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import finite_json, without_non_finite
@@ -40,7 +42,9 @@ from vaswani.insight.themes import LINES
 
 HELD_OUT = 1_000  # rows
 ROWS_AT_A_TIME = 50
-COLOURS = dict(zip(SIDES, LINES, strict=False))
+LONGER = "vaswani, as long as stock"
+TRAININGS = (*SIDES, LONGER)
+COLOURS = dict(zip(TRAININGS, LINES, strict=False))
 
 
 @dataclass
@@ -100,23 +104,28 @@ def held_out_batches(corpus: side_by_side.TokenizedCorpus) -> list[dict[str, tor
 
 
 def learn(
-    args: argparse.Namespace, plan: Plan, side: str, seed: int, held_out: list[dict[str, torch.Tensor]]
+    args: argparse.Namespace,
+    plan: Plan,
+    training: str,
+    seed: int,
+    steps: int,
+    held_out: list[dict[str, torch.Tensor]],
 ) -> Learning:
-    """Train one side with one seed, or read what it learned before."""
-    file = args.output / f"{SIDES.index(side)}-{seed}.json"
+    """Train with one seed, or read what was learned before."""
+    file = args.output / f"{TRAININGS.index(training)}-{seed}.json"
     if file.exists():
         return Learning(**json.loads(file.read_text()))
-    print(f"{side}, seed {seed}:", end="", file=sys.stderr, flush=True)
+    print(f"{training}, seed {seed}:", end="", file=sys.stderr, flush=True)
     changes = {
-        "max_steps": args.steps,
+        "max_steps": steps,
         "learning_rate": args.learning_rate,
         "lr_scheduler_type": "linear",
-        "warmup_steps": args.steps // 8,
+        "warmup_steps": steps // 8,
         "seed": seed,
     }
-    trainer = build_trainer(side, plan, **changes)
+    trainer = build_trainer(OURS if training == LONGER else training, plan, **changes)
     trainer.remove_callback(PrinterCallback)
-    watch = Watch(held_out, max(1, args.steps // args.evaluations))
+    watch = Watch(held_out, max(1, steps // args.evaluations))
     trainer.add_callback(watch)
     trainer.train()
     print(file=sys.stderr)
@@ -137,25 +146,27 @@ def time_to_loss(ours: Learning, other: Learning) -> float:
 
 def report(args: argparse.Namespace, found: dict[str, list[Learning]]) -> None:
     """A row for each training; the picture; and JSON."""
-    ours, steps = found[OURS], found[OURS][0].steps
-    shown = (
-        [round((i + 1) * len(steps) / 4) - 1 for i in range(4)] if len(steps) >= 4 else [*range(len(steps))]
-    )
-    rows, results = [], {}
+    ours, rows, results = found[OURS], [], {}
     for side, learnings in found.items():
+        steps = learnings[0].steps
+        shown = sorted({max(0, round((i + 1) * len(steps) / 4) - 1) for i in range(4)})
         means = [mean(losses) for losses in zip(*(each.losses for each in learnings), strict=True)]
         gaps = [each.losses[-1] - our.losses[-1] for each, our in zip(learnings, ours, strict=True)]
         width = side_by_side.HALF_INTERVAL * stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else float("nan")
         seconds = mean(each.seconds[-1] for each in learnings)
-        share = mean(time_to_loss(our, each) for our, each in zip(ours, learnings, strict=True))
-        results[side] = {"losses": means, "difference": [mean(gaps), width], "time_to_its_loss": share}
+        share = mean(time_to_loss(our, each) for our, each in zip(found[LONGER], learnings, strict=True))
+        results[side] = {
+            "updates": steps,
+            "losses": means,
+            "difference": [mean(gaps), width],
+            "time_to_its_loss": share,
+        }
         gap = "" if side == OURS else f"{mean(gaps):+.3f} ± {width:.3f}"
-        reached = "" if side == OURS else f"{share:.2f}" if isfinite(share) else "–"
+        reached = "" if side == LONGER else f"{share:.2f}" if isfinite(share) else "–"
         curve = ", ".join(f"{means[i]:.3f}" for i in shown)
-        rows.append((side, curve, gap, f"{seconds:.0f}", reached))
-    updates = ", ".join(f"{steps[i]:,}" for i in shown)
-    print(f"held-out loss after {updates} updates, mean of {args.seeds} seeds\n")
-    columns = ("training", "loss", "last, minus ours", "seconds", "time to its loss")
+        rows.append((side, f"{steps[-1]:,}", curve, gap, f"{seconds:.0f}", reached))
+    print(f"held-out loss after each quarter of the updates, mean of {args.seeds} seeds\n")
+    columns = ("training", "updates", "loss", "last, minus ours", "seconds", "time to its loss")
     side_by_side.print_table(columns, rows)
     if args.picture:
         draw(args.picture, found)
@@ -209,10 +220,14 @@ def main() -> None:
     with saved(corpus) as folder:
         plan = Plan(folder, args.shape, args.threads, args.max_tokens, rows, steps=0)
         held_out = held_out_batches(corpus)
-        found: dict[str, list[Learning]] = {side: [] for side in SIDES}
+        found: dict[str, list[Learning]] = {training: [] for training in TRAININGS}
         for seed in range(args.seeds):
             for side in SIDES:
-                found[side].append(learn(args, plan, side, seed, held_out))
+                found[side].append(learn(args, plan, side, seed, args.steps, held_out))
+        pace = found[STOCK][0].seconds[-1] / found[OURS][0].seconds[-1]
+        steps = max(1, round(args.steps * pace / args.evaluations)) * args.evaluations
+        for seed in range(args.seeds):
+            found[LONGER].append(learn(args, plan, LONGER, seed, steps, held_out))
     print(side_by_side.describe_setting(corpus.name, [args.threads]))
     report(args, found)
 
