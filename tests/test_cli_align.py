@@ -133,6 +133,10 @@ def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Pat
         (["--step", "write"], "step=write is unknown; expected predict or read"),
         (["--symmetrize", "union"], "--symmetrize is for two directions; add --reverse_model"),
         (["--reverse_model", "{forward}", "--symmetrize", "grow"], "symmetrize=grow is unknown; expected"),
+        (
+            ["--reverse_model", "{forward}"],
+            "forward, which reads one direction only; give a model from target",
+        ),
         (["--reverse_model", "{encoder}"], "which does not translate; expected an encoder-decoder"),
         (["--gold", "{short}"], "short has 1 lines, and there are 13 pairs; give a line per pair"),
         (["--gold", "{wrong}"], "line 2 of "),

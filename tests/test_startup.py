@@ -52,6 +52,15 @@ def test_the_help_of_a_command_loads_nothing_heavy():
         assert outcome == (0, []), words
 
 
+def test_what_libraries_will_change_is_not_told_unless_asked_for():
+    code = "from vaswani.cli.startup import prepare_process; import warnings; prepare_process()\n"
+    code += "warnings.warn('later', FutureWarning); warnings.warn('now')"
+    for options, said in (([], "now"), (["-W", "default"], "laternow")):
+        command = [sys.executable, *options, "-c", code]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        assert "".join(word for word in ("later", "now") if f"Warning: {word}" in process.stderr) == said
+
+
 REFUSED = (
     "train",
     "train --learing_rate 1",

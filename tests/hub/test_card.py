@@ -123,6 +123,16 @@ def test_a_model_that_summarizes_says_so_and_shows_no_whole_article() -> None:
     assert len(card) < len(article)
 
 
+def test_scores_name_the_file_of_their_split() -> None:
+    files = {"train_file": ["train.tsv"], "validation_file": ["dir/valid.tsv"], "test_file": ["test.tsv"]}
+    settings = {**FACTS.settings, "data_name": None, "dataset": None, **files}
+    for split, name in (("test", "test.tsv"), ("validation", "valid.tsv")):
+        facts = replace(FACTS, settings=settings, evaluation={**FACTS.evaluation, "split": split})
+        facts = replace(facts, corpus={key: value for key, value in facts.corpus.items() if key != "dataset"})
+        assert f"of the {split} split of {name}, decoded" in section(text_of(facts), "Results")
+        assert metadata_of(facts)["model-index"][0]["results"][0]["dataset"]["name"] == name
+
+
 def test_what_is_known_stands_in_its_section() -> None:
     card = text_of()
     assert "with 3 encoder layers and 6 decoder layers of width 64, 1,234,567 parameters." in card

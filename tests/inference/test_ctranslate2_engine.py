@@ -430,6 +430,15 @@ def test_engines_ask_for_their_own_folders(exported, tmp_path):
         engine_translator(checkpoint)
     with pytest.raises(UserError, match="holds a model for CTranslate2, which runs with engine=ctranslate2"):
         Translator.from_pretrained(exported)
+    with pytest.raises(UserError, match="holds a model for CTranslate2, which runs with engine=ctranslate2"):
+        Translator.from_pretrained(exported, engine="onnx")
+    (checkpoint / "decoder_model.onnx").touch()
+    with pytest.raises(UserError, match="holds a model in ONNX, which runs with engine=onnx"):
+        engine_translator(checkpoint)
+    (tmp_path / "empty").mkdir()
+    for engine in ("ctranslate2", "onnx"):
+        with pytest.raises(UserError, match=r"empty holds no model \(it has no config.json\)"):
+            Translator.from_pretrained(tmp_path / "empty", engine=engine)
     with pytest.raises(UserError, match="engine='tensorrt' is unknown; expected torch, ctranslate2, onnx"):
         Translator.from_pretrained(exported, engine="tensorrt")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="revision='main' applies to models on the Hub"):

@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: [path.unlink() for path in folder.glob("*.onnx")],
         "holds no encoder-decoder in ONNX .*; export one with: vaswani export --to onnx MODEL FOLDER",
     ),
-    "no folder": (shutil.rmtree, "holds no encoder-decoder in ONNX"),
+    "no folder": (shutil.rmtree, "holds no model"),
     **{
         name: (
             lambda folder, name=name: (folder / name).unlink(),

@@ -1,6 +1,8 @@
 """Adapters (LoRA): trained, resumed, saved, loaded by plain PEFT, merged."""
 
+import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import peft
@@ -143,6 +145,17 @@ def test_an_adapter_is_no_base_of_another(trained: Path, pairs: Path) -> None:
         ContinuedRun(config_for(trained, pairs, **LORA)).check()
 
 
+def test_a_model_that_is_not_where_an_adapter_says_is_named_with_the_adapter(
+    trained: Path, tmp_path: Path
+) -> None:
+    folder = copytree(trained, tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "./moved"}))
+    told = r"the adapter in \S+adapter needs its model ./moved, as its adapter_config.json says: .* does not"
+    with pytest.raises(UserError, match=told):
+        load_checkpoint(folder, device="cpu")
+
+
 def test_an_adapter_can_be_trained_on_as_a_whole_model(trained: Path, pairs: Path, tmp_path: Path) -> None:
     train(config_for(trained, pairs, output_dir=tmp_path / "whole", max_steps=1))
     assert (tmp_path / "whole" / "model.safetensors").exists()
@@ -155,8 +168,6 @@ def test_a_model_without_an_adapter_is_not_merged(trained: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("fault", ["other model", "damaged", "missing", "lacks", "not finite"])
 def test_an_adapter_that_does_not_fit_is_refused(fault: str, trained: Path, tmp_path: Path) -> None:
-    from shutil import copytree
-
     from safetensors.torch import save_file
 
     folder = copytree(trained, tmp_path / "adapter")

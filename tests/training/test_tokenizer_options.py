@@ -153,6 +153,14 @@ def language_model_config(tmp_path: Path, objective: str, name: Path) -> Any:
         ({"target_tokenizer": "somewhere"}, "target_tokenizer=somewhere needs tokenizer"),
         ({"tokenizer": __file__}, "is a file; expected a SentencePiece model"),
         ({"tokenizer": "no/such/tokenizer"}, "no/such/tokenizer"),
+        (
+            {"tokenizer": "sp.model"},
+            "tokenizer=sp.model does not exist; give the file of a SentencePiece model",
+        ),
+        (
+            {"tokenizer": "sp.model", "tokenizer_kind": "char"},
+            "tokenizer_kind=char trains a tokenizer, and tokenizer=sp.model gives one; leave one of them out",
+        ),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_corpus(

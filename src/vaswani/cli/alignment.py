@@ -1,6 +1,7 @@
 """`vaswani align`."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -113,6 +114,12 @@ def align(
     if symmetrize is not None and reverse_model is None:
         raise UserError("--symmetrize is for two directions; add --reverse_model, or leave it out")
     check_method(method := symmetrize or "grow-diag-final-and")
+    is_one = reverse_model is not None and Path(reverse_model).resolve() == Path(model).resolve()
+    if is_one and source_language is None and target_language is None:
+        raise UserError(
+            f"--model and --reverse_model are both {model}, which reads one direction only; give a model "
+            "from target to source, or the languages of a multilingual model"
+        )
     revision = loading.pop("revision")  # of one model
     options: dict[str, Any] = {
         "layer": _layer(layer),

@@ -10,6 +10,8 @@
 3. Python processes that the command starts do not import from the current folder (from Python 3.11).
 4. A deleted current folder ends the command; libraries fail there with tracebacks.
 5. A process that a launcher started ends with its launcher.
+6. What later versions of libraries will change is not told: who runs a command cannot heed it. Python's own
+   options (`-W`, PYTHONWARNINGS) bring it back.
 """
 
 import errno
@@ -19,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from typing import Any, NoReturn
 
 from vaswani.bootstrap import LAUNCHER_VARIABLE
@@ -37,6 +40,8 @@ def prepare_process() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     _check_current_folder()
     _watch_launcher()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore", FutureWarning)
 
 
 def rank() -> int:

@@ -94,6 +94,7 @@ class DistillationRun(TrainingRun):
         super().__init__(config)
         self.options = config.distillation
         self.test_rows: Dataset | None = None  # of the corpus, for the report
+        self.test_split = "test"  # that they are of
         self.comparison: Comparison | None = None
 
     def check(self) -> None:
@@ -178,7 +179,8 @@ class DistillationRun(TrainingRun):
         """Give the rows of training the teacher's targets, if asked for."""
         check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
-        self.test_rows = corpus.splits.get("test", corpus.splits.get("validation"))
+        self.test_split = "test" if "test" in corpus.splits else "validation"
+        self.test_rows = corpus.splits.get(self.test_split)
         if self.config.training.should_save:  # so that a run killed from here on can be resumed
             self.record_settings()
         if self.options.targets != "references":
@@ -275,7 +277,7 @@ class DistillationRun(TrainingRun):
                 teacher,
                 [student],
                 self.test_rows,
-                data=name_of_data(read_run_metadata(config.output_dir)),
+                data=name_of_data(read_run_metadata(config.output_dir), self.test_split),
                 baseline=baseline,
                 metric=retention_metric(config),
                 progress=progress.update,

@@ -163,7 +163,8 @@ class StackDistillation(BaseRun):
     def report(self) -> None:
         """Train the baseline; compare teachers, student and baseline on the test rows; print the report."""
         baseline = self._trained_baseline() if self.options.baseline else None
-        rows = self._splits.get("test", self._splits.get("validation"))
+        split = "test" if "test" in self._splits else "validation"
+        rows = self._splits.get(split)
         if rows is None or not PartialState().is_main_process:
             return
         folder = self.config.output_dir
@@ -178,7 +179,7 @@ class StackDistillation(BaseRun):
             rows,
             metric=self.metric_of_report,
             names=self.metric_names,
-            data=name_of_data(read_run_metadata(folder)),
+            data=name_of_data(read_run_metadata(folder), split),
         )
         markdown = stack_markdown(self.comparison)
         write_texts(self.comparison, markdown, folder)

@@ -89,6 +89,7 @@ def add_adapter(
         lora_alpha=alpha,  # type: ignore[arg-type]  # a factor, whatever its hint says
         lora_dropout=dropout,
         target_modules=list(targets) or _linear_layers(model),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's
         modules_to_save=_heads(model) or None,
         task_type=_TASKS.get(auto_class_of(model.config)),
         base_model_name_or_path=base,

@@ -168,8 +168,8 @@ def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
         yield EvalResult(
             task_type=task,
             task_name=task.replace("-", " ").capitalize(),
-            dataset_type=_hub_dataset(run) or name_of_data(run),
-            dataset_name=name_of_data(run),
+            dataset_type=_hub_dataset(run) or name_of_data(run, evaluation["split"]),
+            dataset_name=name_of_data(run, evaluation["split"]),
             dataset_config=run.settings.get("dataset_config"),
             dataset_split=evaluation["split"],
             metric_type=_hub_metric(metric),
@@ -196,12 +196,14 @@ def _hub_dataset(run: RunMetadata) -> str | None:
     return next((split["dataset"] for split in splits if split.get("dataset")), None)
 
 
-def name_of_data(run: RunMetadata) -> str:
-    """Return the stated name of the data, or the file names, without local folders."""
+def name_of_data(run: RunMetadata, split: str = "train") -> str:
+    """Return the stated name of the data, or the file names of a split, without local folders."""
     settings = run.settings
     if name := settings.get("data_name") or _hub_dataset(run):
         return name
-    paths = [settings["dataset"]] if settings.get("dataset") else settings.get("train_file") or []
+    paths = settings.get(f"{split}_file") or settings.get("train_file") or []
+    if settings.get("dataset"):
+        paths = [settings["dataset"]]
     return " and ".join(Path(path).name for path in paths) or "unrecorded data"
 
 
@@ -282,7 +284,8 @@ def _results(run: RunMetadata) -> str:
     search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
     rows = map(_score_cells, evaluation["metrics"].values())
     parts = [
-        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of {name_of_data(run)}"
+        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of "
+        + name_of_data(run, evaluation["split"])
         + (f", decoded with {search}:" if search else ":"),
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",

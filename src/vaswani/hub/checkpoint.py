@@ -25,7 +25,7 @@ from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.hub_client import last_problem, use_patient_client
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import ADAPTER_WEIGHTS
+from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vaswani.hub.adapters import adapted_model, whole_weights, with_adapter
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
 from vaswani.hub.names import check_hub_name
@@ -91,7 +91,7 @@ def load_checkpoint(
             f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
         )
     adapts = holds_adapter(directory)
-    weights = local_folder(adapted_model(directory)) if adapts else directory
+    weights = _adapted_folder(directory) if adapts else directory
     check_weights(weights, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
     _check_generation_config(directory, meta_model(config, auto_class))
@@ -110,6 +110,17 @@ def load_checkpoint(
         model = with_adapter(model, directory)
     check_vocabulary(directory, model, source_tokenizer, target_tokenizer, allow_mismatch=allow_mismatch)
     return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
+
+
+def _adapted_folder(adapter: Path) -> Path:
+    """Return the local folder of the model that an adapter belongs to."""
+    name = adapted_model(adapter)
+    try:
+        return local_folder(name)
+    except UserError as error:
+        raise UserError(
+            f"the adapter in {adapter} needs its model {name}, as its {ADAPTER_CONFIG} says: {error}"
+        ) from error
 
 
 def _device(device: str | torch.device | None) -> torch.device:

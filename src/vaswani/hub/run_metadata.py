@@ -109,17 +109,23 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return _read(folder / SETTINGS_FILE, load_yaml) or {}
 
 
+def check_holds_model(folder: Path) -> Path:
+    """Return the configuration file of the model in a folder; raise a UserError if there is none."""
+    path = folder / "config.json"
+    if not path.exists():
+        checkpoints = sorted(folder.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime)
+        remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
+        raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
+    return path
+
+
 def read_config(folder: Path) -> PreTrainedConfig:
     """Read the configuration of the model in a folder.
 
     Raises:
         UserError: the folder holds no model, or its configuration is invalid.
     """
-    path = folder / "config.json"
-    if not path.exists():
-        checkpoints = sorted(folder.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime)
-        remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
-        raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
+    path = check_holds_model(folder)
     values = read_object(path)
     if "model_type" not in values and (folder / "model.bin").exists():
         raise UserError(

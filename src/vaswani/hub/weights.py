@@ -66,12 +66,17 @@ def weight_files(directory: Path) -> list[Path]:
         raise UserError(
             f"{directory} holds an adapter, and a whole model is needed: vaswani merge {directory} OUTPUT"
         )
+    check_not_onnx(directory)
+    raise UserError(f"{directory} has no weights ({WEIGHTS}); it may be half-written: use another checkpoint")
+
+
+def check_not_onnx(directory: Path) -> None:
+    """Raise a UserError if a folder holds a model for ONNX Runtime."""
     if any(directory.glob("*.onnx")):
         raise UserError(
             f"{directory} holds a model in ONNX, which runs with engine=onnx (vaswani translate, summarize "
             "and evaluate --engine onnx); elsewhere give the folder it was exported from"
         )
-    raise UserError(f"{directory} has no weights ({WEIGHTS}); it may be half-written: use another checkpoint")
 
 
 def holds_adapter(directory: Path) -> bool:

@@ -15,6 +15,7 @@ It does not sample here: its random numbers depend on the batch and on the threa
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from vaswani.inference.translate.ctranslate2_folder import CTranslate2Folder
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions, ranked
 from vaswani.inference.translate.scoring import most_rows
 from vaswani.interop.to_ctranslate2 import check_engine
+
+logger = logging.getLogger(__name__)
 
 # Sources whose limits differ by less share a call. A model writes about as much as it reads, and may write 50
 # tokens more, so that few translations come to the lowest limit of a call.
@@ -406,8 +409,10 @@ def _load(folder: CTranslate2Folder, device: str | torch.device | None, compute_
             f"dtype {compute_type!r} is not supported by engine=ctranslate2 on this {kind}; it has "
             f"{', '.join(known)}"
         )
+    verbosity = ctranslate2.get_log_level()
+    ctranslate2.set_log_level(logging.ERROR)  # what it says of types is said here
     try:
-        return ctranslate2.Translator(
+        translator = ctranslate2.Translator(
             str(folder.path),
             kind,
             device_index=index,
@@ -418,6 +423,15 @@ def _load(folder: CTranslate2Folder, device: str | torch.device | None, compute_
         raise UserError(
             f"CTranslate2 cannot load {folder.path} ({one_line(error)}); export the model again"
         ) from error
+    finally:
+        ctranslate2.set_log_level(verbosity)
+    half = folder.half_precision
+    if compute_type == "default" and half and half not in translator.compute_type.split("_"):
+        logger.warning(
+            f"{folder.path} has weights of {half}, which this {kind} computes with as "
+            f"{translator.compute_type}; they are no faster here."
+        )
+    return translator
 
 
 def _device(device: str | torch.device | None) -> tuple[str, int]:

@@ -21,12 +21,15 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
+from vaswani.hub.run_metadata import check_holds_model
+from vaswani.hub.weights import check_not_onnx
 
 logger = logging.get_logger(__name__)
 
 WEIGHTS = "model.bin"
 TRANSLATION_MODEL = "TransformerSpec"  # CTranslate2's name of an encoder-decoder
 BINARY_VERSIONS = (4, 5, 6)  # of model.bin, with types and sizes of tensors
+HALVES = {4: "float16", 5: "bfloat16"}  # by CTranslate2's number of a type
 # The bits that only NaN and infinity have all set, by CTranslate2's number of a type and its numpy type.
 EXPONENTS = {0: ("<u4", 0x7F80_0000), 4: ("<u2", 0x7C00), 5: ("<u2", 0x7F80)}  # float32, float16, bfloat16
 
@@ -44,6 +47,7 @@ class CTranslate2Folder:
         target_ids: the target tokenizer's ids, by the engine's tokens.
         source_positions: rows of the encoder's table of positions; None without a table.
         target_positions: of the decoder's.
+        half_precision: "float16" or "bfloat16" if weights are saved in it.
     """
 
     path: Path
@@ -54,6 +58,7 @@ class CTranslate2Folder:
     target_ids: dict[str, int]
     source_positions: int | None
     target_positions: int | None
+    half_precision: str | None = None
 
 
 def read_ctranslate2_folder(path: Path, *, allow_mismatch: bool = False) -> CTranslate2Folder:
@@ -68,11 +73,13 @@ def read_ctranslate2_folder(path: Path, *, allow_mismatch: bool = False) -> CTra
             weights are NaN or infinite; a tokenizer is missing or belongs to another model.
     """
     if not (path / WEIGHTS).is_file():
+        check_holds_model(path)
+        check_not_onnx(path)
         raise UserError(
             f"{path} holds no model for CTranslate2 (it has no {WEIGHTS}); make one of a vaswani model with "
             f"vaswani export {path} OUT --to ctranslate2, or of another with ct2-transformers-converter"
         )
-    positions = _check_weights(path / WEIGHTS)
+    positions, half_precision = _check_weights(path / WEIGHTS)
     config = read_object(path / "config.json")
     if not (path / "tokenizer_config.json").exists():
         raise UserError(
@@ -95,6 +102,7 @@ def read_ctranslate2_folder(path: Path, *, allow_mismatch: bool = False) -> CTra
         ids[1],
         positions.get("encoder"),
         positions.get("decoder"),
+        half_precision,
     )
 
 
@@ -171,19 +179,18 @@ def _generation_config(path: Path, config: dict[str, Any], target_ids: dict[str,
 # -------------------------------------------------------------------------------------------------- weights
 
 
-def _check_weights(path: Path) -> dict[str, int]:
-    """Check the weights; return the number of rows of each stack's table of positions."""
+def _check_weights(path: Path) -> tuple[dict[str, int], str | None]:
+    """Check the weights; return the rows of each stack's table of positions, and the half precision."""
     try:
         with path.open("rb") as file:
-            positions = _read_weights(file, path)
+            return _read_weights(file, path)
     except (OSError, ValueError, struct.error) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is damaged or half-written ({one_line(error)}); export it again") from error
-    return positions
 
 
-def _read_weights(file: BinaryIO, path: Path) -> dict[str, int]:
+def _read_weights(file: BinaryIO, path: Path) -> tuple[dict[str, int], str | None]:
     (version,) = _unpack(file, "I")
     if version not in BINARY_VERSIONS:
         raise UserError(
@@ -196,17 +203,19 @@ def _read_weights(file: BinaryIO, path: Path) -> dict[str, int]:
             f"{path} holds a {kind} of CTranslate2, which does not translate; export an encoder-decoder"
         )
     rows: dict[str, int] = {}
-    for name, shape in _tensors(file, path):
+    half_precision = None
+    for name, shape, kind_of_number in _tensors(file, path):
         rows[name] = shape[0] if shape else 0
+        half_precision = HALVES.get(kind_of_number, half_precision)
     for _ in range(_unpack(file, "I")[0]):  # equal tensors are stored once
         alias, name = _string(file), _string(file)
         rows[alias] = rows[name]
     tables = {stack: f"{stack}/position_encodings/encodings" for stack in ("encoder", "decoder")}
-    return {stack: rows[name] for stack, name in tables.items() if name in rows}
+    return {stack: rows[name] for stack, name in tables.items() if name in rows}, half_precision
 
 
-def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each tensor; raise a UserError if one holds NaN or infinity."""
+def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Yield name, shape and type of each tensor; raise a UserError if one holds NaN or infinity."""
     for _ in range(_unpack(file, "I")[0]):
         name = _string(file)
         shape = _unpack(file, f"{_unpack(file, 'B')[0]}I")
@@ -216,7 +225,7 @@ def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, tuple[int, ...]]
             dtype, exponent = EXPONENTS[kind]
             if (np.frombuffer(content, dtype) & exponent == exponent).any():
                 raise UserError(f"{path} holds NaN or infinity in {name}; export another checkpoint")
-        yield name, shape
+        yield name, shape, kind
 
 
 def _unpack(file: BinaryIO, layout: str) -> tuple[int, ...]:

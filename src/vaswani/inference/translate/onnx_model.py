@@ -45,6 +45,7 @@ def load_onnx(folder: str | Path, threads: int | None = None) -> OnnxEncoderDeco
     files = [folder / name for name in (ENCODER, DECODER, DECODER_WITH_PAST)]
     missing = [path for path in files if not path.is_file()]
     if len(missing) == len(files):
+        read_config(folder)  # raises if the folder holds no model, or one of CTranslate2
         raise UserError(
             f"{folder} holds no encoder-decoder in ONNX ({ENCODER}, {DECODER}, {DECODER_WITH_PAST}); export "
             "one with: vaswani export --to onnx MODEL FOLDER"

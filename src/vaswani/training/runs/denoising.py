@@ -87,7 +87,7 @@ class DenoisingRun(PretrainingRun):
         name = self.config.data.tokenizer
         if name is None:
             return None
-        of_sources, of_targets = named_tokenizers(name)
+        of_sources, of_targets = named_tokenizers(name, self.config.data.tokenizer_kind)
         if not has_one_vocabulary(of_sources, of_targets):
             raise UserError(
                 f"tokenizer={name} has one vocabulary for sources and another for targets; denoising needs "

@@ -92,7 +92,7 @@ class PretrainingRun(BaseRun):
         name = self.config.data.tokenizer
         if name is None:
             return None
-        tokenizer = named_tokenizers(name)[0]
+        tokenizer = named_tokenizers(name, self.config.data.tokenizer_kind)[0]
         if tokenizer.pad_token_id is None:
             raise UserError(f"the tokenizer {name} has no padding token, which batches need; give it one")
         self.check_tokenizer(tokenizer, name)

@@ -184,12 +184,22 @@ def open_pretrained(name: str, auto_class: Any, decoders_tokenizer: MakeReady | 
     return Pretrained(folder, config, tokenizer, *_longest(config, auto_class, tokenizer), new_tokens)
 
 
-def named_tokenizers(name: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+def named_tokenizers(name: str, kind: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Open the source and target tokenizers of a folder, of a model on the Hub, or of a SentencePiece model.
 
+    Args:
+        name: of the folder, the model or the file.
+        kind: `tokenizer_kind` of the configuration, which is for tokenizers that are trained.
+
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: there is none, it cannot be read, or the configuration asks for a kind too.
     """
+    if kind != "bpe":
+        raise UserError(
+            f"tokenizer_kind={kind} trains a tokenizer, and tokenizer={name} gives one; leave one of them out"
+        )
+    if name.endswith((".model", ".spm")) and not Path(name).exists():
+        raise UserError(f"tokenizer={name} does not exist; give the file of a SentencePiece model")
     if Path(name).is_file() and not is_sentencepiece(name):
         raise UserError(
             f"tokenizer={name} is a file; expected a SentencePiece model (.model or .spm), a folder, or a "

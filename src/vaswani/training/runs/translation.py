@@ -124,9 +124,10 @@ class TrainingRun(BaseRun):
             if target_name is not None:
                 raise UserError(f"target_tokenizer={target_name} needs tokenizer, for the sources")
             return None
-        of_source, of_target = named_tokenizers(name)
+        kind = self.config.data.tokenizer_kind
+        of_source, of_target = named_tokenizers(name, kind)
         if target_name is not None:
-            of_target = named_tokenizers(target_name)[1]
+            of_target = named_tokenizers(target_name, kind)[1]
         source = ready_for_pairs(of_source, name)
         target = source if of_target is of_source else ready_for_pairs(of_target, target_name or name)
         special_tokens(source, target)  # raises where they do not agree
