@@ -155,6 +155,21 @@ def test_the_time_to_a_loss_lies_on_straight_lines(side_by_side: ModuleType, los
 
 
 @pytest.mark.slow
+def test_decoding_profile(run: Run):
+    rows, result = run("decoding_profile.py")
+    assert len(result) == 2  # greedy, and with beams
+    for name, found in result.items():
+        microseconds = {row[1]: int(row[2]) for row in rows if row[0] == name}
+        parts = {*microseconds} - {"a step", "least"}
+        assert sum(microseconds[part] for part in parts) == pytest.approx(
+            microseconds["a step"], abs=len(parts)
+        )
+        assert {"encoder", "decoder and output projection, C++"} < parts
+        assert ("choosing beams" in parts) == ("4 beams" in name)
+        assert found["least"] > 0
+
+
+@pytest.mark.slow
 def test_training_profile(run: Run, corpus: Path):
     rows, result = run("training_profile.py", "--data", corpus)
     (seconds,) = result.values()

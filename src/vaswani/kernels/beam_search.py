@@ -11,7 +11,7 @@ V tokens in the vocabulary · T tokens of a hypothesis, P of them its prompt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -19,10 +19,8 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
 from vaswani.kernels.best_tokens import best_tokens
+from vaswani.kernels.search_cache import SearchCache, next_logits
 from vaswani.model.compatibility import CACHE_NAME
-
-if TYPE_CHECKING:
-    from vaswani.kernels.search_cache import SearchCache
 
 EXCLUDED = -1e9  # added to the score of what may not be chosen
 
@@ -68,23 +66,6 @@ def beam_search(
         cache.reorder_cache(rows)  # type: ignore[arg-type]
         num_new = 1
     return search.output(cache, chooser.all_scores)
-
-
-def next_logits(model: Any, sequences: torch.Tensor, num_new: int, arguments: dict[str, Any]) -> torch.Tensor:
-    """Return the logits [rows computed, V] after the last of `num_new` tokens; update `arguments`."""
-    cache: SearchCache = arguments[CACHE_NAME]
-    is_first = cache.get_seq_length() == 0
-    inputs = model.prepare_inputs_for_generation(
-        sequences,
-        next_sequence_length=num_new,
-        **({"is_first_iteration": True} if is_first else {}),
-        **arguments,
-    )
-    if cache.step is not None and cache.steps_from(inputs):
-        return cache.step.logits(cache, inputs["decoder_input_ids"], inputs.get("attention_mask"))
-    outputs = model(**inputs, return_dict=True)
-    arguments |= model._update_model_kwargs_for_generation(outputs, arguments, is_encoder_decoder=True)
-    return outputs.logits[:, -1]
 
 
 class TokenChooser:

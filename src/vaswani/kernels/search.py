@@ -6,7 +6,8 @@
 - A source whose result can no longer change leaves the batch, while the others go on.
 - On the CPU, the decoder's weights are packed once for the kernel that reads them in every step.
 - A step runs the operators of the decoder without the calls of its modules, or is computed by C++.
-- Beam search has a loop of its own (`beam_search.py`), which looks at the best tokens of each row only.
+- Beam search has a loop of its own (`beam_search.py`), which looks at the best tokens of each row only, and
+  greedy search one (`greedy_search.py`) that does less between two steps.
 
 The results are those of transformers' own searches, which do all that is left.
 
@@ -31,6 +32,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from vaswani.kernels import greedy_search
 from vaswani.kernels.beam_search import beam_search, can_search
 from vaswani.kernels.beam_search_cache import BeamSearchCache
 from vaswani.kernels.decoder_native import NativeStep, can_compute
@@ -130,6 +132,8 @@ def _search_by(library_search: Callable) -> Callable:
             if generation_config.num_beams > 1:
                 search = beam_search
             else:
+                if greedy_search.can_search(generation_config, arguments):
+                    search = greedy_search.greedy_search
                 logits_processor = LogitsProcessorList([_Widen(cache), *logits_processor])
                 if _may_drop_finished(input_ids, stopping_criteria):
                     stopping_criteria = _DropFinished(stopping_criteria, cache)
