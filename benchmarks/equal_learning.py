@@ -185,6 +185,7 @@ def draw(file: Path, found: dict[str, list[Learning]]) -> None:
                 right.plot(each.seconds, each.losses, color=COLOURS[side], marker=".")
         left.set(xlabel="updates", ylabel="loss of held-out texts, nats per token")
         right.set(xlabel="seconds", xscale="log")
+        right.xaxis.set_major_formatter("{x:g}")
         left.legend()
         for axes in (left, right):
             axes.grid()
