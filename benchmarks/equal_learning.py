@@ -37,7 +37,7 @@ from training_speed import OURS, SIDES, STOCK, Plan, build_trainer, rows_per_bat
 from vaswani.data.batching import IGNORED_LABEL, Seq2SeqCollator, token_lengths
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import finite_json, without_non_finite
-from vaswani.insight.figures import new_figure, save_figure
+from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import LINES
 
 HELD_OUT = 1_000  # rows
@@ -185,7 +185,7 @@ def draw(file: Path, found: dict[str, list[Learning]]) -> None:
                 right.plot(each.seconds, each.losses, color=COLOURS[side], marker=".")
         left.set(xlabel="updates", ylabel="loss of held-out texts, nats per token")
         right.set(xlabel="seconds", xscale="log")
-        right.xaxis.set_major_formatter("{x:g}")
+        write_plain_numbers(right.xaxis)
         left.legend()
         for axes in (left, right):
             axes.grid()

@@ -50,6 +50,13 @@ def shipped_config(name: str | Path) -> Path:
     return FOLDER / f"{_name(name)}.yaml"
 
 
+def name_of_shipped(path: Path) -> str | None:
+    """Return the name of a configuration that ships with the package; None for another file."""
+    if not path.is_relative_to(FOLDER):
+        return None
+    return path.relative_to(FOLDER).with_suffix("").as_posix()
+
+
 def _name(given: str | Path) -> str:
     return str(given).removeprefix("configs/").removesuffix(".yaml")
 

@@ -16,7 +16,7 @@ import yaml
 
 from vaswani.data.sources.corpus import SPLITS
 from vaswani.errors import RunError, UserError, one_line
-from vaswani.files.named_configs import find_config
+from vaswani.files.named_configs import find_config, name_of_shipped
 from vaswani.files.run_files import HISTORY
 from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.training.config.arguments import RunConfig
@@ -86,6 +86,7 @@ class _Fields:
 
     def of_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         """The values of a configuration file as the types of their fields."""
+        self._check_effect(values, path)
         for name in values:
             self._check(str(name), f"unknown key {str(name)!r} in {path}")
         return {name: self._typed(name, value, f" in {path}") for name, value in values.items()}
@@ -120,6 +121,20 @@ class _Fields:
             return typed(self._hints[name], value)
         except ValueError as error:
             raise UserError(f"{name}{place}: {error}") from error
+
+    def _check_effect(self, values: Mapping[Any, Any], path: Path) -> None:
+        """Raise `UserError` if fields of a file have no effect; it names those of one reason together."""
+        ignored = [str(name) for name in values if str(name) in self._without_effect]
+        if not ignored:
+            return
+        reason = self._without_effect[ignored[0]]
+        names = [name for name in ignored if self._without_effect[name] == reason]
+        has = "has"
+        if len(names) > 1:
+            has, reason = "have", reason.replace("leave it out", "leave them out")
+        shipped = name_of_shipped(path)
+        copy = f" of a copy, which vaswani configs show {shipped} prints" if shipped else ""
+        raise UserError(f"{', '.join(names)} {has} no effect here: {reason}{copy} (in {path})")
 
     def _check(self, name: str, problem: str, prefix: str = "") -> None:
         check_name(name, self._hints, self._without_effect, problem, self._command, prefix)
