@@ -1,6 +1,7 @@
 """The paper's table 3 in small: one translator for each variation of the architecture (arXiv:1706.03762).
 
-    python benchmarks/table3.py --data path/to/multi30k [--seeds 2] [--rows base "heads 1" ...] [--json]
+    python benchmarks/table3.py --data path/to/multi30k [--seeds 2] [--rows base "heads 1" ...]
+        [--picture FILE] [--json]
 
 All models have the vocabulary and the options of the configuration multi30k, see as many updates as the base,
 and are scored on the validation split. The base has 4+4 layers of width 128, feed-forward layers of 256,
@@ -38,6 +39,8 @@ from vaswani.data.sources.corpus import CorpusSpec, load_corpus
 from vaswani.evaluation.confidence import bootstrap_scores, resampled_rows, row_statistics, score_of_sum
 from vaswani.files.atomic_files import write_json
 from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.insight.figures import new_figure, save_figure
+from vaswani.insight.themes import LINES
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import train
@@ -48,6 +51,7 @@ QUICK = {"vocab_size": 300, "max_steps": 2, "save_steps": 2}
 QUICK_ROWS = 8  # of the validation split
 RESULT_FILE = "table3.json"
 COLUMNS = ("perplexity", "bleu")
+AXES = {"perplexity": "perplexity", "bleu": "BLEU"}
 Sizes = dict[str, Any]
 
 
@@ -122,6 +126,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-steps", type=int, default=1500, help="updates of each")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="train these alone")
     parser.add_argument("--output", type=Path, default=Path("runs/table3"))
+    parser.add_argument("--picture", type=Path, help="PNG or SVG file for the differences to the base")
     return parser.parse_args()
 
 
@@ -300,8 +305,34 @@ def report(args: argparse.Namespace, results: dict[str, Result], rows: int) -> N
         "the paper's",
     )
     side_by_side.print_table((*columns, "seconds of a training"), table)
+    if args.picture:
+        draw(args.picture, record)
     if args.json:
         print(json.dumps(record))
+
+
+def draw(file: Path, record: dict[str, Any]) -> None:
+    """The differences to the base with their intervals, row by row, and the paper's as rings."""
+    names = [name for name in record if name != BASE][::-1]
+    places = range(len(names))
+    with new_figure((10.0, 0.7 + 0.32 * len(names))) as figure:
+        for axes, (i, column) in zip(figure.subplots(1, 2, sharey=True), enumerate(COLUMNS), strict=True):
+            found = [record[name][column] for name in names]
+            axes.axvline(0, color=LINES[-1], linewidth=1)
+            axes.errorbar(
+                [each["difference"] for each in found],
+                places,
+                xerr=[each["half_interval"] for each in found],
+                fmt="o",
+                color=LINES[0],
+                label="ours, with 95 % interval",
+            )
+            papers = [(paper[i], place) for place in places if (paper := ROWS[names[place]].paper)]
+            axes.plot(*zip(*papers, strict=True), "o", mfc="none", color=LINES[1], label="the paper's")
+            axes.set(xlabel=f"{AXES[column]}, difference to the base", yticks=places, yticklabels=names)
+            axes.grid(axis="x")
+        axes.legend()
+    save_figure(figure, file)
 
 
 if __name__ == "__main__":

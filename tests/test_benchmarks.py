@@ -310,7 +310,9 @@ def test_table3(run: Run, tmp_path: Path, table3: ModuleType):
     folder = tmp_path / "out" / "base-1"
     weights = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/model.safetensors")}
     (folder / table3.RESULT_FILE).unlink()
-    assert run("table3.py", *where, "--rows", "base")[1] == result
+    picture = tmp_path / "differences.svg"
+    assert run("table3.py", *where, "--rows", "base", "--picture", picture)[1] == result
+    assert picture.read_text().count("post-norm") == 1
     again = {path: path.stat().st_mtime_ns for path in weights}
     assert [path.parent.name for path in weights if again[path] != weights[path]] == ["base-1"]
     args = argparse.Namespace(output=tmp_path / "out", data=tmp_path, max_steps=9, quick=False)
