@@ -41,6 +41,21 @@ def outcome(capfd: pytest.CaptureFixture, *arguments: str | Path) -> tuple[int, 
     return status, captured.out, captured.err
 
 
+@pytest.mark.parametrize("rows", ["test", "examples"])
+def test_the_answers_do_not_replace_the_rows_of_the_task(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, rows: str
+) -> None:
+    task = write_task(tmp_path)
+    values = {**yaml.safe_load(task.read_text()), f"{rows}_file": "rows.jsonl"}
+    del values[rows]
+    task.write_text(yaml.safe_dump(values, allow_unicode=True))
+    before = (tmp_path / "rows.jsonl").read_text()
+    status, _, errors = outcome(capfd, "--model", model, "--task", task, "--output", tmp_path / "rows.jsonl")
+    assert status == 2
+    assert "rows.jsonl would replace the input" in errors
+    assert (tmp_path / "rows.jsonl").read_text() == before
+
+
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_process_reports_the_accuracy_by_number_of_shots(model: Path, tmp_path: Path) -> None:

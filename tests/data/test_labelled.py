@@ -141,6 +141,16 @@ def test_columns_of_conll(tmp_path, name):
     assert str(corpus.reports["train"]) == "kept 2 of 3 rows; left out: 1 malformed"
 
 
+def test_conll_with_comments_tabs_and_other_spaces(tmp_path):
+    lines = "# sent_id = 1\n# text = Ann saw\nAnn\tB-PER\nNew York\tB-LOC\n10\u00a0000\tO\n\n# # O\n5 CD O\n"
+    (tmp_path / "train.conll").write_text(lines)
+    corpus = load_labelled(LabelledSpec(dataset=str(tmp_path), task="tagging"))
+    assert list(corpus.splits["train"]) == [
+        {"text": ["Ann", "New York", "10\u00a0000"], "label": ["B-PER", "B-LOC", "O"]},
+        {"text": ["#", "5"], "label": ["O", "O"]},
+    ]
+
+
 def test_rows_that_cannot_be_used_are_counted(tmp_path):
     rows = [*ROWS, *ROWS, {"text": " ", "label": "pos"}, {"label": "pos"}, {"text": "a", "label": None}]
     rows += [{"text": "a", "label": " "}, {"text": "a\udcff", "label": "pos"}, 3]

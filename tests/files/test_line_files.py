@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from vaswani.cli.splits import located
 from vaswani.errors import RunError, UserError
 from vaswani.files import line_files
 from vaswani.files.line_files import LineWriter, check_not_input, count_lines, open_lines, read_lines
@@ -135,3 +136,20 @@ def test_an_output_does_not_replace_an_input(tmp_path: Path) -> None:
     for output in (path, link):
         with pytest.raises(UserError, match=f"--output {output} would replace the input {path}"):
             check_not_input(str(output), None, path)
+
+
+def test_a_split_is_of_a_data_set_and_not_of_files(tmp_path: Path) -> None:
+    assert located([str(tmp_path)], "train") == ("train", {"dataset": str(tmp_path)})
+    assert located(["rows.jsonl"], "test") == ("test", {"test_file": ["rows.jsonl"]})
+    with pytest.raises(UserError, match=r"split=train is of a data set, and rows.jsonl is given as files"):
+        located(["rows.jsonl"], "train")
+
+
+def test_an_output_does_not_replace_a_split_of_a_folder(tmp_path: Path) -> None:
+    for name in ("test.jsonl", "train.jsonl.gz", "scores.jsonl"):
+        (tmp_path / name).write_text("1\n")
+    check_not_input(str(tmp_path / "scores.jsonl"), tmp_path)
+    check_not_input(str(tmp_path / "validation.jsonl"), tmp_path)  # which there is not
+    for name in ("test.jsonl", "train.jsonl.gz"):
+        with pytest.raises(UserError, match=f"{name} would replace the input {tmp_path}"):
+            check_not_input(str(tmp_path / name), tmp_path)

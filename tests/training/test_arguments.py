@@ -78,6 +78,10 @@ def test_a_given_learning_rate_is_the_peak():
     ("options", "message"),
     [
         ({"early_stopping_patience": 3}, "early_stopping_patience needs an eval_strategy, which is no"),
+        (
+            {"load_best_model_at_end": True, "save_strategy": "no"},
+            "load_best_model_at_end needs an eval_strategy, which is no",
+        ),
         ({"early_stopping_patience": 0}, "early_stopping_patience=0 must be at least 1"),
         ({"report_to": ["tensorbord"]}, "report_to=tensorbord is unknown; choose among none, .*tensorboard"),
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),

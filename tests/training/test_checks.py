@@ -34,6 +34,7 @@ QUIET = {"use_cpu": True, "learning_rate": 1e-3}
             "lr_scheduler_type=cosine with lr_scheduler_kwargs={'cycles': 2} cannot work: .*'cycles'",
         ),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type=warmup_stable_decay .*num_decay"),
+        ({"fp16": True}, "fp16=true has no effect on a CPU; leave it out, or give bf16=true"),
         ({"torch_compile_backend": "fast"}, "torch_compile_backend=fast.* cannot work"),
         (
             {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"a": 1}},

@@ -170,6 +170,12 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_corpus(
         TrainingRun(config_for(tmp_path, **options)).check()
 
 
+def test_one_tokenizer_for_both_sides_is_no_two_vocabularies(tmp_path: Path) -> None:
+    name = given("sentencepiece", tmp_path / "tokenizer")
+    with pytest.raises(UserError, match="shared_vocab=false trains two vocabularies, and tokenizer="):
+        TrainingRun(config_for(tmp_path, tokenizer=name, shared_vocab=False)).check()
+
+
 def test_bpe_dropout_needs_a_tokenizer_of_merges(tmp_path: Path) -> None:
     name = given("sentencepiece", tmp_path / "tokenizer")
     with pytest.raises(UserError, match="needs a BPE tokenizer"):

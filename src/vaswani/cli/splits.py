@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vaswani.cli.screen import warn
+from vaswani.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -13,10 +14,19 @@ if TYPE_CHECKING:
 
 
 def located(files: list[str], split: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of a split and the fields that locate it; one or two files are the split "test"."""
+    """Return the name of a split and the fields that locate it; one or two files are the split "test".
+
+    Raises:
+        UserError: files are given, and another split.
+    """
     from vaswani.data.sources.reading import table_format
 
     is_file = len(files) == 2 or Path(files[0]).is_file() or table_format(Path(files[0])) is not None
+    if is_file and split != "test":
+        raise UserError(
+            f"split={split} is of a data set, and {' '.join(files)} is given as files; leave it out, or give "
+            "their folder"
+        )
     return ("test", {"test_file": files}) if is_file else (split, {"dataset": files[0]})
 
 

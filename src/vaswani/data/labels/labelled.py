@@ -8,6 +8,7 @@ columns, as in CoNLL files.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from vaswani.errors import UserError, listing
 
 CONLL_ENDINGS = (".conll", ".conll.gz", *reading.TEXT_ENDINGS)
 CONLL_DOCUMENT = "-DOCSTART-"
+CONLL_COMMENT = re.compile(r"#\s*([\w.:-]+\s*=\s|newdoc\b|newpar\b)")  # "# # B-NP" is a word
 SEVERAL = List(Value("string"))
 LABEL_FEATURES = {
     "classification": Value("string"),
@@ -183,11 +185,14 @@ def read_conll(path: Path) -> Iterator[Row]:
 
     Yields:
         The words, from the first column, and their tags, from the last; None for a sentence with a line of
-        one column. Lines that begin a document are skipped.
+        one column. Lines that begin a document are skipped, and so are the comments of CoNLL-U before a
+        sentence (`# text = ...`). Where a line has tabs, they alone separate its columns.
     """
     words: list[list[str]] = []
     for line in itertools.chain(reading._lines(path), [""]):
-        columns = line.split()
+        columns = [cell.strip() for cell in line.split("\t" if "\t" in line else " ") if cell.strip()]
+        if not words and CONLL_COMMENT.match(line):
+            continue
         if columns and columns[0] != CONLL_DOCUMENT:
             words.append(columns)
         elif words:

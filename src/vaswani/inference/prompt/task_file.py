@@ -101,6 +101,14 @@ def _check(key: str, value: Any) -> None:
         raise UserError(f"{key}: expected {expected}, got {shown(value)}")
 
 
+def row_files(path: str | Path) -> list[Path]:
+    """Return the files with the rows of a task that `load_task` loads."""
+    path = find_config(path, "task file")
+    values = _read_yaml(path)
+    names = (values.get(f"{rows}_file") for rows in ("examples", "test"))
+    return [path.parent / name for name in names if name]
+
+
 def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> None:
     """Replace `examples_file` or `test_file` by the rows of the file."""
     name = values.pop(f"{rows}_file", None)

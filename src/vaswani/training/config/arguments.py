@@ -339,6 +339,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         ranks = {
             "early_stopping_patience": self.early_stopping_patience is not None,
             "save_strategy=best": self.save_strategy == SaveStrategy.BEST,
+            "load_best_model_at_end": self.load_best_model_at_end,
         }
         for option_name in (name for name, is_set in ranks.items() if is_set):
             if self.eval_strategy == "no" or self.metric_for_best_model is None:

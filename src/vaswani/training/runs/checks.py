@@ -59,6 +59,8 @@ def rehearse(args: BaseTrainingArguments) -> None:
     """
     _check_hub(args)
     _check_compile_mode(args)
+    if args.fp16 and args.device.type == "cpu":
+        raise UserError("fp16=true has no effect on a CPU; leave it out, or give bf16=true with use_cpu=true")
     with tempfile.TemporaryDirectory() as folder:
         tried = copy.copy(args)
         tried.output_dir, tried.push_to_hub = folder, False

@@ -131,6 +131,11 @@ class TrainingRun(BaseRun):
         source = ready_for_pairs(of_source, name)
         target = source if of_target is of_source else ready_for_pairs(of_target, target_name or name)
         special_tokens(source, target)  # raises where they do not agree
+        if not self.config.data.shared_vocab and has_one_vocabulary(source, target):
+            raise UserError(
+                f"shared_vocab=false trains two vocabularies, and tokenizer={name} gives one for both sides; "
+                "give another target_tokenizer, or leave it out"
+            )
         return source, target
 
     @property
