@@ -1,6 +1,7 @@
 """Labels of texts and words: what the model computes alone, in any batch, with its probabilities."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,14 @@ def test_rows_come_back_with_their_predictions(models: Path, tmp_path: Path, cap
             [one.probability for one in expected], abs=1e-5
         )
         assert pairs != records
+        recorded = tmp_path / "recorded"
+        shutil.copytree(models / task, recorded)
+        (recorded / "training_config.yaml").write_text("text_pair_field: other\n")
+        assert predict(capfd, "--model", recorded, "--input", table)[1] == pairs
+        (tmp_path / "in.txt").write_text("good\n")
+        status, _, errors = predict(capfd, "--model", recorded, "--input", tmp_path / "in.txt")
+        assert status == 2
+        assert "--text_pair_field other is for tables" in errors
     if task == "tagging":
         tops = predict(capfd, *command, "--top_k", "1")[1]
         assert [list(each) for each in tops[0]["probabilities"]] == [[tag] for tag in tops[0]["prediction"]]

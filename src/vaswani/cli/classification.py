@@ -30,7 +30,8 @@ def predict(
     text_pair_field: Annotated[
         str | None,
         typer.Option(
-            "--text_pair_field", help="Table field of a second text, for a model of pairs of texts."
+            "--text_pair_field",
+            help="Table field of a second text, for a model of pairs of texts. Default: as in training.",
         ),
     ] = None,
     top_k: Annotated[
@@ -56,6 +57,8 @@ def predict(
     comes back with these fields.
     """
     from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.hub.checkpoint import local_folder
+    from vaswani.hub.run_metadata import read_settings
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
     from vaswani.inference.classify.files import ADDED, predict_texts
@@ -63,6 +66,9 @@ def predict(
 
     check_not_input(output_name, input_name)
     is_tagger = task_of_checkpoint(model, loading["revision"]) == "tagging"
+    if text_pair_field is None:  # a model of pairs reads no single texts
+        settings = read_settings(local_folder(model, loading["revision"], weights=False))
+        text_pair_field = settings.get("text_pair_field")
     where: dict[str, Any] = {"option": "text_field", "default": "text", "pair_field": text_pair_field}
     with open_texts(input_name, text_field, added=ADDED, words=is_tagger, **where) as texts:
         begin_work()

@@ -265,7 +265,7 @@ def _check_language(tokenizer: Any, option: str, language: str) -> None:
             f"{option}={language}: the tokenizer {_name(tokenizer)} does not mark languages; leave it out, "
             "or give what the model was trained to read before a text, such as '>>fra<< ', as source_prefix"
         )
-    if language in (known := _languages(tokenizer)):
+    if language in (known := languages_of(tokenizer)):
         return
     nearest = difflib.get_close_matches(language, known, n=3, cutoff=0.4) or known[:3]
     raise UserError(
@@ -274,7 +274,7 @@ def _check_language(tokenizer: Any, option: str, language: str) -> None:
     )
 
 
-def _languages(tokenizer: Any) -> list[str]:
+def languages_of(tokenizer: Any) -> list[str]:
     """The languages that a tokenizer with `src_lang` and `tgt_lang` has tokens for."""
     by_code = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's
     if by_code is not None:

@@ -277,8 +277,9 @@ def open_texts(
     with open_lines(name) as lines:
         if of_table:
             of = columns[-1]
+            given = of.option if pair_field is None or others else "text_pair_field"
             raise UserError(
-                f"--{of.option} {of.field} is for tables, and {name} is read as lines; leave it out, or give "
+                f"--{given} {of.field} is for tables, and {name} is read as lines; leave it out, or give "
                 "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
             )
         yield TextLines(lines, documents, count_lines(name))

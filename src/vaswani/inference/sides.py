@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import TextCodec, for_languages
+from vaswani.data.text_codec import TextCodec, for_languages, languages_of, marks_languages
 from vaswani.data.tokenization import length_limit
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 
 TooLong = Literal["cut", "skip"]
 
@@ -80,6 +80,7 @@ class Sides:
         self.start_options = self.targets.start_options()
         if target_language is None:
             _check_language(generation_config, target, self.start_options)
+            _check_language_is_chosen(generation_config, target, self.start_options)
         self.positions = positions
         self._skips_as_asked = too_long == "skip"
         self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
@@ -113,6 +114,23 @@ def _default_source_length(generation_config: GenerationConfig, tokenizer: PreTr
     trained = getattr(generation_config, "max_source_length", None)  # saved by training
     known = [length for length in (length_limit(tokenizer), trained) if isinstance(length, int)]
     return max([DEFAULT_SOURCE_LENGTH, *known])
+
+
+def _check_language_is_chosen(
+    generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
+) -> None:
+    """Raise a UserError if a model of several languages is not told which to write."""
+    generation: Any = generation_config
+    if start_options or not marks_languages(tokenizer) or generation.forced_bos_token_id is not None:
+        return
+    if generation.decoder_start_token_id in (
+        *(tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id),
+        *(tokenizer.cls_token_id, tokenizer.sep_token_id, None),
+    ):  # else it is a language, as mBART's
+        raise UserError(
+            "the model writes several languages, and none is chosen; give target_language "
+            f"({listing(languages_of(tokenizer))})"
+        )
 
 
 def _check_language(
