@@ -27,6 +27,7 @@ import side_by_side
 from decoding_speed import Batch, Setting, by_generate, make_batches, never_ending, train
 from vaswani.insight.arithmetic.calibration import copy_bandwidth, matrix_peak
 from vaswani.kernels import beam_search, decoder_native, greedy_search
+from vaswani.kernels.search import modules_of_each_step
 from vaswani.kernels.search_cache import SearchCache
 
 REST = "transformers' generate, and the rest"
@@ -88,12 +89,8 @@ def watch(stopwatch: Stopwatch) -> None:
 
 def least_seconds(model: Any, num_beams: int, peak: float, bandwidth: float) -> float:
     """The least time of a step."""
-    decoder, projection = model.get_decoder(), model.get_output_embeddings()
-    linears = [each for each in decoder.modules() if isinstance(each, torch.nn.Linear)]
-    sources = {f"encoder_attn.{name}_proj" for name in ("k", "v")}  # computed once for each source
-    names = {module: name for name, module in decoder.named_modules()}
-    used = [each for each in linears if not any(names[each].endswith(name) for name in sources)]
-    weights = sum(each.weight.numel() for each in (*used, projection))
+    linears = [each for each in modules_of_each_step(model) if isinstance(each, torch.nn.Linear)]
+    weights = sum(each.weight.numel() for each in linears)
     return max(4 * weights / bandwidth, 2 * num_beams * weights / peak)
 
 
@@ -141,25 +138,14 @@ def main() -> None:
             found = profile(model, batches, num_beams, args.rounds, stopwatch)
             name = f"{side_by_side.describe_shape(side_by_side.our_config(shape))}, {num_beams} beams"
             least, total = least_seconds(model, num_beams, peak, bandwidth), found.total()
-            rows += [
-                (name, part, micro(seconds), f"{seconds / total:.0%}")
-                for part, seconds in found.most_common()
-            ]
-            rows += [
-                (name, "a step", micro(total), "100%"),
-                (name, "least", micro(least), f"{least / total:.0%}"),
-            ]
+            for part, seconds in [*found.most_common(), ("a step", total), ("least", least)]:
+                rows.append((name, part, f"{seconds * 1e6:.0f}", f"{seconds / total:.0%}"))
             results[name] = {**found, "least": least}
     print(side_by_side.describe_setting(corpus.name, [1]))
     print(f"peaks: {peak / 1e9:.0f} GFLOP/s in a large product, {bandwidth / 1e9:.1f} GB/s in a large copy\n")
     side_by_side.print_table(("model and search", "part", "µs", "share"), rows)
     if args.json:
         print(json.dumps(results))
-
-
-def micro(seconds: float) -> str:
-    """In microseconds."""
-    return f"{seconds * 1e6:.0f}"
 
 
 if __name__ == "__main__":

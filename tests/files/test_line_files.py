@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vaswani.cli.splits import located
+from vaswani.cli.splits import files_in, located
 from vaswani.errors import RunError, UserError
 from vaswani.files import line_files
 from vaswani.files.line_files import LineWriter, check_not_input, count_lines, open_lines, read_lines
@@ -145,11 +145,12 @@ def test_a_split_is_of_a_data_set_and_not_of_files(tmp_path: Path) -> None:
         located(["rows.jsonl"], "train")
 
 
-def test_an_output_does_not_replace_a_split_of_a_folder(tmp_path: Path) -> None:
+def test_the_splits_in_a_folder_are_inputs(tmp_path: Path) -> None:
     for name in ("test.jsonl", "train.jsonl.gz", "scores.jsonl"):
         (tmp_path / name).write_text("1\n")
-    check_not_input(str(tmp_path / "scores.jsonl"), tmp_path)
-    check_not_input(str(tmp_path / "validation.jsonl"), tmp_path)  # which there is not
-    for name in ("test.jsonl", "train.jsonl.gz"):
-        with pytest.raises(UserError, match=f"{name} would replace the input {tmp_path}"):
-            check_not_input(str(tmp_path / name), tmp_path)
+    found = files_in(str(tmp_path))
+    assert sorted(path.name for path in found) == ["test.jsonl", "train.jsonl.gz"]
+    check_not_input(str(tmp_path / "scores.jsonl"), *found)
+    with pytest.raises(UserError, match="would replace the input"):
+        check_not_input(str(tmp_path / "test.jsonl"), *found)
+    assert files_in("dates") == files_in(str(tmp_path / "test.jsonl")) == []

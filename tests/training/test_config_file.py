@@ -151,11 +151,13 @@ def test_fields_that_would_be_ignored_are_refused(write, name):
 
 
 def test_fields_of_a_file_that_would_be_ignored_are_named_together(write):
-    told = "the model that training continues with keeps its own; leave them out"
-    with pytest.raises(UserError, match=rf"d_model, vocab_size have no effect here: {told} \(in \S+yaml\)"):
+    told = "the model that training continues with keeps its own; leave it out"
+    with pytest.raises(
+        UserError, match=rf"d_model, vocab_size each has no effect here: {told} \(in \S+yaml\)"
+    ):
         load_config(write("d_model: 16\nseed: 1\nvocab_size: 300"), ["--model", "runs/dates"])
     told += " of a copy, which vaswani configs show multi30k prints"
-    with pytest.raises(UserError, match=rf"^vocab_size, .*, d_model, .* have no effect here: {told}"):
+    with pytest.raises(UserError, match=rf"^vocab_size, .*, d_model, .* each has no effect here: {told}"):
         load_config("multi30k", ["--model", "runs/dates"])
 
 

@@ -65,10 +65,10 @@ def predict(
     from vaswani.inference.inputs import open_texts
 
     check_not_input(output_name, input_name)
-    is_tagger = task_of_checkpoint(model, loading["revision"]) == "tagging"
+    folder = local_folder(model, loading["revision"], weights=False)
+    is_tagger = task_of_checkpoint(folder) == "tagging"
     if text_pair_field is None:  # a model of pairs reads no single texts
-        settings = read_settings(local_folder(model, loading["revision"], weights=False))
-        text_pair_field = settings.get("text_pair_field")
+        text_pair_field = read_settings(folder).get("text_pair_field")
     where: dict[str, Any] = {"option": "text_field", "default": "text", "pair_field": text_pair_field}
     with open_texts(input_name, text_field, added=ADDED, words=is_tagger, **where) as texts:
         begin_work()

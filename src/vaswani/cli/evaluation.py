@@ -20,7 +20,7 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
-from vaswani.cli.splits import load_split, located
+from vaswani.cli.splits import files_in, load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
@@ -297,7 +297,7 @@ def evaluate(
     check_standard_output()
     begin_work()
     files = [data] if target_file is None else [data, target_file]
-    check_not_input(output_name or os.devnull, *files)
+    check_not_input(output_name or os.devnull, *files, *files_in(data))
     folder = local_folder(model[0], options["revision"], weights=False)
     kind = _kind(folder, read_config(folder)) if options["engine"] == "torch" else "seq2seq"
     options |= {

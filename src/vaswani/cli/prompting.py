@@ -49,7 +49,7 @@ def prompt(
     """Run a task by zero-, one- or few-shot prompting and report the accuracy."""
     from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.inference.prompt.prompting import Prompter, count_answers
-    from vaswani.inference.prompt.task_file import load_task, row_files
+    from vaswani.inference.prompt.task_file import load_task
 
     check_standard_output()
     task, counts = load_task(task_file), _numbers_of_shots(shots)
@@ -57,7 +57,7 @@ def prompt(
         task.check_shots(count)
     begin_work()
     results: list[PromptingResult] = []
-    check_not_input(output_name or os.devnull, task_file, *row_files(task_file))
+    check_not_input(output_name or os.devnull, *task.files)
     with LineWriter(output_name or os.devnull) as writer:
         prompter = Prompter.from_pretrained(
             model,

@@ -30,6 +30,13 @@ def located(files: list[str], split: str) -> tuple[str, dict[str, Any]]:
     return ("test", {"test_file": files}) if is_file else (split, {"dataset": files[0]})
 
 
+def files_in(data: str) -> list[Path]:
+    """Return the files of all splits in the folder of a data set; none for anything else."""
+    from vaswani.data.sources.corpus import SPLITS
+
+    return [path for split in SPLITS for path in Path(data).glob(f"{split}.*")]
+
+
 def load_split(
     load: "Callable[[Any, Sequence[str]], Corpus]",
     spec_class: Callable[..., Any],

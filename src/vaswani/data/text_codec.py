@@ -294,8 +294,8 @@ def _check_target_language(tokenizer: Any) -> None:
     if language is None or tokenizer.convert_tokens_to_ids(language) == tokenizer.unk_token_id:
         raise UserError(
             f"the tokenizer {_name(tokenizer)} adds its language to each target, and "
-            f'"tgt_lang" in its tokenizer_config.json is {tokenizer.tgt_lang!r}; set a known one '
-            f"(sources are in {tokenizer.src_lang!r})"
+            f'"tgt_lang" in its tokenizer_config.json is {tokenizer.tgt_lang!r}; give '
+            f"target_language, or set a known one (sources are in {tokenizer.src_lang!r})"
         )
 
 

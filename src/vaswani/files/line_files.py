@@ -20,7 +20,6 @@ from vaswani.errors import PipeClosedError, RunError, UserError
 
 STANDARD_STREAM = "-"
 OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz")  # that no output of lines has
-SPLIT_NAMES = ("train", "validation", "test")  # of the files in the folder of a data set
 LONGEST_LINE = 1 << 22  # bytes; tokenizing takes up to 400 times as much memory, and /dev/zero never ends
 
 
@@ -99,13 +98,9 @@ def paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def check_not_input(output: str, *inputs: str | Path | None) -> None:
-    """Raise a UserError if the output would replace an input file, or a split in a folder of inputs."""
-    if not os.path.isfile(output):
-        return
-    is_split = Path(output).name.partition(".")[0] in SPLIT_NAMES
-    for name in (name for name in inputs if name):
-        lies_in_it = is_split and os.path.isdir(name) and os.path.samefile(Path(output).parent, name)
-        if lies_in_it or (os.path.isfile(name) and os.path.samefile(output, name)):
+    """Raise a UserError if the output would replace an input file."""
+    for name in inputs:
+        if name and os.path.isfile(output) and os.path.isfile(name) and os.path.samefile(output, name):
             raise UserError(f"--output {output} would replace the input {name}; give another file")
 
 

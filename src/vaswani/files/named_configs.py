@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "configs"
 
 def config_names() -> list[str]:
     """The names of all configurations, those in folders last."""
-    names = (path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
+    names = map(_name_in_folder, FOLDER.rglob("*.yaml"))
     return sorted(names, key=lambda name: (name.count("/"), name))
 
 
@@ -52,8 +52,10 @@ def shipped_config(name: str | Path) -> Path:
 
 def name_of_shipped(path: Path) -> str | None:
     """Return the name of a configuration that ships with the package; None for another file."""
-    if not path.is_relative_to(FOLDER):
-        return None
+    return _name_in_folder(path) if path.is_relative_to(FOLDER) else None
+
+
+def _name_in_folder(path: Path) -> str:
     return path.relative_to(FOLDER).with_suffix("").as_posix()
 
 

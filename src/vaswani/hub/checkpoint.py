@@ -245,5 +245,6 @@ def _check_special_tokens(generation: GenerationConfig, model: PreTrainedModel) 
     if model.config.is_encoder_decoder:
         for name in ("decoder_start_token_id", "eos_token_id"):
             of_model, given = getattr(model.config, name, None), getattr(generation, name)
-            if of_model is not None and of_model != given and of_model not in (given or ()):
+            known = given if isinstance(given, list) else [given]
+            if of_model is not None and of_model != given and of_model not in known:
                 raise ValueError(f"{name}={given}, and config.json has {name}={of_model}")

@@ -265,8 +265,9 @@ def open_texts(
     """
     if documents not in DOCUMENTS:
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
-    fields = [field or default, *([] if pair_field is None else [pair_field])]
-    columns = [*(Column(each, option, words) for each in fields), *others]
+    columns = [Column(field or default, option, words), *others]
+    if pair_field is not None:
+        columns.insert(1, Column(pair_field, "text_pair_field", words))
     of_table = field is not None or pair_field is not None or bool(others)
     rows: dict[str, Any] = {"added": added, "remedy": remedy}
     is_table = name != STANDARD_STREAM and has_table_ending(name)
@@ -277,9 +278,8 @@ def open_texts(
     with open_lines(name) as lines:
         if of_table:
             of = columns[-1]
-            given = of.option if pair_field is None or others else "text_pair_field"
             raise UserError(
-                f"--{given} {of.field} is for tables, and {name} is read as lines; leave it out, or give "
+                f"--{of.option} {of.field} is for tables, and {name} is read as lines; leave it out, or give "
                 "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
             )
         yield TextLines(lines, documents, count_lines(name))

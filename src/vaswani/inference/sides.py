@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -80,7 +80,6 @@ class Sides:
         self.start_options = self.targets.start_options()
         if target_language is None:
             _check_language(generation_config, target, self.start_options)
-            _check_language_is_chosen(generation_config, target, self.start_options)
         self.positions = positions
         self._skips_as_asked = too_long == "skip"
         self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
@@ -116,28 +115,20 @@ def _default_source_length(generation_config: GenerationConfig, tokenizer: PreTr
     return max([DEFAULT_SOURCE_LENGTH, *known])
 
 
-def _check_language_is_chosen(
+def _check_language(
     generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
 ) -> None:
-    """Raise a UserError if a model of several languages is not told which to write."""
-    generation: Any = generation_config
-    if start_options or not marks_languages(tokenizer) or generation.forced_bos_token_id is not None:
-        return
-    if generation.decoder_start_token_id in (
-        *(tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id),
-        *(tokenizer.cls_token_id, tokenizer.sep_token_id, None),
-    ):  # else it is a language, as mBART's
+    """Raise a UserError if the tokenizer and the model name different target languages, or none."""
+    languages = getattr(tokenizer, "lang_code_to_id", {}).values()
+    is_chosen_by_model = (
+        generation_config.forced_bos_token_id is not None
+        or generation_config.decoder_start_token_id in languages
+    )
+    if marks_languages(tokenizer) and not start_options and not is_chosen_by_model:
         raise UserError(
             "the model writes several languages, and none is chosen; give target_language "
             f"({listing(languages_of(tokenizer))})"
         )
-
-
-def _check_language(
-    generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
-) -> None:
-    """Raise a UserError if the tokenizer and the model name different target languages."""
-    languages = getattr(tokenizer, "lang_code_to_id", {}).values()
     for option, token in start_options.items():
         of_model = getattr(generation_config, option)
         names_language = option == "forced_bos_token_id" or of_model in languages

@@ -83,11 +83,11 @@ def average(checkpoints: Sequence[str | Path], output: str | Path) -> int:
     places = _check_alike(folders)
     with whole_folder(output, "the model") as unfinished:
         with ExitStack() as stack:
-            means = _Means([_Source(each, stack) for each in places])
+            sources = [_Source(each, stack) for each in places]
             for file in weight_files(folders[0]):
-                tensors = {name: means.of(name) for name in stored_tensors(file)}
-                save_file(tensors, unfinished / file.name, metadata={"format": "pt"})
-            means.warn_of_strangers()
+                means = {name: _mean(sources, name) for name in stored_tensors(file)}
+                save_file(means, unfinished / file.name, metadata={"format": "pt"})
+            _warn_of_strangers(sources)
         _copy_files(folders, unfinished)
         write_hashes(unfinished)
         _record(folders, unfinished, output.absolute().name)
@@ -102,8 +102,8 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
     """
     places = _check_alike(folders)
     with ExitStack() as stack:
-        means = _Means([_Source(each, stack) for each in places])
-        return {name: means.of(name) for name in places[0].tensors}
+        sources = [_Source(each, stack) for each in places]
+        return {name: _mean(sources, name) for name in places[0].tensors}
 
 
 class _Source:
@@ -123,61 +123,45 @@ class _Source:
         return tensor
 
 
-class _Means:
-    """Averages the tensors of checkpoints, and measures how like the first each of them is."""
-
-    def __init__(self, sources: Sequence[_Source]):
-        self.sources = sources
-        # Of each checkpoint, over all weight matrices: its product with the first, and with itself.
-        self._products = [(0.0, 0.0)] * len(sources)
-
-    def of(self, name: str) -> torch.Tensor:
-        """Return the mean of a tensor [...]; of integers, the value that all checkpoints have."""
-        first = self.sources[0].read(name)
-        if not first.is_floating_point():
-            return self._shared(name, first)
-        total = first.to(torch.float64, copy=True)  # not added to zeros, which would turn -0.0 into 0.0
-        wide = total.clone()
-        self._compare(0, wide, wide)
-        for number, source in enumerate(self.sources[1:], start=1):
-            tensor = source.read(name).to(torch.float64)
-            self._compare(number, wide, tensor)
-            total += tensor
-        return (total / len(self.sources)).to(first.dtype)
-
-    def _shared(self, name: str, first: torch.Tensor) -> torch.Tensor:
-        for source in self.sources[1:]:
+def _mean(sources: Sequence[_Source], name: str) -> torch.Tensor:
+    """Return the mean of a tensor [...]; of integers, the value that all sources have."""
+    first = sources[0].read(name)
+    if not first.is_floating_point():
+        for source in sources[1:]:
             if not torch.equal(source.read(name), first):
                 raise UserError(
-                    f"{name} holds {first.dtype} and differs between {self.sources[0].folder} and "
+                    f"{name} holds {first.dtype} and differs between {sources[0].folder} and "
                     f"{source.folder}: integers have no mean; average models that share them"
                 )
         return first
+    total = first.to(torch.float64, copy=True)  # not added to zeros, which would turn -0.0 into 0.0
+    for source in sources[1:]:
+        total += source.read(name).to(torch.float64)
+    return (total / len(sources)).to(first.dtype)
 
-    def _compare(self, number: int, first: torch.Tensor, other: torch.Tensor) -> None:
-        if first.dim() < 2:  # norms and biases, alike in all models
-            return
-        with_first, with_itself = self._products[number]
-        self._products[number] = (
-            with_first + float((first * other).sum()),
-            with_itself + float((other * other).sum()),
+
+def _warn_of_strangers(sources: Sequence[_Source]) -> None:
+    """Log a warning that names checkpoints whose weights are unrelated to those of the first.
+
+    The largest matrix tells; norms and biases are alike in all models.
+    """
+    stored = sources[0].places.tensors
+    matrices = [name for name, tensor in stored.items() if tensor.is_float and len(tensor.shape) > 1]
+    if not matrices:
+        return
+    name = max(matrices, key=lambda name: stored[name].num_elements)
+    first = sources[0].read(name).double()
+    strangers = []
+    for source in sources[1:]:
+        other = source.read(name).double()
+        if (first * other).sum() < UNLIKE * first.norm() * other.norm():
+            strangers.append(str(source.folder))
+    if strangers:
+        logger.warning(
+            f"the weights of {' '.join(strangers)} are unrelated to those of {sources[0].folder}, as after "
+            "separate trainings from random weights: their mean hardly works; average checkpoints of one "
+            "run, or translate with an ensemble (--model A --model B)"
         )
-
-    def warn_of_strangers(self) -> None:
-        """Log a warning that names checkpoints whose weights are unrelated to those of the first."""
-        of_first = self._products[0][1]
-        strangers = [
-            str(source.folder)
-            for source, (with_first, with_itself) in zip(self.sources, self._products, strict=True)
-            if with_first < UNLIKE * (of_first * with_itself) ** 0.5
-        ]
-        if strangers:
-            logger.warning(
-                f"the weights of {' '.join(strangers)} are unrelated to those of "
-                f"{self.sources[0].folder}, as after separate trainings from random weights: their mean "
-                "hardly works; average checkpoints of one run, or translate with an ensemble (--model A "
-                "--model B)"
-            )
 
 
 # ---------------------------------------------------------------------------------------------------- checks

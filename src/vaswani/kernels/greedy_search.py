@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from vaswani.kernels.search_cache import next_logits
+from vaswani.kernels.search_cache import SearchCache, next_logits
+from vaswani.model.compatibility import CACHE_NAME
 
 
 def can_search(generation_config: GenerationConfig, arguments: dict[str, Any]) -> bool:
@@ -37,18 +38,17 @@ def greedy_search(
 ) -> torch.Tensor:
     """Do what `GenerationMixin._sample` does, where `can_search`, with a `SearchCache` that has a tree.
 
-    Args:
-        logits_processor: the first of them makes scores of all rows (see `SearchCache.widen`).
-
     Returns:
         Tokens int64 [S·R, T]; rows that ended earlier are padded if the model has an end token.
     """
+    cache: SearchCache = arguments[CACHE_NAME]
     sequences, num_new = input_ids, input_ids.shape[1]
-    padding = _padding(generation_config, stopping_criteria)
+    padding = _padding(generation_config) if pads_finished_rows(stopping_criteria) else None
+    may_drop = may_drop_finished(input_ids, stopping_criteria)
     has_ended = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
     while not bool(has_ended.all()):
         logits = next_logits(model, sequences, num_new, arguments)
-        scores = logits.to(torch.float32, copy=True)  # the next step may overwrite them
+        scores: Any = cache.widen(logits.to(torch.float32, copy=True))  # the next step may overwrite them
         tokens = logits_processor(sequences, scores).argmax(dim=-1)  # type: ignore[arg-type]
         if padding is not None:
             tokens.masked_fill_(has_ended, padding)
@@ -56,16 +56,25 @@ def greedy_search(
             streamer.put(tokens.cpu())
         sequences = torch.cat([sequences, tokens[:, None]], dim=1)
         has_ended = has_ended | stopping_criteria(sequences, None)
+        if may_drop:
+            cache.drop(has_ended.view(-1, cache.rows_per_source).all(dim=1))
         num_new = 1
     if streamer is not None:
         streamer.end()
     return sequences
 
 
-def _padding(generation_config: GenerationConfig, criteria: StoppingCriteriaList) -> int | None:
-    """What follows the end of a row: the library pads where there is an end token."""
-    if not any(hasattr(criterion, "eos_token_id") for criterion in criteria):
-        return None
+def pads_finished_rows(criteria: StoppingCriteriaList) -> bool:
+    """Whether rows are padded behind their end: where there is an end token."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+
+def may_drop_finished(input_ids: torch.Tensor, criteria: StoppingCriteriaList) -> bool:
+    """Whether sources that are done leave the batch: where their rows are padded. A GPU would wait for it."""
+    return pads_finished_rows(criteria) and input_ids.device.type == "cpu"
+
+
+def _padding(generation_config: GenerationConfig) -> int:
     padding, end = generation_config.pad_token_id, generation_config.eos_token_id
     if padding is None:
         padding = torch.as_tensor(end).flatten()[0]

@@ -73,7 +73,7 @@ def hook_in() -> None:
 
 
 class _Widen(LogitsProcessor):
-    """Comes before all others, which expect the scores of every row, in greedy search and sampling."""
+    """Comes before all others, which expect the scores of every row, in transformers' sampling."""
 
     def __init__(self, cache: SearchCache):
         self.cache = cache
@@ -83,7 +83,7 @@ class _Widen(LogitsProcessor):
 
 
 class _DropFinished(StoppingCriteriaList):
-    """The stopping criteria of a greedy search or of sampling, which drop the sources that are done."""
+    """The stopping criteria of transformers' sampling, which drop the sources that are done."""
 
     def __init__(self, criteria: StoppingCriteriaList, cache: SearchCache):
         super().__init__(criteria)
@@ -131,15 +131,15 @@ def _search_by(library_search: Callable) -> Callable:
         if cache is not None and cache.tree is not None:
             if generation_config.num_beams > 1:
                 search = beam_search
+            elif greedy_search.can_search(generation_config, arguments):
+                search = greedy_search.greedy_search
             else:
-                if greedy_search.can_search(generation_config, arguments):
-                    search = greedy_search.greedy_search
                 logits_processor = LogitsProcessorList([_Widen(cache), *logits_processor])
-                if _may_drop_finished(input_ids, stopping_criteria):
+                if greedy_search.may_drop_finished(input_ids, stopping_criteria):
                     stopping_criteria = _DropFinished(stopping_criteria, cache)
         rows = input_ids.shape[0]
         step_class = None if cache is None or cache.tree is None else _class_of_steps(self, arguments)
-        with packed_weights([] if step_class is NativeStep else _modules_of_each_step(self), rows):
+        with packed_weights([] if step_class is NativeStep else modules_of_each_step(self), rows):
             if cache is not None and step_class is not None:
                 cache.step = step_class(self, rows, arguments.get("attention_mask"))
             return search(
@@ -147,12 +147,6 @@ def _search_by(library_search: Callable) -> Callable:
             )
 
     return narrow_search
-
-
-def _may_drop_finished(input_ids: torch.Tensor, stopping_criteria: StoppingCriteriaList) -> bool:
-    """Whether the library pads finished rows: where there is an end of sequence. A GPU would wait for it."""
-    pads_finished_rows = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    return pads_finished_rows and input_ids.device.type == "cpu"
 
 
 def _share_sources(
@@ -209,7 +203,7 @@ def _may_use_tree(
     )
 
 
-def _modules_of_each_step(model: Any) -> list[torch.nn.Module]:
+def modules_of_each_step(model: Any) -> list[torch.nn.Module]:
     """All that every step computes; the keys and values of a source are computed once."""
     once = ("encoder_attn.k_proj", "encoder_attn.v_proj")
     layers = [module for name, module in model.get_decoder().named_modules() if not name.endswith(once)]

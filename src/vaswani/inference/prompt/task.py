@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from vaswani.errors import UserError, listing
@@ -72,6 +73,7 @@ class Task:
         separator: follows the description and each shot.
         examples: rows to draw shots from.
         test: rows to answer.
+        files: that the task was read from.
 
     Raises:
         UserError: options contradict each other or have no effect; a row lacks a field; its answer is not one
@@ -91,6 +93,7 @@ class Task:
     separator: str = "\n\n"
     examples: Sequence[Row] = ()
     test: Sequence[Row]
+    files: Sequence[Path] = field(default=(), compare=False)
     questions: tuple[Question, ...] = field(init=False, repr=False)  # of the test rows
     shots: tuple[Question, ...] = field(init=False, repr=False)  # of the examples
 

@@ -71,11 +71,10 @@ def load_task(path: str | Path) -> Task:
     try:
         for key, value in values.items():
             _check(str(key), value)
-        for rows in ("examples", "test"):
-            _read_row_file(values, rows, path.parent)
+        row_files = [_read_row_file(values, rows, path.parent) for rows in ("examples", "test")]
         if "prompt" not in values:
             raise UserError("prompt is missing: the template of a question")
-        return Task(**{"test": [], **values})
+        return Task(**{"test": [], **values}, files=[path, *filter(None, row_files)])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
@@ -101,22 +100,15 @@ def _check(key: str, value: Any) -> None:
         raise UserError(f"{key}: expected {expected}, got {shown(value)}")
 
 
-def row_files(path: str | Path) -> list[Path]:
-    """Return the files with the rows of a task that `load_task` loads."""
-    path = find_config(path, "task file")
-    values = _read_yaml(path)
-    names = (values.get(f"{rows}_file") for rows in ("examples", "test"))
-    return [path.parent / name for name in names if name]
-
-
-def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> None:
-    """Replace `examples_file` or `test_file` by the rows of the file."""
+def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> Path | None:
+    """Replace `examples_file` or `test_file` by the rows of the file; return the file."""
     name = values.pop(f"{rows}_file", None)
     if name is None:
-        return
+        return None
     if rows in values:
         raise UserError(f"{rows} and {rows}_file were both given; give one of them")
     values[rows] = read_rows(folder / name)
+    return folder / name
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -129,12 +129,10 @@ class _Fields:
             return
         reason = self._without_effect[ignored[0]]
         names = [name for name in ignored if self._without_effect[name] == reason]
-        has = "has"
-        if len(names) > 1:
-            has, reason = "have", reason.replace("leave it out", "leave them out")
+        each = " each" if len(names) > 1 else ""
         shipped = name_of_shipped(path)
         copy = f" of a copy, which vaswani configs show {shipped} prints" if shipped else ""
-        raise UserError(f"{', '.join(names)} {has} no effect here: {reason}{copy} (in {path})")
+        raise UserError(f"{', '.join(names)}{each} has no effect here: {reason}{copy} (in {path})")
 
     def _check(self, name: str, problem: str, prefix: str = "") -> None:
         check_name(name, self._hints, self._without_effect, problem, self._command, prefix)

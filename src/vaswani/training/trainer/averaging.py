@@ -12,6 +12,7 @@ from vaswani.errors import UserError
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import MANIFEST
 from vaswani.hub.hashes import check_whole
+from vaswani.training.config.arguments import LOWER_IS_BETTER
 from vaswani.training.trainer.checkpoints import checkpoints
 
 PREFIX = "eval_"
@@ -35,8 +36,8 @@ def best_checkpoints(run: Path, count: int, metric: str | None = None) -> list[P
     Args:
         run: the folder of the run.
         count: of the checkpoints.
-        metric: of the evaluations in training, such as bleu. Greater is better, unless its name ends with
-            "loss" or it is perplexity. None means the run's `metric_for_best_model`.
+        metric: of the evaluations in training, such as bleu. Greater is better, except for losses and
+            `LOWER_IS_BETTER`. None means the run's `metric_for_best_model`.
 
     Raises:
         UserError: the run has no such metric, fewer checkpoints were evaluated, or one is incomplete.
@@ -92,16 +93,16 @@ def _metric(checkpoint: Path) -> tuple[str, bool]:
 def _named(metric: str) -> tuple[str, bool]:
     """Return a metric without "eval_", and whether a greater one is better."""
     name = metric.removeprefix(PREFIX)
-    return name, not name.endswith(("loss", "perplexity"))
+    return name, not (name.endswith("loss") or name in LOWER_IS_BETTER)
 
 
 def _evaluation(checkpoint: Path) -> dict[str, float]:
     """Return the metrics of the model in a checkpoint that are numbers; none if it was not evaluated."""
     state = read_object(checkpoint / TRAINER_STATE_NAME)
-    entries = [entry for entry in state["log_history"] if entry.get("step") == state["global_step"]]
+    logged = [entry for entry in state["log_history"] if entry.get("step") == state["global_step"]]
+    last = {name: value for entry in logged for name, value in entry.items() if name.startswith(PREFIX)}
     return {
         name.removeprefix(PREFIX): value
-        for entry in entries
-        for name, value in entry.items()
-        if name.startswith(PREFIX) and not name.endswith(COSTS) and math.isfinite(value)
+        for name, value in last.items()
+        if not name.endswith(COSTS) and math.isfinite(value)
     }
