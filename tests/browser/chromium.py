@@ -75,7 +75,8 @@ class WatchedPages:
         return page
 
     def check_accessibility(self, page: Page) -> None:
-        """Fail if axe finds something serious or critical on the page as it is now."""
+        """Fail if axe finds something serious or critical on the page, once nothing on it is faded."""
+        page.wait_for_function("!document.querySelector('.pending')")  # Gradio's, until an output is complete
         found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
         serious = [
             f"{finding['id']}: {finding['help']}: {node['html'][:200]} {node['failureSummary']}"
