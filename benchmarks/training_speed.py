@@ -1,6 +1,6 @@
 """Training speed: our model and trainer beside MarianMT of the same shape under the stock `Seq2SeqTrainer`.
 
-    python benchmarks/training_speed.py [--data FILE|FOLDER] [--shape small base] [--quick] [--json]
+    python benchmarks/training_speed.py [--data FILE|FOLDER] [--shape small base] [--bf16] [--quick] [--json]
 
 Three trainings run side by side, each in a process of its own: MarianMT with the stock settings (random
 batches of a fixed number of rows), MarianMT with length-grouped batches, and ours with token-budget batches.
@@ -8,7 +8,8 @@ They take turns on the machine, a few steps each, and only one runs at a time. A
 same average number of real tokens per batch, dropout 0.1, label smoothing 0.1 and AdamW. Counted are real
 source and target tokens, without padding; loading, tokenizing and the first steps are not timed. The
 arithmetic of the linear layers (padding included, 3 products each: forward, and backward for states and
-weights) beside what one large product reaches says how much faster anything could get.
+weights) beside what one large product reaches says how much faster anything could get. With --bf16, all three
+train under autocast to bfloat16, and ours a second time in float32.
 """
 
 import argparse
@@ -43,6 +44,7 @@ from vaswani.insight.arithmetic.calibration import matrix_peak
 
 OURS, STOCK, GROUPED = "vaswani, token budget", "MarianMT, stock (random)", "MarianMT, length-grouped"
 SIDES = (STOCK, GROUPED, OURS)
+FLOAT32 = "vaswani, token budget, float32"  # beside three in bfloat16
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class Plan:
     max_tokens: int
     rows_per_batch: int
     steps: int
+    bf16: bool = False
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The trainings, in their order."""
+        return (*SIDES, FLOAT32) if self.bf16 else SIDES
 
 
 @dataclass
@@ -84,22 +92,22 @@ def measure(plan: Plan, rounds: int) -> dict[str, Measurement]:
     """Let the trainings take turns; the first turn of each is warm-up."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = {}, []
-    for side in SIDES:
+    for side in plan.sides:
         pipes[side], far_end = context.Pipe()
         processes.append(context.Process(target=work, args=(side, plan, far_end), daemon=True))
         processes[-1].start()
         far_end.close()
-    measurements = {side: Measurement() for side in SIDES}
-    for side in SIDES:
+    measurements = {side: Measurement() for side in plan.sides}
+    for side in plan.sides:
         pipes[side].recv()  # it is ready
     for turn in range(rounds + 1):
-        for side in SIDES:
+        for side in plan.sides:
             pipes[side].send(turn < rounds)  # whether there will be another turn
             result = pipes[side].recv()
             if turn:
                 measurements[side].turns.append(result)
             print(".", end="", file=sys.stderr, flush=True)
-    for side in SIDES:
+    for side in plan.sides:
         measurements[side].peak_memory = pipes[side].recv()
     for process in processes:
         process.join()
@@ -180,6 +188,7 @@ def build_trainer(side: str, plan: Plan, **changes: Any) -> Seq2SeqTrainer:
         "adam_beta2": 0.98,
         "adam_epsilon": 1e-9,
         "label_smoothing_factor": 0.1,
+        "bf16": plan.bf16 and side != FLOAT32,
         "use_cpu": True,
         "save_strategy": "no",
         "logging_strategy": "no",
@@ -187,7 +196,7 @@ def build_trainer(side: str, plan: Plan, **changes: Any) -> Seq2SeqTrainer:
         "disable_tqdm": True,
         **changes,
     }
-    if side == OURS:
+    if side in (OURS, FLOAT32):
         arguments["max_tokens_per_batch"] = plan.max_tokens
         return side_by_side.our_trainer(plan.shape, tokenizer, rows, arguments)
     arguments["per_device_train_batch_size"] = plan.rows_per_batch
@@ -257,6 +266,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = training_arguments(__doc__)
     parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])
     parser.add_argument("--rounds", type=int, default=7, help="turns of each training that are timed")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, on all sides")
     args = parser.parse_args()
     if args.quick:
         args.shape, args.max_tokens, args.rounds = ["tiny"], 512, 2
@@ -274,7 +284,7 @@ def main() -> None:
     with saved(corpus) as folder:
         for shape in args.shape:
             steps = 1 if shape == "base" else 4
-            plan = Plan(folder, shape, args.threads, args.max_tokens, rows, steps)
+            plan = Plan(folder, shape, args.threads, args.max_tokens, rows, steps, args.bf16)
             results[shape] = measure(plan, args.rounds)
 
     print(side_by_side.describe_setting(corpus.name, [args.threads]))

@@ -129,6 +129,13 @@ def test_training_speed(run: Run, corpus: Path):
 
 
 @pytest.mark.slow
+def test_training_speed_in_bfloat16(run: Run, corpus: Path):
+    rows, _ = run("training_speed.py", "--data", corpus, "--bf16")
+    assert [row[1] for row in rows][-1] == "vaswani, token budget, float32"
+    assert len(rows) == 4
+
+
+@pytest.mark.slow
 def test_equal_learning(run: Run, corpus: Path, tmp_path: Path):
     command = ("equal_learning.py", "--data", corpus, "--output", tmp_path / "out")
     rows, result = run(*command, "--picture", tmp_path / "curves.svg")

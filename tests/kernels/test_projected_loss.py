@@ -119,3 +119,34 @@ def test_a_model_takes_any_loss_of_its_logits(adapted):
     assert outputs.logits is None
     torch.testing.assert_close(outputs.loss, expected)
     torch.testing.assert_close(gradients, [parameter.grad for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("smoothing", [None, 0.1])
+def test_autocast_converts_states_and_weight_once_and_sums_in_float32(inputs, smoothing, monkeypatch):
+    states, weight, kept, targets = (each.detach() for each in inputs)
+    states, weight = states.float().requires_grad_(), weight.float().requires_grad_()
+    monkeypatch.setattr(module, "rows_per_chunk", lambda rows, weight: 4)
+    factors = []
+
+    def record(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        factors.append((right.dtype, right.untyped_storage().data_ptr()))
+        return left @ right.t()
+
+    monkeypatch.setattr(module, "product", record)
+    labels = targets.argmax(-1)
+
+    def loss() -> torch.Tensor:
+        if smoothing is not None:
+            return module.linear_cross_entropy(states[kept], weight, labels, smoothing)
+        function = TokenLoss(kept, lambda logits, rows: cross_entropy(logits.float(), targets[rows].float()))
+        return projected_loss(states, weight, function)
+
+    expected = torch.autograd.grad(loss(), (states, weight))
+    factors.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        automatic = loss()
+    gradients = torch.autograd.grad(automatic, (states, weight))
+    assert {dtype for dtype, _ in factors} == {torch.bfloat16}
+    assert len({place for _, place in factors}) == 1 < len(factors)
+    assert all(each.dtype == torch.float32 for each in (automatic, *gradients))
+    torch.testing.assert_close(gradients, expected, rtol=0.05, atol=0.05)

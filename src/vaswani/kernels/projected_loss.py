@@ -84,9 +84,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         row_gradient = torch.empty_like(rows)
         weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # as its sum is fastest
         size = rows_per_chunk(rows, weight)
+        factors, factor_weight = as_factors(rows, weight)
         for start in range(0, len(rows), size):
-            chunk, target = rows[start : start + size], targets[start : start + size, None]
-            logits = product(chunk, weight).to(precision)  # [n, V]
+            chunk, target = factors[start : start + size], targets[start : start + size, None]
+            logits = product(chunk, factor_weight).to(precision)  # [n, V]
             loss -= (1 - smoothing) * logits.gather(1, target).sum()
             highest = logits.amax(-1)
             probs = torch.softmax(logits, dim=-1, out=logits)
@@ -94,8 +95,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if wants_gradients:
                 # p − (1 − ε) · one-hot, the gradient of the logits but for the uniform part
                 probs.scatter_add_(1, target, probs.new_full((), smoothing - 1).expand_as(target))
-                gradient = probs.to(rows.dtype)
-                row_gradient[start : start + size] = product(gradient, weight.t()) - smoothing * mean_weight
+                gradient = probs.to(factors.dtype)
+                of_rows = product(gradient, factor_weight.t())
+                row_gradient[start : start + size] = of_rows - smoothing * mean_weight
                 add_product_over_rows(weight_gradient, chunk, gradient)
         weight_gradient -= row_sum[:, None] * (smoothing / len(weight))
         ctx.save_for_backward(row_gradient, weight_gradient.t().to(weight.dtype).contiguous())
@@ -171,16 +173,17 @@ class _ProjectedLoss(torch.autograd.Function):
         row_gradient = torch.empty_like(rows)
         weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # as its sum is fastest
         size = max(1, rows_per_chunk(rows, weight) // math.prod(rows.shape[1:-1]))
+        factors, factor_weight = as_factors(rows, weight)
         for start in range(0, len(rows), size):
             place = slice(start, min(start + size, len(rows)))
-            chunk = rows[place]
-            logits = product(chunk, weight).requires_grad_(wants_gradients)  # [n, ..., V]
+            chunk = factors[place]
+            logits = product(chunk, factor_weight).requires_grad_(wants_gradients)  # [n, ..., V]
             with torch.set_grad_enabled(wants_gradients):
                 loss = function(logits, place)
             total += loss.detach()
             if wants_gradients:
                 (gradient,) = torch.autograd.grad(loss, logits)
-                row_gradient[place] = product(gradient, weight.t())
+                row_gradient[place] = product(gradient, factor_weight.t())
                 add_product_over_rows(weight_gradient, chunk.flatten(0, -2), gradient.flatten(0, -2))
         ctx.save_for_backward(row_gradient, weight_gradient.t().to(weight.dtype).contiguous())
         return total
@@ -190,6 +193,15 @@ class _ProjectedLoss(torch.autograd.Function):
         """Scale the gradients by that of the sum."""
         row_gradient, weight_gradient = ctx.saved_tensors
         return row_gradient * grad_output, weight_gradient * grad_output, None, None
+
+
+def as_factors(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in the dtype that autocast multiplies in, where it is on: converted once, not for each product."""
+    device = rows.device.type
+    if not torch.is_autocast_enabled(device):
+        return rows, weight
+    dtype = torch.get_autocast_dtype(device)
+    return rows.to(dtype), weight.to(dtype)
 
 
 def rows_per_chunk(rows: torch.Tensor, weight: torch.Tensor) -> int:

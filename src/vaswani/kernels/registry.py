@@ -28,6 +28,7 @@ KERNELS: tuple[str, ...] = (
         "dropout",
         "short_attention",
         "attention_native",
+        "half_attention",
         "projected_loss",
         "search",
     ),
