@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vaswani.kernels import onednn
+from vaswani.kernels import half_products, onednn
 from vaswani.kernels.native_library import native_library, why_not_compiled
 from vaswani.model import operators
 from vaswani.model.input_checks import has_values
@@ -130,6 +130,8 @@ def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`states @ weight.T`, without gradients, by the fastest library: [..., K] and [N, K] -> [..., N]."""
     if gains(states, weight.t()):
         return native_product(states.flatten(0, -2), weight.t()).view(*states.shape[:-1], -1)
+    if half_products.takes(states):
+        return half_products.product(states.flatten(0, -2), weight).view(*states.shape[:-1], -1)
     return onednn.product(states, weight)
 
 
@@ -137,5 +139,7 @@ def add_product_over_rows(total: torch.Tensor, left: torch.Tensor, right: torch.
     """Add `left.T @ right` to `total` in place, without gradients: [N, K], [M, N] and [M, K]."""
     if gains(left.t(), right):
         native_product(left.t(), right, added_to=total)
+    elif half_products.takes(left):
+        half_products.add_product_over_rows(total, left, right)
     else:
         total += onednn.product_over_rows(left, right)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from vaswani.kernels.cross_entropy_native import cross_entropy_and_gradient
 from vaswani.kernels.products_native import add_product_over_rows, product
 from vaswani.model import losses
 from vaswani.model.input_checks import IGNORED_LABEL, has_values
@@ -86,16 +87,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         size = rows_per_chunk(rows, weight)
         factors, factor_weight = as_factors(rows, weight)
         for start in range(0, len(rows), size):
-            chunk, target = factors[start : start + size], targets[start : start + size, None]
-            logits = product(chunk, factor_weight).to(precision)  # [n, V]
-            loss -= (1 - smoothing) * logits.gather(1, target).sum()
-            highest = logits.amax(-1)
-            probs = torch.softmax(logits, dim=-1, out=logits)
-            loss += (highest - probs.amax(-1).log()).sum()  # log-sum-exp: the highest is in both
-            if wants_gradients:
-                # p − (1 − ε) · one-hot, the gradient of the logits but for the uniform part
-                probs.scatter_add_(1, target, probs.new_full((), smoothing - 1).expand_as(target))
-                gradient = probs.to(factors.dtype)
+            chunk, target = factors[start : start + size], targets[start : start + size]
+            logits = product(chunk, factor_weight)  # [n, V]
+            of_chunk, gradient = cross_entropy_and_gradient(logits, target, 1 - smoothing, wants_gradients)
+            loss += of_chunk
+            if wants_gradients:  # that of the logits, but for the uniform part
                 of_rows = product(gradient, factor_weight.t())
                 row_gradient[start : start + size] = of_rows - smoothing * mean_weight
                 add_product_over_rows(weight_gradient, chunk, gradient)

@@ -25,6 +25,7 @@ KERNELS: tuple[str, ...] = (
     *(
         "onednn",
         "products_native",
+        "half_products",
         "dropout",
         "short_attention",
         "attention_native",

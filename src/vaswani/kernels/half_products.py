@@ -1,0 +1,105 @@
+"""Linear layers under autocast to bfloat16 on the CPU, with few different shapes.
+
+oneDNN multiplies bfloat16, and generates code for each shape of a product: 1 to 5 ms, ten times what the
+product of a layer at d 128 takes on a processor with matrix units. Batches of texts have ever new numbers of
+tokens. Here these are rounded up, with rows of zeros, to the next multiple of 64. The rows are converted
+anyway, so that rounding them up costs nothing.
+
+M rows · K inputs · N outputs · P = M, rounded up
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from vaswani.model import operators
+from vaswani.model.input_checks import has_values
+
+MULTIPLE = 64
+ROWS_ADDED = 16  # at a time
+
+
+def unavailable() -> str | None:
+    """The reason why there is no code for each shape; None if oneDNN computes the products."""
+    return None if torch.backends.mkldnn.is_available() else "this PyTorch was built without oneDNN"
+
+
+def hook_in() -> None:
+    """Go before the other linear layers, which leave autocast to PyTorch."""
+    operators.linear.put_before(linear)
+
+
+def linear(
+    otherwise: Callable[..., torch.Tensor],
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """`states @ weight.T + bias` in bfloat16: [..., K], [N, K] and [N] -> [..., N]."""
+    if (
+        has_values(states)
+        and type(weight) is nn.Parameter  # not traced, no shard, nothing quantized
+        and states.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and states.numel() >= MULTIPLE * weight.shape[1]
+    ):
+        return _HalfLinear.apply(states, weight, bias)
+    return otherwise(states, weight, bias)
+
+
+class _HalfLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        rows, factor = rounded_up(states.flatten(0, -2)), weight.to(torch.bfloat16)
+        ctx.save_for_backward(rows, factor)
+        ctx.shape, ctx.dtypes = states.shape, (states.dtype, weight.dtype)
+        outputs = nn.functional.linear(rows, factor, None if bias is None else bias.to(torch.bfloat16))
+        return outputs[: states.numel() // states.shape[-1]].view(*states.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, factor = ctx.saved_tensors
+        of_states, of_weight = ctx.dtypes
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        upstream = rounded_up(grad.flatten(0, -2))
+        num_rows = grad.numel() // grad.shape[-1]
+        return (
+            (upstream @ factor)[:num_rows].to(of_states).view(ctx.shape) if needs_states else None,
+            (upstream.t() @ rows).to(of_weight) if needs_weight else None,
+            upstream.sum(0, dtype=of_weight) if needs_bias else None,
+        )
+
+
+def rounded_up(rows: torch.Tensor) -> torch.Tensor:
+    """The rows [M, K] in bfloat16, followed by zeros: [P, K]."""
+    num_rows = len(rows)
+    if num_rows % MULTIPLE == 0:
+        return rows.to(torch.bfloat16).contiguous()
+    total = -(-num_rows // MULTIPLE) * MULTIPLE
+    padded = rows.new_empty(total, rows.shape[1], dtype=torch.bfloat16)
+    padded[:num_rows] = rows
+    padded[num_rows:] = 0
+    return padded
+
+
+def takes(states: torch.Tensor) -> bool:
+    """Whether a product of these states would be one of a new shape again and again."""
+    return states.dtype == torch.bfloat16 and states.device.type == "cpu"
+
+
+def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`rows @ weight.T`, without gradients: [M, K] and [N, K] in bfloat16 -> [M, N]."""
+    return (rounded_up(rows) @ weight.t())[: len(rows)]
+
+
+def add_product_over_rows(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add `left.T @ right` to `total` in place, without gradients: float32 [N, K], half [M, N] and [M, K]."""
+    added = rounded_up(left).t() @ rounded_up(right)
+    # Adding converts to a new tensor in float32: a small one stays in the cache, and is no new memory.
+    for some, sums in zip(added.split(ROWS_ADDED), total.split(ROWS_ADDED), strict=True):
+        sums += some
