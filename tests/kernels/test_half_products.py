@@ -19,7 +19,7 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.shapes: set[tuple] = set()
 
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
         if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             self.shapes.add(tuple(tuple(each.shape) for each in arguments[-2:]))
         return function(*arguments, **(options or {}))
