@@ -192,3 +192,33 @@ def test_an_adapter_that_does_not_fit_is_refused(fault: str, trained: Path, tmp_
     told = {"damaged": "is damaged", "missing": "has no adapter_model", "not finite": "NaN"}
     with pytest.raises(UserError, match=told.get(fault, "does not fit")):
         load_checkpoint(folder, device="cpu")
+
+
+def another_base(trained: Path, folder: Path, change: float) -> Path:
+    """The adapter beside a copy of its model, of which each weight is multiplied by 1 + `change`."""
+    from safetensors.torch import save_file
+
+    model, adapter = copytree(trained.parent / "model", folder / "model"), copytree(trained, folder / "run")
+    weights = {name: tensor * (1 + change) for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    (model / "model_hashes.json").unlink(missing_ok=True)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(model)
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    (adapter / "model_hashes.json").unlink()
+    return adapter
+
+
+def test_other_weights_of_the_same_shape_are_refused(trained: Path, tmp_path: Path) -> None:
+    adapter = another_base(trained, tmp_path, 0.02)
+    with pytest.raises(UserError, match=r"it was trained with other weights than these \(\S+ differs\); use"):
+        load_checkpoint(adapter, device="cpu")
+    with pytest.raises(UserError, match="other weights"):
+        merge_folder(str(adapter), tmp_path / "merged")
+    (adapter / "adapted_sample.json").unlink()  # as plain PEFT saves it
+    load_checkpoint(adapter, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_right_weights_may_be_rounded(dtype: str, trained: Path, tmp_path: Path) -> None:
+    load_checkpoint(another_base(trained, tmp_path, 0.0), device="cpu", dtype=dtype)

@@ -9,3 +9,4 @@ MANIFEST = "manifest.json"  # of a checkpoint; it is written last
 
 # Of an adapter, as PEFT names them.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTED_SAMPLE = "adapted_sample.json"  # some numbers of the model that it belongs to

@@ -1,15 +1,18 @@
 """Low-rank adapters (LoRA; Hu et al., 2021, arXiv:2106.09685) by PEFT: add, describe, load and merge.
 
-The folder of an adapter holds its weights, the name of the model that it belongs to, the tokenizers and the
-configuration of the whole model. Plain PEFT loads it as well.
+The folder of an adapter holds its weights, the name of the model that it belongs to and some numbers of it,
+the tokenizers and the configuration of the whole model. Plain PEFT loads it as well.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import (
@@ -22,8 +25,9 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from vaswani.errors import UserError, listing, one_line
+from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from vaswani.files.run_files import ADAPTED_SAMPLE, ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vaswani.hub.hashes import check_hashes
 from vaswani.hub.run_metadata import auto_class_of
 from vaswani.hub.weights import (
@@ -83,6 +87,7 @@ def add_adapter(
     import peft
 
     check_targets(model, targets)
+    sample = _sample(model)
     model.config.architectures = [type(model).__name__]  # as it would be saved without an adapter
     config = peft.LoraConfig(
         r=rank,
@@ -96,6 +101,7 @@ def add_adapter(
     )
     adapted: Any = peft.get_peft_model(model, config)
     adapted.create_or_update_model_card = lambda folder: None  # a run writes its own card
+    adapted.adapted_sample = sample
     return adapted
 
 
@@ -128,6 +134,42 @@ def check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
                 f"lora_targets={target} is no linear layer that can be adapted; this model has "
                 f"{listing(sorted(linear))}"
             )
+
+
+# -------------------------------------------------------------------------------------------- the right model
+
+_SAMPLED = 4  # numbers of each weight
+_ROUNDING = 2**-8  # of bfloat16: the model may be loaded in another dtype than the adapter was trained in
+
+
+def _sample(model: PreTrainedModel) -> dict[str, list[float]]:
+    """Return a few numbers of each weight but those of heads; they tell models of one shape apart."""
+    sample = {}
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and is_of_base_model(name, model):
+            places = torch.linspace(0, weight.numel() - 1, _SAMPLED).long()
+            sample[name] = weight.detach().flatten()[places.to(weight.device)].float().tolist()
+    return sample
+
+
+def write_sample(adapted: Any, folder: Path) -> None:
+    """Write the numbers of the model that `add_adapter` has adapted beside its adapter."""
+    write_whole(folder / ADAPTED_SAMPLE, (json.dumps(adapted.adapted_sample) + "\n").encode())
+
+
+def _check_sample(model: PreTrainedModel, folder: Path) -> None:
+    """Raise a ValueError for another model than the one that an adapter was trained with.
+
+    An adapter without a sample, as plain PEFT saves it, is not checked.
+    """
+    path = folder / ADAPTED_SAMPLE
+    if not path.exists():
+        return
+    found, expected = _sample(model), read_object(path)
+    for name in found.keys() & expected.keys():
+        pairs = zip(found[name], expected[name], strict=True)
+        if not all(math.isclose(*pair, rel_tol=_ROUNDING, abs_tol=1e-6) for pair in pairs):
+            raise ValueError(f"it was trained with other weights than these ({name} differs)")
 
 
 # ---------------------------------------------------------------------------------------------------- loading
@@ -184,6 +226,7 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     stored = _stored(folder)
     check_hashes(folder)
     try:
+        _check_sample(model, folder)
         with without_remarks():
             adapted = peft.PeftModel.from_pretrained(model, str(folder))
         expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)

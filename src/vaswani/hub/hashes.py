@@ -19,7 +19,7 @@ from vaswani.files.run_files import MANIFEST
 HASHES = "model_hashes.json"
 _OF_MODEL = (
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
-    *("adapter_config.json", "adapter_model.safetensors"),
+    *("adapter_config.json", "adapter_model.safetensors", "adapted_sample.json"),
 )
 _OF_TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -18,6 +18,7 @@ from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import RunError, UserError, listing
 from vaswani.files.hub_client import use_patient_client
 from vaswani.files.run_files import (
+    ADAPTED_SAMPLE,
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     AVERAGED_FILE,
@@ -44,7 +45,7 @@ TOKENIZERS = (
     *("target_vocab.json", "vocab-src.json", "vocab-tgt.json", "spm.model", "tokenizer.model"),
     "chat_template.jinja",
 )
-ADAPTERS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+ADAPTERS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTED_SAMPLE)
 PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZERS)
 # Files that the pushed configuration and card are made from.
 _READ = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vaswani.hub.adapters import write_sample
+
 
 def base_model(model: Any) -> Any:
     """The model without the wrapper of its adapter, whose layers remain adapted; other models as they are."""
@@ -12,9 +14,10 @@ def base_model(model: Any) -> Any:
 
 
 def describe_adapted(model: Any, folder: Path) -> None:
-    """Write the configuration of an adapted model beside its adapter; nothing for other models."""
+    """Write what tells the adapted model beside its adapter; nothing for other models."""
     whole = base_model(model)
     if whole is not model:
+        write_sample(model, folder)
         whole.config.save_pretrained(folder)
         if whole.can_generate():
             whole.generation_config.save_pretrained(folder)
