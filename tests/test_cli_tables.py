@@ -178,6 +178,11 @@ def test_a_translation_can_replace_a_field(models: Path, tmp_path: Path, capfd) 
         ([*flags, "en"], "which the output adds; choose another with --output_field, or --replace it"),
         ([*flags, "en", "--replace", "--scores"], "--replace replaces a field by one text, without scores"),
         (["--input", tmp_path / "in.txt", "--replace"], "--replace is for tables, and"),
+        (["--input", tmp_path / "in.txt", "--output_field", "x"], "--output_field is for tables, and"),
+        (
+            [*flags, "x", "--scores"],
+            "--output_field x has no effect with scores or alternatives; leave it out",
+        ),
     ):
         status, output, errors = translate(capfd, models, *wrong)
         assert (status, output) == (2, "")
@@ -276,6 +281,10 @@ def test_what_a_document_is(models: Path, tmp_path: Path, capfd, translator: Tra
     assert summarize(capfd, models, "--input", tmp_path / "in.txt")[1].count("\n") == 1
     status, _, errors = summarize(capfd, models, "--input", tmp_path / "in.txt", "--documents", "page")
     assert (status, errors) == (2, "vaswani: documents=page is unknown; expected line, blank_line, file\n")
+    table = write_table(tmp_path, ".jsonl", [{"text": "one"}])
+    status, _, errors = summarize(capfd, models, "--input", table, "--documents", "line")
+    assert status == 2
+    assert f"--documents is for plain text, and {table} is read as a table; leave it out" in errors
 
 
 def test_summaries_of_long_documents_are_of_their_beginning(models: Path, tmp_path: Path, capfd) -> None:

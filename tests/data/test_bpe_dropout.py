@@ -121,6 +121,13 @@ def test_dropout_needs_bpe():
         BpeDropout(words, 0.1)
 
 
+@pytest.mark.parametrize("kind", ["byte", "char"])
+def test_dropout_needs_merges(kind):
+    tokenizer = train_tokenizer(["ein Text"] * 3, 300, kind=kind)
+    with pytest.raises(UserError, match="leaves out merges, and this tokenizer has none"):
+        BpeDropout(tokenizer, 0.1)
+
+
 # ------------------------------------------------------------------------------------------ rows and batches
 
 

@@ -417,6 +417,16 @@ def test_what_a_model_cannot_go_on_with_is_refused(tiny, models, kind, model, op
     assert not (Path(tiny["output_dir"]) / "model.safetensors").exists()
 
 
+def test_words_of_one_token_are_not_masked_as_wholes(tiny, tmp_path):
+    tokenizer = train_tokenizer(["a few words"] * 3, 300, kind="char", purpose="masked")
+    tokenizer.save_pretrained(tmp_path / "characters")
+    options = {"tokenizer": tmp_path / "characters", "whole_word_masking": True}
+    with pytest.raises(
+        UserError, match="whole_word_masking has no effect with the tokenizer in .*characters"
+    ):
+        run(tiny, **OBJECTIVES["masked"], **options)
+
+
 def test_a_decoder_with_one_token_for_begin_and_end_is_not_packed(tiny, models, tmp_path):
     shutil.copytree(models["causal"], tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -461,6 +471,11 @@ def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_refused(tiny, models, tmp_
         ("masked", {"mask_probability": 0}, "mask_probability=0.0 must be above 0 and at most 1"),
         ("masked", {"metric_for_best_model": "perplexity"}, "perplexity is not computed; choose one of loss"),
         ("masked", {"streaming": True, "max_steps": -1}, "streaming=true needs max_steps"),
+        (
+            "masked",
+            {"whole_word_masking": True, "tokenizer_kind": "char"},
+            "no effect with tokenizer_kind=char",
+        ),
         ("masked", {"d_model": 18, "encoder_attention_heads": 4}, "d_model=18 must be divisible by"),
         ("causal", {"decoder_attention": ["sparse"]}, "sparse attention does not tell packed documents"),
         ("masked", {"train_file": "nowhere.jsonl"}, "no such file: nowhere.jsonl"),

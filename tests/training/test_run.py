@@ -117,6 +117,8 @@ def test_long_rows_can_be_cut_off(tiny_run, capsys):
     assert scores.keys() >= {"test_loss"}
     with pytest.raises(UserError, match="truncate=true and bpe_dropout exclude each other"):
         run(tiny_run, max_steps=1, truncate=True, bpe_dropout=0.1)
+    with pytest.raises(UserError, match="and tokenizer_kind=unigram has none"):
+        run(tiny_run, max_steps=1, tokenizer_kind="unigram", bpe_dropout=0.1)
 
 
 @pytest.mark.slow

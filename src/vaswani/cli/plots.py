@@ -181,11 +181,13 @@ def plot_schedule(
         ),
     ] = None,
     warmup_steps: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--warmup_steps", metavar="N,N,...", help="Warm-up updates; each schedule is plotted with each."
+            "--warmup_steps",
+            metavar="N,N,...",
+            help="Warm-up updates; each schedule is plotted with each. Default: 4000.",
         ),
-    ] = "4000",
+    ] = None,
     max_steps: Annotated[
         int | None,
         number(
@@ -214,7 +216,15 @@ def plot_schedule(
     check_picture(output)
     if learning_rate is not None and d_model is not None:
         raise UserError(f"--d_model={d_model} has no effect with --learning_rate; leave one of them out")
-    warmups = whole_numbers("warmup_steps", warmup_steps)
+    if config and not names:
+        of_names = {"warmup_steps": warmup_steps, "learning_rate": learning_rate, "d_model": d_model}
+        for option, value in of_names.items():
+            if value is not None:
+                raise UserError(
+                    f"--{option}={value} has no effect: the configuration has its own; leave it out, or name "
+                    "a schedule beside --config"
+                )
+    warmups = whole_numbers("warmup_steps", warmup_steps or "4000")
     from vaswani.cli.training import load_any_config
     from vaswani.files.named_configs import find_config
     from vaswani.insight.schedules import draw_schedules, drawn_updates

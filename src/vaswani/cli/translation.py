@@ -65,8 +65,8 @@ def translate(
     output_name: OutputName = "-",
     source_field: Annotated[str | None, table_field("source_field", "source text", "source")] = None,
     output_field: Annotated[
-        str, typer.Option("--output_field", help="Field that the rows of a table get.")
-    ] = "translation",
+        str | None, typer.Option("--output_field", help="Field that the rows of a table get. [translation]")
+    ] = None,
     replace: Replace = False,
     n_best: NBest = None,
     scores: Scores = False,
@@ -95,7 +95,9 @@ def translate(
     _translate(
         model,
         (input_name, source_field, "source", "line"),
-        (output_name, output_field, "translated"),
+        (output_name, output_field or "translation", "translated"),
+        for_tables={"--output_field": output_field},
+        for_lines={},
         replace=replace,
         n_best=1 if (scores or alignments) and n_best is None else n_best,
         alignments=alignments,
@@ -114,17 +116,18 @@ def summarize(
     input_name: InputName = "-",
     output_name: OutputName = "-",
     documents: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--documents",
             metavar="file|blank_line|line",
-            help="In plain text: the whole is one document, blank lines separate them, or each line is one.",
+            help="In plain text: the whole is one document, blank lines separate them, or each line is one. "
+            "[file]",
         ),
-    ] = "file",
+    ] = None,
     source_field: Annotated[str | None, table_field("source_field", "documents", "text")] = None,
     output_field: Annotated[
-        str, typer.Option("--output_field", help="Field that the rows of a table get.")
-    ] = "summary",
+        str | None, typer.Option("--output_field", help="Field that the rows of a table get. [summary]")
+    ] = None,
     replace: Replace = False,
     n_best: NBest = None,
     scores: Scores = False,
@@ -142,8 +145,10 @@ def summarize(
     """
     _translate(
         model,
-        (input_name, source_field, "text", documents),
-        (output_name, output_field, "summarized"),
+        (input_name, source_field, "text", documents or "file"),
+        (output_name, output_field or "summary", "summarized"),
+        for_tables={"--output_field": output_field},
+        for_lines={"--documents": documents},
         replace=replace,
         n_best=1 if scores and n_best is None else n_best,
         prefix=prefix,
@@ -158,6 +163,8 @@ def _translate(
     source: tuple[str, str | None, str, Any],
     target: tuple[str, str, str],
     *,
+    for_tables: dict[str, str | None],
+    for_lines: dict[str, str | None],
     replace: bool,
     n_best: int | None,
     prefix: str | None,
@@ -172,6 +179,7 @@ def _translate(
         models: folders or names on the Hub; several predict together.
         source: name of the input, the table field that is given, its default, and what a document is.
         target: name of the output, the table field that is added, and what the report says is done.
+        for_tables, for_lines: options that the other kind of input has no use for, as they are given.
         replace: whether the rows of the table may have that field.
         n_best: as in `translate_lines`.
         prefix: all outputs begin with it.
@@ -189,6 +197,8 @@ def _translate(
         raise UserError(
             "--replace replaces a field by one text, without scores or alternatives; leave it out"
         )
+    if n_best is not None and (given := for_tables["--output_field"]) is not None:
+        raise UserError(f"--output_field {given} has no effect with scores or alternatives; leave it out")
     columns = {name: field for name, field in fields.items() if field is not None}
     options_of = {"prefix": "prefix_field", "required": "require_field"}
     others = [Column(each, options_of[name], name == "required") for name, each in columns.items()]
@@ -206,8 +216,10 @@ def _translate(
 
         if prefix is not None:
             check_prefix(prefix, options["banned_phrases"] or ())
-        if replace and texts.row is None:
-            raise UserError(f"--replace is for tables, and {input_name} is read as lines; leave it out")
+        others_of = {**for_tables, "--replace": replace or None} if texts.row is None else for_lines
+        for option in (name for name, value in others_of.items() if value is not None):
+            kind, read = ("tables", "as lines") if texts.row is None else ("plain text", "as a table")
+            raise UserError(f"{option} is for {kind}, and {input_name} is read {read}; leave it out")
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(models, **options)

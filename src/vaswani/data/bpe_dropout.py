@@ -26,7 +26,7 @@ Words = npt.NDArray[np.bool_]
 
 
 def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> None:
-    """Raise `UserError` unless `p` is a probability and the tokenizer merges pairs of symbols."""
+    """Raise `UserError` unless `p` is a probability and a fast tokenizer merges pairs of symbols."""
     if not 0 <= p <= 1:
         raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
     model = tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer
@@ -34,6 +34,17 @@ def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> None:
         raise UserError(
             f"BPE-dropout needs a BPE tokenizer and this one is {type(model).__name__}; leave it at 0"
         )
+    if not _model_of(tokenizer)["merges"]:
+        raise UserError(
+            f"bpe_dropout={p} leaves out merges, and this tokenizer has none, as one of bytes or characters; "
+            "leave it at 0"
+        )
+
+
+def _model_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The vocabulary and the merges of a BPE tokenizer, as `tokenizer.json` has them."""
+    model: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    return model
 
 
 class BpeDropout:
@@ -52,7 +63,7 @@ class BpeDropout:
         check_bpe_dropout(tokenizer, p)
         self.p = p
         self.codec = TextCodec(tokenizer, side)
-        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        model = _model_of(tokenizer)
         self._read_merges(model["vocab"], model["merges"], model.get("continuing_subword_prefix") or "")
 
     def _read_merges(

@@ -192,18 +192,17 @@ def save_curves(run: Path) -> Path:
 def summary(history: list[dict[str, Any]]) -> str:
     """Summarize a run: a line on the training and one for each best validation score."""
     trained = [entry for entry in history if "loss" in entry]
-    if not trained:
-        return "nothing was logged yet"
-    last = trained[-1]
-    shown = [f"update {last['step']:,}", f"loss {last['loss']:.3f}"]
-    speeds = sorted(entry["tokens_per_second"] for entry in trained if "tokens_per_second" in entry)
-    if speeds:
-        shown.append(f"{speeds[len(speeds) // 2]:,.0f} real tokens a second (median)")
-    lines = [", ".join(shown)]
+    lines = []
+    if trained:
+        shown = [f"update {trained[-1]['step']:,}", f"loss {trained[-1]['loss']:.3f}"]
+        speeds = sorted(entry["tokens_per_second"] for entry in trained if "tokens_per_second" in entry)
+        if speeds:
+            shown.append(f"{speeds[len(speeds) // 2]:,.0f} real tokens a second (median)")
+        lines.append(", ".join(shown))
     scores = {"eval_loss": "loss", "eval_bleu": "BLEU", "eval_exact_match": "exact match"}
     for name, label in {**scores, "eval_rouge1": "ROUGE-1", "eval_accuracy": "accuracy"}.items():
         steps, values = _series(history, name)
         if values:
             best = min(values) if name == "eval_loss" else max(values)
             lines.append(f"best validation {label}: {best:.2f} at update {steps[values.index(best)]:,}")
-    return "\n".join(lines)
+    return "\n".join(lines) or "nothing was logged yet"

@@ -114,6 +114,12 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
         )
 
 
+def splits_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether words can have several tokens, tested on one that no vocabulary has. Characters are words."""
+    (document,) = read_documents(["Qxzjvkwy"], tokenizer)
+    return not document.word_starts.all()
+
+
 @dataclass(frozen=True)
 class SequenceBuilder:
     """Builds sequences from batches of documents.

@@ -26,6 +26,7 @@ from vaswani.data.text.sequences import (
     SentenceSequences,
     SequenceBuilder,
     boundary_token_ids,
+    splits_words,
 )
 from vaswani.data.tokenization import is_byte_level
 from vaswani.errors import UserError
@@ -52,6 +53,14 @@ class MaskedLMRun(PretrainingRun):
 
     purpose = "masked"
 
+    def _check_new(self) -> None:
+        if self.config.task.whole_word_masking and self.config.data.tokenizer_kind == "char":
+            raise UserError(
+                "whole_word_masking has no effect with tokenizer_kind=char, of which each token is a word of "
+                "its own; leave one of them out"
+            )
+        super()._check_new()
+
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         if self.config.task.next_sentence and not _tells_next_sentences(pretrained.config):
             raise UserError(
@@ -71,6 +80,11 @@ class MaskedLMRun(PretrainingRun):
         if self.config.task.next_sentence and "token_type_ids" not in tokenizer.model_input_names:
             raise UserError(
                 f"next_sentence needs token types, which the tokenizer in {name} does not give; leave it out"
+            )
+        if self.config.task.whole_word_masking and not splits_words(tokenizer):
+            raise UserError(
+                f"whole_word_masking has no effect with the tokenizer in {name}, of which each token is a "
+                "word of its own; leave it out"
             )
 
     @property

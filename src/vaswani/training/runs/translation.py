@@ -86,6 +86,11 @@ class TrainingRun(BaseRun):
             raise UserError(
                 "truncate=true and bpe_dropout exclude each other; set one of them to its default"
             )
+        if data.bpe_dropout > 0 and self.given_tokenizers is None and data.tokenizer_kind != "bpe":
+            raise UserError(
+                f"bpe_dropout={data.bpe_dropout} leaves out merges, and tokenizer_kind={data.tokenizer_kind} "
+                "has none; leave one of them out"
+            )
         check_task(data.task)
 
     def check_model(self) -> None:
