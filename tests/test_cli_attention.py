@@ -163,6 +163,7 @@ def test_the_precision_of_the_model(models: Path, capfd) -> None:
             "source_language=de is for an encoder-decoder, and .*encoder holds none; leave it out",
         ),
         ("nowhere/x/y", ["--source", "one"], "found no|does not exist"),
+        ("encoder", ["--source", "one", "--output", "a.PNG"], "draw a .png with vaswani plot attention"),
         ("encoder", ["--source", "one", "--output", "none/page.html"], "create the folder .*none first"),
     ],
 )

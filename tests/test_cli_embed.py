@@ -86,7 +86,7 @@ def test_standard_output_holds_a_vector_a_line_and_nothing_else(model: Path) -> 
     vectors = torch.tensor([record["vector"] for record in written])
     expected = Embedder.from_pretrained(model).embed([*LINES, "t\ufffdwo"])
     torch.testing.assert_close(vectors, expected, **TOLERANCE)
-    counts = "4 lines; 1 not UTF-8 (their bad bytes were read as U+FFFD)\n"
+    counts = "4 lines; 1 empty; 1 not UTF-8 (their bad bytes were read as U+FFFD)\n"
     assert done.stderr.decode() == f"vaswani: embedded {counts}"
 
 
@@ -198,6 +198,9 @@ def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
     assert not list(tmp_path.glob("out*"))
     status, _, errors = embed(capfd, *command, "--truncation")
     assert (status, errors) == (0, "vaswani: embedded 2 lines; 1 cut off at the length limit\n")
+    (tmp_path / "in.txt").write_text("one\n \n\n")
+    assert embed(capfd, *command)[2] == "vaswani: embedded 3 lines; 2 empty\n"
+    (tmp_path / "in.txt").write_text("one\n" + "one " * 20 + "\n")
     status, _, errors = embed(capfd, *command, "--max_length", "2")
     assert status == 2
     assert "text 1, counted from 0" in errors or "text 0, counted from 0" in errors

@@ -15,6 +15,7 @@ from vaswani.cli.options import (
     takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, warn
+from vaswani.errors import UserError
 
 AttendingModel = Annotated[str, model_option("--model", help="Folder or Hub name of a model of any kind.")]
 SourceText = Annotated[str, typer.Option("--source", metavar="TEXT", help="Text that the model reads.")]
@@ -51,7 +52,13 @@ def attention(
     from vaswani.files.line_files import STANDARD_STREAM, LineWriter
     from vaswani.insight.attention import load_attention_model, read_attention
     from vaswani.insight.attention_page import attention_page
+    from vaswani.insight.figures import FORMATS
 
+    if (suffix := Path(output_name).suffix.lower().removeprefix(".")) in FORMATS:
+        raise UserError(
+            f"{output_name} would be a page in HTML: name it .html, or draw a .{suffix} with "
+            "vaswani plot attention"
+        )
     languages = {
         "source_language": source_language,
         "target_language": target_language,

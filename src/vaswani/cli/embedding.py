@@ -21,6 +21,7 @@ from vaswani.errors import UserError
 if TYPE_CHECKING:
     from vaswani.inference.embed.embedding import Embedder, Unit
     from vaswani.inference.embed.word_vectors import WordVectors
+    from vaswani.inference.inputs import Texts
 
 
 @app.command()
@@ -112,7 +113,7 @@ def embed(
     with open_texts(input_name, text_field, **where) as texts:
         embedder = Embedder.from_pretrained(model, revision=revision, **options)
         buffer_size = 1 if texts.typed else BUFFERED_TEXTS
-        report, found = texts.report, iter(texts)
+        report, found = texts.report, _counting_empty(texts)
         with progress_of_texts(texts, output_name) as bar:
             if backward_model:
                 backward = Embedder.from_pretrained(backward_model, backward=True, **options)
@@ -122,6 +123,13 @@ def embed(
             write_vectors(results, texts, unit, output_name)
     report.cut_off = embedder.truncated
     warn(f"embedded {report}")
+
+
+def _counting_empty(texts: "Texts") -> Iterator[str]:
+    """Yield the texts; those that are empty, whose vectors are zero, are counted in the report."""
+    for text in texts:
+        texts.report.empty += not text.strip()
+        yield text
 
 
 def _unit(words: bool, tokens: bool) -> "Unit":

@@ -39,8 +39,10 @@ def card(
     The options after --repo add facts to the card or replace them. They
     are also fields of a training's configuration.
     """
-    from vaswani.hub.card import model_card
+    from vaswani.hub.card import check_repo_name, model_card
 
+    if repo is not None:
+        check_repo_name(repo)
     facts = _facts(model, language, license_name, data_name, data_url, data_license)
     name = repo or model.absolute().name
     say(str(model_card(facts, name)).rstrip("\n"))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.plain_card import (
@@ -60,6 +62,14 @@ _HUB_METRICS = {
     "has_answer_f1": "f1",
     "no_answer_accuracy": "accuracy",
 }
+
+
+def check_repo_name(name: str, what: str = "repo") -> None:
+    """Raise a UserError for what cannot be the name of a repository on the Hub; `what` is told with it."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(f"{what}={name!r}: {one_line(error)}") from error
 
 
 def _pipeline(run: RunMetadata) -> str:

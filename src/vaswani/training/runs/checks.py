@@ -12,12 +12,11 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import get_token
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
 from vaswani.errors import UserError, one_line
+from vaswani.hub.card import check_repo_name
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
 from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.options import BaseConfig
@@ -116,9 +115,6 @@ def _check_hub(args: BaseTrainingArguments) -> None:
     if not args.push_to_hub:
         return
     name = args.hub_model_id or Path(args.output_dir or ".").absolute().name
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise UserError(f"push_to_hub cannot work: hub_model_id={name!r}: {one_line(error)}") from error
+    check_repo_name(name, "push_to_hub cannot work: hub_model_id")
     if (args.hub_token or get_token()) is None:
         raise UserError("push_to_hub needs a token; run `hf auth login`, set HF_TOKEN, or give hub_token")
