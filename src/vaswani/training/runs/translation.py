@@ -86,11 +86,6 @@ class TrainingRun(BaseRun):
             raise UserError(
                 "truncate=true and bpe_dropout exclude each other; set one of them to its default"
             )
-        if data.bpe_dropout > 0 and self.given_tokenizers is None and data.tokenizer_kind != "bpe":
-            raise UserError(
-                f"bpe_dropout={data.bpe_dropout} leaves out merges, and tokenizer_kind={data.tokenizer_kind} "
-                "has none; leave one of them out"
-            )
         check_task(data.task)
 
     def check_model(self) -> None:
@@ -102,6 +97,11 @@ class TrainingRun(BaseRun):
             sizes = (vocabulary_size(source, "source"), vocabulary_size(target, "target"))
             if data.bpe_dropout:
                 check_bpe_dropout(source, data.bpe_dropout)
+        elif data.bpe_dropout and data.tokenizer_kind != "bpe":
+            raise UserError(
+                f"bpe_dropout={data.bpe_dropout} leaves out merges, and tokenizer_kind={data.tokenizer_kind} "
+                "has none; leave one of them out"
+            )
         elif data.tokenizer_kind != "byte":
             check_vocab_size(data.vocab_size, "translation")
         shape = model_config(model, *sizes, one_vocabulary=self.expects_one_vocabulary)
