@@ -12,10 +12,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 from library_tokenizers import KINDS, SOURCES, TARGETS
 from library_translators import OF_ANY_TOKENIZER, save_translator
+from tiny import tiny_model
 from tiny_runs import as_flags, cache_of_its_own, leave_out_curves
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec, source_prefix
-from vaswani.data.tokenization import load_tokenizers
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import ContinuedRun, train
@@ -96,6 +97,22 @@ def test_a_kernel_that_a_converted_model_does_not_have_is_refused(pairs: Path, t
     config = config_for(model, pairs, convert=True, attn_implementation="fastest")
     with pytest.raises(UserError, match="attn_implementation=fastest"):
         ContinuedRun(config).check()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char"])
+def test_words_are_split_anew_where_the_tokenizer_has_merges(kind: str, pairs: Path, tmp_path: Path) -> None:
+    tokenizer = train_tokenizer([*SOURCES, *TARGETS], 300, kind=kind)
+    save_tokenizers(tokenizer, tokenizer, tmp_path / "model")
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
+    config = config_for(tmp_path / "model", pairs, max_steps=1, bpe_dropout=0.3)
+    if kind == "char":
+        with pytest.raises(UserError, match="leaves out merges, and this tokenizer has none"):
+            train(config)
+        return
+    train(config)
+    train(config_for(tmp_path / "model", pairs, max_steps=1, output_dir=tmp_path / "plain"))
+    split, plain = weights(tmp_path / "run"), weights(tmp_path / "plain")
+    assert any(not torch.equal(split[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("part", ["encoder", "embeddings"])
