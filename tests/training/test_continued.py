@@ -99,13 +99,13 @@ def test_a_kernel_that_a_converted_model_does_not_have_is_refused(pairs: Path, t
         ContinuedRun(config).check()
 
 
-@pytest.mark.parametrize("kind", ["bpe", "char"])
+@pytest.mark.parametrize("kind", ["bpe", "byte"])
 def test_words_are_split_anew_where_the_tokenizer_has_merges(kind: str, pairs: Path, tmp_path: Path) -> None:
     tokenizer = train_tokenizer([*SOURCES, *TARGETS], 300, kind=kind)
     save_tokenizers(tokenizer, tokenizer, tmp_path / "model")
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
     config = config_for(tmp_path / "model", pairs, max_steps=1, bpe_dropout=0.3)
-    if kind == "char":
+    if kind == "byte":
         with pytest.raises(UserError, match="leaves out merges, and this tokenizer has none"):
             train(config)
         return

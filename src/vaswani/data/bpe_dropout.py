@@ -36,8 +36,7 @@ def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> None:
         )
     if not _model_of(tokenizer)["merges"]:
         raise UserError(
-            f"bpe_dropout={p} leaves out merges, and this tokenizer has none, as one of bytes or characters; "
-            "leave it at 0"
+            f"bpe_dropout={p} leaves out merges, and this tokenizer has none, as one of bytes; leave it at 0"
         )
 
 

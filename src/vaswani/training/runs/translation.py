@@ -97,7 +97,7 @@ class TrainingRun(BaseRun):
             sizes = (vocabulary_size(source, "source"), vocabulary_size(target, "target"))
             if data.bpe_dropout:
                 check_bpe_dropout(source, data.bpe_dropout)
-        elif data.bpe_dropout and data.tokenizer_kind != "bpe":
+        elif data.bpe_dropout and data.tokenizer_kind in ("byte", "unigram"):
             raise UserError(
                 f"bpe_dropout={data.bpe_dropout} leaves out merges, and tokenizer_kind={data.tokenizer_kind} "
                 "has none; leave one of them out"
