@@ -87,7 +87,7 @@ def add_adapter(
     import peft
 
     check_targets(model, targets)
-    sample = _sample(model)
+    sample = _numbers_of(model)
     model.config.architectures = [type(model).__name__]  # as it would be saved without an adapter
     config = peft.LoraConfig(
         r=rank,
@@ -142,7 +142,7 @@ _SAMPLED = 4  # numbers of each weight
 _ROUNDING = 2**-8  # of bfloat16: the model may be loaded in another dtype than the adapter was trained in
 
 
-def _sample(model: PreTrainedModel) -> dict[str, list[float]]:
+def _numbers_of(model: PreTrainedModel) -> dict[str, list[float]]:
     """Return a few numbers of each weight but those of heads; they tell models of one shape apart."""
     sample = {}
     for name, weight in model.named_parameters():
@@ -165,7 +165,7 @@ def _check_sample(model: PreTrainedModel, folder: Path) -> None:
     path = folder / ADAPTED_SAMPLE
     if not path.exists():
         return
-    found, expected = _sample(model), read_object(path)
+    found, expected = _numbers_of(model), read_object(path)
     for name in found.keys() & expected.keys():
         pairs = zip(found[name], expected[name], strict=True)
         if not all(math.isclose(*pair, rel_tol=_ROUNDING, abs_tol=1e-6) for pair in pairs):
