@@ -138,6 +138,7 @@ def test_fewer_shots_than_asked_for_are_told(
     ("flags", "message"),
     [
         (["--shots", "few"], "shots=few: expected a number, or several such as 0,1,4"),
+        (["--shots", "1,0,1"], "shots=1,0,1 names a number twice; give each once"),
         (["--shots", "1,"], "shots=1,: expected a number, or several such as 0,1,4"),
         (["--shots", "-1"], "shots=-1 must be 0 or more"),
         (["--shots", "0,99"], "shots=99, and there are 9 examples for row 1 of test"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
     assert "test (40 rows): loss " in printed
     assert "nrefs:1|case:mixed" in printed
     assert printed.count("  →  ") == 8
+
+
+@pytest.mark.slow
+def test_a_split_that_is_trained_on_is_told(tiny_run, tmp_path, capsys):
+    copied = shutil.copy(tiny_run["train_file"], tmp_path / "copied.jsonl")
+    run(tiny_run, max_steps=1, test_file=copied, max_test_rows=2, eval_strategy="no")
+    told = "is a file of the training too: its scores do not tell how the model does on other texts"
+    assert f"test {told}" in capsys.readouterr().out
+    run({**tiny_run, "output_dir": tmp_path / "other"}, max_steps=1, max_test_rows=2, eval_strategy="no")
+    assert told not in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -84,9 +84,12 @@ def prompt(
 
 def _numbers_of_shots(text: str) -> list[int]:
     try:
-        return [int(number) for number in text.split(",")]
+        numbers = [int(number) for number in text.split(",")]
     except ValueError:
         raise UserError(f"shots={text}: expected a number, or several such as 0,1,4") from None
+    if len(set(numbers)) < len(numbers):
+        raise UserError(f"shots={text} names a number twice; give each once")
+    return numbers
 
 
 def _warn_of_fewer_shots(result: "PromptingResult", positions: int | None) -> None:

@@ -257,6 +257,16 @@ class Corpus:
         whole = {name: values[name] for name in ("dataset", "sha256") if name in values}
         return whole | {name: _without_places(values[name]) for name in SPLITS[:2] if name in values}
 
+    @property
+    def seen_in_training(self) -> list[str]:
+        """The other splits that share a file with train, by its contents."""
+        files = {
+            split: {file.get("sha256") for file in origin.get("files", [])} - {None}
+            for split, origin in self.fingerprint.items()
+            if isinstance(origin, dict)
+        }
+        return [split for split in files if split != "train" and files[split] & files.get("train", set())]
+
     def split(self, name: str) -> Dataset | IterableDataset:
         """Return a split by name.
 

@@ -117,7 +117,7 @@ class BaseRun(ABC):
         trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
-            _announce(counts, trainer)
+            _announce(counts, trainer, corpus.seen_in_training)
         if training.should_save:
             provenance = {"rows": counts, **corpus.fingerprint, **self.origin(splits, tokenizers)}
             self._record(provenance, tokenizers)
@@ -338,9 +338,13 @@ def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
     return f"{saved}: vaswani evaluate --model {output_dir} computes them"
 
 
-def _announce(counts: dict[str, str], trainer: BaseTrainer) -> None:
-    """Print the rows, the size of the model and of its vocabulary."""
+def _announce(counts: dict[str, str], trainer: BaseTrainer, seen: list[str]) -> None:
+    """Print the rows, which splits are `seen` in training, the size of the model and of its vocabulary."""
     print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
+    for name in seen:
+        print(
+            f"{name} is a file of the training too: its scores do not tell how the model does on other texts"
+        )
     model, sharding = trainer.model, trainer.sharding
     vocabulary = f"{model.config.vocab_size:,}"
     if getattr(model.config, "share_encoder_decoder_embeddings", None) is False:
