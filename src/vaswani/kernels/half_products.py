@@ -56,14 +56,16 @@ class _HalfLinear(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         rows, factor = rounded_up(states.flatten(0, -2)), weight.to(torch.bfloat16)
-        ctx.save_for_backward(rows, factor)
+        # What is in bfloat16 already is kept by what made it, and not once more.
+        ctx.save_for_backward(states if states.dtype == torch.bfloat16 else rows, factor)
         ctx.shape, ctx.dtypes = states.shape, (states.dtype, weight.dtype)
         outputs = nn.functional.linear(rows, factor, None if bias is None else bias.to(torch.bfloat16))
         return outputs[: states.numel() // states.shape[-1]].view(*states.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, factor = ctx.saved_tensors
+        kept, factor = ctx.saved_tensors
+        rows = rounded_up(kept.flatten(0, -2))
         of_states, of_weight = ctx.dtypes
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         upstream = rounded_up(grad.flatten(0, -2))

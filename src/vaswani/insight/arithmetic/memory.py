@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from vaswani.kernels.short_attention import MAX_WEIGHTS
+from vaswani.kernels import half_attention, short_attention
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
 SINGLE = 4  # bytes of float32, in which norms, master weights, gradients and Adam's moments are
@@ -119,12 +119,17 @@ class _Kept:
         if is_sparse:  # the output once more, in the layout of the next product
             output = self.rows * length * self.config.d_model // self.devices * self.number
             return queries * SINGLE + output
-        if self.on_cpu and drops and self.is_half:  # PyTorch's chain of operations, in float32
-            copies = 3 * self.rows * length * self.config.d_model // self.devices * (SINGLE - self.number)
-            return queries * keys * 3 * SINGLE + copies
-        if self.on_cpu and (drops or (length * keys <= MAX_WEIGHTS and not self.is_half)):
-            return queries * keys * (SINGLE + (BYTES_OF_A_CHOICE if drops else 0))
-        return queries * SINGLE
+        if not self.on_cpu:
+            return queries * SINGLE
+        width = self.rows * self.config.d_model // self.devices
+        converts = self.is_half and (drops or length * keys <= half_attention.MAX_WEIGHTS)
+        copies = width * (length + 2 * keys) * (SINGLE - self.number) if converts else 0  # of q, k and v
+        if drops and self.is_half and length * keys > half_attention.MAX_WEIGHTS:
+            return copies + queries * keys * 3 * SINGLE  # PyTorch's chain of operations, in float32
+        if drops or (length * keys <= short_attention.MAX_WEIGHTS):
+            return copies + queries * keys * (SINGLE + (BYTES_OF_A_CHOICE if drops else 0))
+        output = width * length * SINGLE if converts else 0  # before it is converted back
+        return copies + output + queries * SINGLE
 
 
 @cache
