@@ -346,5 +346,5 @@ def test_arrays_of_the_vectors_of_a_table(models: Path, tmp_path: Path, capfd) -
 
     flags = ["--input", write_table(tmp_path, ".jsonl"), "--output", tmp_path / "out.npy"]
     status, _, errors = command(capfd, "embed", "--model", models / "encoder", *flags)
-    assert (status, errors) == (0, "vaswani: embedded 3 rows\n")
+    assert (status, errors) == (0, "vaswani: embedded 3 rows; 1 empty\n")
     assert len(np.load(tmp_path / "out.npy")) == 3
