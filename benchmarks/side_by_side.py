@@ -167,11 +167,11 @@ def _first_fields(path: Path) -> tuple[str, str] | None:
 # ------------------------------------------------------------------------------------------------- the table
 
 
-def describe_setting(corpus: str, threads: Sequence[int]) -> str:
-    """Which machine, which versions, which corpus."""
+def describe_setting(corpus: str, threads: Sequence[int], dtype: str = "fp32") -> str:
+    """Which machine, which versions, which numbers, which corpus."""
     versions = " · ".join(f"{name} {version(name)}" for name in ("vaswani", "transformers", "torch"))
     cores = f"{_processor()}, {os.cpu_count()} cores, threads used: {' and '.join(map(str, threads))}"
-    return f"{versions} · fp32 · {cores} · corpus: {corpus}"
+    return f"{versions} · {dtype} · {cores} · corpus: {corpus}"
 
 
 def _processor() -> str:

@@ -287,7 +287,8 @@ def main() -> None:
             plan = Plan(folder, shape, args.threads, args.max_tokens, rows, steps, args.bf16)
             results[shape] = measure(plan, args.rounds)
 
-    print(side_by_side.describe_setting(corpus.name, [args.threads]))
+    dtype = "bf16" if args.bf16 else "fp32"
+    print(side_by_side.describe_setting(corpus.name, [args.threads], dtype))
     print(f"batches of {args.max_tokens} tokens, padding included (vaswani), or {rows} rows (MarianMT)")
     print(f"a large matrix product runs at {peak / 1e9:.0f} GFLOP/s here\n")
     columns = ("real tokens/s", "vaswani: × faster", "padding", "linear layers, GFLOP/s", "peak memory, GB")

@@ -1,34 +1,35 @@
 """Attention of half precision is trained in float32 on the CPU, where that is faster."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from vaswani.kernels import half_attention
 from vaswani.kernels.half_attention import MAX_WEIGHTS
 from vaswani.kernels.registry import hook_in_kernels
-from vaswani.model import attention as model_attention
-from vaswani.model.attention import eager_attention_forward
+from vaswani.model.attention import ATTENTION_FUNCTIONS, eager_attention_forward
 
 HALVES = [torch.bfloat16, torch.float16]
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.dtype, bool]]:
-    """Of each call of the kernels in float32: the dtype that they got, and whether autocast was on."""
+def calls() -> Iterator[list[tuple[torch.dtype, bool]]]:
+    """Of each call of what goes behind: the dtype that it gets, and whether autocast is on."""
     hook_in_kernels()
     found: list[tuple[torch.dtype, bool]] = []
-    attention = model_attention.ATTENTION_FUNCTIONS["sdpa"]
-    (cell,) = [each for each in attention.__closure__ or () if callable(each.cell_contents)]
-    behind = cell.cell_contents
+    before = ATTENTION_FUNCTIONS["sdpa"]
 
     def record(module: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         found.append((query.dtype, torch.is_autocast_enabled("cpu")))
-        return behind(module, query, *arguments, **options)
+        return before(module, query, *arguments, **options)
 
-    monkeypatch.setattr(cell, "cell_contents", record)
-    return found
+    ATTENTION_FUNCTIONS["sdpa"] = record
+    half_attention.hook_in()
+    yield found
+    ATTENTION_FUNCTIONS["sdpa"] = before
 
 
 def states(dtype: torch.dtype, queries: int = 7, keys: int = 9) -> list[torch.Tensor]:
@@ -39,7 +40,7 @@ def states(dtype: torch.dtype, queries: int = 7, keys: int = 9) -> list[torch.Te
 def attend(given: list[torch.Tensor], mask: torch.Tensor | None = None, attention: Any = None) -> list:
     """The output [B, T, H, D] and the gradients of query, key and value."""
     module = SimpleNamespace(is_causal=False, training=True)
-    attention = attention or model_attention.ATTENTION_FUNCTIONS["sdpa"]
+    attention = attention or ATTENTION_FUNCTIONS["sdpa"]
     output, _ = attention(module, *given, mask, scaling=0.25, dropout=0.0)
     return [output, *torch.autograd.grad(output.float().square().sum(), given)]
 
@@ -74,7 +75,7 @@ def test_everything_else_keeps_its_precision(case: str, calls: list) -> None:
     given = states(dtype, *((long, long) if case == "long" else (7, 9)))
     module = SimpleNamespace(is_causal=False, training=True)
     with torch.set_grad_enabled(case != "no gradient"):
-        output, _ = model_attention.ATTENTION_FUNCTIONS["sdpa"](module, *given, None, scaling=0.25)
+        output, _ = ATTENTION_FUNCTIONS["sdpa"](module, *given, None, scaling=0.25)
         expected, _ = eager_attention_forward(module, *given, None, scaling=0.25)
     torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
     assert calls == [(dtype, False)]

@@ -94,10 +94,8 @@ def translate(
             raise UserError(f"--stream and {unfit[0]} exclude each other; leave one out")
     _translate(
         model,
-        (input_name, source_field, "source", "line"),
-        (output_name, output_field or "translation", "translated"),
-        for_tables={"--output_field": output_field},
-        for_lines={},
+        (input_name, source_field, {"default": "source"}),
+        (output_name, output_field, "translation", "translated"),
         replace=replace,
         n_best=1 if (scores or alignments) and n_best is None else n_best,
         alignments=alignments,
@@ -145,10 +143,8 @@ def summarize(
     """
     _translate(
         model,
-        (input_name, source_field, "text", documents or "file"),
-        (output_name, output_field or "summary", "summarized"),
-        for_tables={"--output_field": output_field},
-        for_lines={"--documents": documents},
+        (input_name, source_field, {"default": "text", "documents": documents, "default_documents": "file"}),
+        (output_name, output_field, "summary", "summarized"),
         replace=replace,
         n_best=1 if scores and n_best is None else n_best,
         prefix=prefix,
@@ -160,11 +156,9 @@ def summarize(
 
 def _translate(
     models: list[str],
-    source: tuple[str, str | None, str, Any],
-    target: tuple[str, str, str],
+    source: tuple[str, str | None, dict[str, Any]],
+    target: tuple[str, str | None, str, str],
     *,
-    for_tables: dict[str, str | None],
-    for_lines: dict[str, str | None],
     replace: bool,
     n_best: int | None,
     prefix: str | None,
@@ -177,9 +171,9 @@ def _translate(
 
     Args:
         models: folders or names on the Hub; several predict together.
-        source: name of the input, the table field that is given, its default, and what a document is.
-        target: name of the output, the table field that is added, and what the report says is done.
-        for_tables, for_lines: options that the other kind of input has no use for, as they are given.
+        source: name of the input, the table field that is given, and how it is read (see `open_texts`).
+        target: name of the output, the field that is given for it, its default, and what the report says is
+            done.
         replace: whether the rows of the table may have that field.
         n_best: as in `translate_lines`.
         prefix: all outputs begin with it.
@@ -197,16 +191,19 @@ def _translate(
         raise UserError(
             "--replace replaces a field by one text, without scores or alternatives; leave it out"
         )
-    if n_best is not None and (given := for_tables["--output_field"]) is not None:
-        raise UserError(f"--output_field {given} has no effect with scores or alternatives; leave it out")
+    (input_name, field, how), (output_name, given_field, default_field, done) = source, target
+    output_field = given_field or default_field
+    if n_best is not None and given_field is not None:
+        raise UserError(
+            f"--output_field {given_field} has no effect with scores or alternatives; leave it out"
+        )
     columns = {name: field for name, field in fields.items() if field is not None}
     options_of = {"prefix": "prefix_field", "required": "require_field"}
     others = [Column(each, options_of[name], name == "required") for name, each in columns.items()]
-    (input_name, field, default, documents), (output_name, output_field, done) = source, target
     check_not_input(output_name, input_name)
     added = [output_field] if n_best is None else ["hypotheses", "problem", "source_cut_off"]
     added = [] if replace else added
-    where: dict[str, Any] = {"option": "source_field", "default": default, "documents": documents}
+    where: dict[str, Any] = {"option": "source_field", **how}
     where["remedy"] = "choose another with --output_field, or --replace it" if n_best is None else "rename it"
     with open_texts(input_name, field, added=added, others=others, **where) as texts:
         from vaswani.inference.batches import BUFFERED_TEXTS
@@ -216,10 +213,9 @@ def _translate(
 
         if prefix is not None:
             check_prefix(prefix, options["banned_phrases"] or ())
-        others_of = {**for_tables, "--replace": replace or None} if texts.row is None else for_lines
-        for option in (name for name, value in others_of.items() if value is not None):
-            kind, read = ("tables", "as lines") if texts.row is None else ("plain text", "as a table")
-            raise UserError(f"{option} is for {kind}, and {input_name} is read {read}; leave it out")
+        if texts.row is None and (replace or given_field is not None):
+            option = "--replace" if replace else "--output_field"
+            raise UserError(f"{option} is for tables, and {input_name} is read as lines; leave it out")
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(models, **options)

@@ -25,24 +25,24 @@ Integers = npt.NDArray[np.integer[Any]]
 Words = npt.NDArray[np.bool_]
 
 
-def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> None:
-    """Raise `UserError` unless `p` is a probability and a fast tokenizer merges pairs of symbols."""
+def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> dict[str, Any]:
+    """Return the vocabulary and the merges of a tokenizer, as its `tokenizer.json` has them.
+
+    Raises:
+        UserError: `p` is no probability, or the tokenizer is no fast one that merges pairs of symbols.
+    """
     if not 0 <= p <= 1:
         raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
-    model = tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer
-    if not isinstance(model, models.BPE):
+    kind = tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer
+    if not isinstance(kind, models.BPE):
         raise UserError(
-            f"BPE-dropout needs a BPE tokenizer and this one is {type(model).__name__}; leave it at 0"
+            f"BPE-dropout needs a BPE tokenizer and this one is {type(kind).__name__}; leave it at 0"
         )
-    if not _model_of(tokenizer)["merges"]:
+    model: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    if not model["merges"]:
         raise UserError(
             f"bpe_dropout={p} leaves out merges, and this tokenizer has none, as one of bytes; leave it at 0"
         )
-
-
-def _model_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The vocabulary and the merges of a BPE tokenizer, as `tokenizer.json` has them."""
-    model: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     return model
 
 
@@ -59,10 +59,9 @@ class BpeDropout:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, p: float, side: Side = "source"):
-        check_bpe_dropout(tokenizer, p)
+        model = check_bpe_dropout(tokenizer, p)
         self.p = p
         self.codec = TextCodec(tokenizer, side)
-        model = _model_of(tokenizer)
         self._read_merges(model["vocab"], model["merges"], model.get("continuing_subword_prefix") or "")
 
     def _read_merges(

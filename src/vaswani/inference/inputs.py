@@ -238,7 +238,8 @@ def open_texts(
     default: str,
     added: Sequence[str],
     remedy: str = "rename it",
-    documents: Documents = "line",
+    documents: Documents | None = None,
+    default_documents: Documents = "line",
     pair_field: str | None = None,
     words: bool = False,
     others: Sequence[Column] = (),
@@ -255,15 +256,17 @@ def open_texts(
         default: see `field`.
         added: names of the fields that the output adds to the rows of a table.
         remedy: what to do where a row has one of these.
-        documents: in lines, what is one text.
+        documents: in lines, what is one text; None means `default_documents`.
+        default_documents: see `documents`.
         pair_field: of a second text in a table; texts are then pairs.
         words: in tables, a text may be a list of words.
         others: columns of a table that are read beside the text.
 
     Raises:
-        UserError: the input cannot be read, has no such field, or has a field that would be added.
+        UserError: the input cannot be read, has no such field, has a field that would be added, or is a table
+            and `documents` is given.
     """
-    if documents not in DOCUMENTS:
+    if documents not in (None, *DOCUMENTS):
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
     columns = [Column(field or default, option, words), *others]
     if pair_field is not None:
@@ -272,6 +275,8 @@ def open_texts(
     rows: dict[str, Any] = {"added": added, "remedy": remedy}
     is_table = name != STANDARD_STREAM and has_table_ending(name)
     if is_table or (name == STANDARD_STREAM and of_table):
+        if documents is not None:
+            raise UserError(f"--documents is for plain text, and {name} is read as a table; leave it out")
         with open_table(name, columns, **rows) as texts:
             yield texts
         return
@@ -282,7 +287,7 @@ def open_texts(
                 f"--{of.option} {of.field} is for tables, and {name} is read as lines; leave it out, or give "
                 "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
             )
-        yield TextLines(lines, documents, count_lines(name))
+        yield TextLines(lines, documents or default_documents, count_lines(name))
 
 
 @contextmanager

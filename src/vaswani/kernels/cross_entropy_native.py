@@ -1,7 +1,7 @@
 """Cross-entropy of logits and its gradient on the CPU, by C++ (`cross_entropy_native.cpp`), else by PyTorch.
 
-PyTorch's operators pass over the logits for the largest, the softmax, the loss and each conversion; the C++
-takes a row at a time, in a fifth of the time.
+PyTorch's operators pass over the logits for the largest, the softmax, the loss and each conversion. The C++
+takes a row at a time: of 256 rows of 10,000 logits, in half of the time, of bfloat16 in a fifth.
 
 n tokens · V vocabulary
 """

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from vaswani.kernels import onednn
 from vaswani.model import operators
-from vaswani.model.input_checks import has_values
 
 MULTIPLE = 64
 ROWS_ADDED = 16  # at a time
@@ -39,8 +39,7 @@ def linear(
 ) -> torch.Tensor:
     """`states @ weight.T + bias` in bfloat16: [..., K], [N, K] and [N] -> [..., N]."""
     if (
-        has_values(states)
-        and type(weight) is nn.Parameter  # not traced, no shard, nothing quantized
+        onednn.is_plain(states, weight)
         and states.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
@@ -65,14 +64,13 @@ class _HalfLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         kept, factor = ctx.saved_tensors
-        rows = rounded_up(kept.flatten(0, -2))
         of_states, of_weight = ctx.dtypes
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         upstream = rounded_up(grad.flatten(0, -2))
         num_rows = grad.numel() // grad.shape[-1]
         return (
             (upstream @ factor)[:num_rows].to(of_states).view(ctx.shape) if needs_states else None,
-            (upstream.t() @ rows).to(of_weight) if needs_weight else None,
+            (upstream.t() @ rounded_up(kept.flatten(0, -2))).to(of_weight) if needs_weight else None,
             upstream.sum(0, dtype=of_weight) if needs_bias else None,
         )
 

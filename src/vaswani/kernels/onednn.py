@@ -78,9 +78,14 @@ def is_available() -> bool:
     return IS_BUILT and bool(torch.backends.mkldnn.enabled)
 
 
+def is_plain(states: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the product is computed now, by a whole weight: nothing traced, no shard, not quantized."""
+    return has_values(states) and type(weight) is nn.Parameter
+
+
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`states @ weight.T + bias`: [..., K], [N, K] and [N] -> [..., N]."""
-    if has_values(states) and type(weight) is nn.Parameter:  # not traced, no shard, nothing quantized
+    if is_plain(states, weight):
         if (packed := packed_weight(weight)) is not None:
             return onednn_product(states, packed, bias)
         if gains_from_onednn(states, weight):

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from vaswani.kernels import half_products, onednn
 from vaswani.kernels.native_library import native_library, why_not_compiled
 from vaswani.model import operators
-from vaswani.model.input_checks import has_values
 
 SOURCE = Path(__file__).with_name("products_native.cpp")
 MIN_ROWS = 64  # below, copying the right matrix takes longer than multiplying by it
@@ -59,12 +57,7 @@ def linear(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """`states @ weight.T + bias` by the library where it is faster: [..., K], [N, K] and [N] -> [..., N]."""
-    if (
-        has_values(states)
-        and type(weight) is nn.Parameter  # not traced, no shard, nothing quantized
-        and gains(states, weight.t())
-        and onednn.packed_weight(weight) is None
-    ):
+    if onednn.is_plain(states, weight) and gains(states, weight.t()) and onednn.packed_weight(weight) is None:
         return _Linear.apply(states, weight, bias)
     return otherwise(states, weight, bias)
 

@@ -21,6 +21,7 @@
 #include <initializer_list>
 
 #include "products.h"
+#include "stored.h"
 #include "vectors.h"
 
 namespace {
@@ -70,27 +71,6 @@ struct Dropout {
 
 // How numbers are stored; all are computed with in float32.
 enum class Stored : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
-
-struct BFloat16 {
-  uint16_t bits;
-};
-
-float widen(float value) { return value; }
-float widen(_Float16 value) { return static_cast<float>(value); }
-float widen(BFloat16 value) {
-  const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
-  float number;
-  std::memcpy(&number, &wide, 4);
-  return number;
-}
-
-void narrow(float value, float* to) { *to = value; }
-void narrow(float value, _Float16* to) { *to = static_cast<_Float16>(value); }
-void narrow(float value, BFloat16* to) {  // to the nearest, and of two to the even one
-  uint32_t wide;
-  std::memcpy(&wide, &value, 4);
-  to->bits = value != value ? 0x7FC0 : static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
-}
 
 // States [B, H, n, D]; the D numbers of a row lie next to each other.
 struct States {

@@ -260,12 +260,10 @@ class Corpus:
     @property
     def seen_in_training(self) -> list[str]:
         """The other splits that share a file with train, by its contents."""
-        files = {
-            split: {file.get("sha256") for file in origin.get("files", [])} - {None}
-            for split, origin in self.fingerprint.items()
-            if isinstance(origin, dict)
-        }
-        return [split for split in files if split != "train" and files[split] & files.get("train", set())]
+        origins = {split: self.fingerprint[split] for split in SPLITS if split in self.fingerprint}
+        files = {split: _without_places(origin).get("files", []) for split, origin in origins.items()}
+        trained = files.pop("train", [])
+        return [split for split, found in files.items() if any(file in trained for file in found)]
 
     def split(self, name: str) -> Dataset | IterableDataset:
         """Return a split by name.

@@ -122,11 +122,12 @@ class _Kept:
         if not self.on_cpu:
             return queries * SINGLE
         width = self.rows * self.config.d_model // self.devices
-        converts = self.is_half and (drops or length * keys <= half_attention.MAX_WEIGHTS)
+        stays_half = self.is_half and length * keys > half_attention.MAX_WEIGHTS
+        converts = self.is_half and (drops or not stays_half)
         copies = width * (length + 2 * keys) * (SINGLE - self.number) if converts else 0  # of q, k and v
-        if drops and self.is_half and length * keys > half_attention.MAX_WEIGHTS:
+        if drops and stays_half:
             return copies + queries * keys * 3 * SINGLE  # PyTorch's chain of operations, in float32
-        if drops or (length * keys <= short_attention.MAX_WEIGHTS):
+        if drops or length * keys <= short_attention.MAX_WEIGHTS:
             return copies + queries * keys * (SINGLE + (BYTES_OF_A_CHOICE if drops else 0))
         output = width * length * SINGLE if converts else 0  # before it is converted back
         return copies + output + queries * SINGLE
