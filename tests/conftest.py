@@ -2,12 +2,20 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from getpass import getuser
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# `torch.compile` keeps what it has made for the processor, and uses it again although ATEN_CPU_CAPABILITY has
+# changed: code for 8 numbers, compiled for 16, writes behind the end of its tensors.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    f"{tempfile.gettempdir()}/vaswani-tests-{getuser()}-{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}",
+)
 
 import pytest
 import torch

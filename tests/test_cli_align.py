@@ -72,15 +72,15 @@ def test_lines_and_rows_get_their_links(models: Path, files: dict[str, Path], tm
 @pytest.mark.slow
 def test_error_rates_move_with_the_options(models: Path, files: dict[str, Path], capfd) -> None:
     pairs = ["--input", files["source"], files["target"], "--gold", files["gold"]]
-    rates = {}
+    rates, links = {}, {}
     for flags in ("", "--layer 0", "--layer 0 --heads 1", "--layer all --step read", "--step read"):
         status, lines, errors = align(capfd, models, *pairs, *flags.split())
         assert (status, len(lines)) == (0, len(PAIRS))
         assert "aligned 13 lines; 1 empty: precision " in errors
-        rates[flags] = float(errors.split()[-1])
+        rates[flags], links[flags] = float(errors.split()[-1]), tuple(lines)
     assert rates[""] < 8
     assert rates[""] < min(rates["--layer 0"], rates["--step read"])
-    assert len(set(rates.values())) == len(rates), rates
+    assert len(set(links.values())) == len(links), rates
     again = align(capfd, models, *pairs, "--layer", "-1", "--heads", "0,1")[2]
     assert float(again.split()[-1]) == rates[""]
     small = align(capfd, models, *pairs, "--max_tokens_per_batch", "1", "--buffer_size", "2")[2]

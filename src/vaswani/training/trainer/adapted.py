@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vaswani.hub.adapters import write_sample
-
 
 def base_model(model: Any) -> Any:
     """The model without the wrapper of its adapter, whose layers remain adapted; other models as they are."""
@@ -17,6 +15,8 @@ def describe_adapted(model: Any, folder: Path) -> None:
     """Write what tells the adapted model beside its adapter; nothing for other models."""
     whole = base_model(model)
     if whole is not model:
+        from vaswani.hub.adapters import write_sample  # here: most models have no adapter
+
         write_sample(model, folder)
         whole.config.save_pretrained(folder)
         if whole.can_generate():
