@@ -26,7 +26,7 @@ import torch
 import side_by_side
 from decoding_speed import Batch, Setting, by_generate, make_batches, never_ending, train
 from vaswani.insight.arithmetic.calibration import copy_bandwidth, matrix_peak
-from vaswani.kernels import beam_search, decoder_native, greedy_search
+from vaswani.kernels import beam_search, decoder_native
 from vaswani.kernels.search import modules_of_each_step
 from vaswani.kernels.search_cache import SearchCache
 
@@ -80,8 +80,7 @@ def watch(stopwatch: Stopwatch) -> None:
         (beam_search.TokenChooser, "best", "processors of scores"),
         (beam_search.BeamSearch, "advance", "choosing beams"),
         (SearchCache, "reorder_cache", "reordering beams"),
-        (greedy_search, "next_logits", FIRST),
-        (beam_search, "next_logits", FIRST),
+        (SearchCache, "next_logits", FIRST),
     ]
     for owner, name, part in places:
         setattr(owner, name, stopwatch.of(part, getattr(owner, name)))

@@ -13,12 +13,6 @@ USED = {
         "The name of the attention implementation; documented for modeling files, and the library looks "
         "for this literal in them."
     ),
-    "transformers.generation.utils:GenerationMixin._beam_search": (
-        "Our beam search takes its place, and leaves to it all that it does not do itself."
-    ),
-    "transformers.generation.utils:GenerationMixin._sample": (
-        "Greedy search and sampling that drop finished sources call it."
-    ),
     "transformers.generation.utils:GenerationMixin._update_model_kwargs_for_generation": (
         "What a search passes from one call of the model to the next."
     ),
@@ -39,6 +33,12 @@ USED = {
 
 # Overridden by a class of ours.
 OVERRIDDEN = {
+    "transformers.generation.utils:GenerationMixin._beam_search": (
+        "Our beam search takes its place, and leaves to it all that it does not do itself."
+    ),
+    "transformers.generation.utils:GenerationMixin._sample": (
+        "Greedy search takes its place; sampling that drops finished sources calls it."
+    ),
     "transformers.trainer:Trainer._get_grad_norm": (
         "A norm that is not finite stops the run before the step."
     ),

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from transformers import (  # fmt: skip
 from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani.errors import UserError
 from vaswani.inference.decoding import position_limit
-from vaswani.inference.translate.ensembling import Ensemble
+from vaswani.inference.translate.ensembling import AVERAGES, Ensemble
 from vaswani.inference.translate.translation import Translator
+from vaswani.kernels import ensemble_search
+from vaswani.kernels.search_cache import SearchCache
 
 SENTENCES = [*toy_sources(12, seed=-1), *toy_sources(2, seed=-2, longest=20)]
 IDS = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 304}
@@ -154,6 +157,42 @@ def test_a_search_with_caches_finds_what_it_finds_without(models: Any, num_beams
     assert torch.equal(cached.sequences, recomputed.sequences)
     if num_beams > 1:
         torch.testing.assert_close(cached.sequences_scores, recomputed.sequences_scores)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_its_own_searches_find_what_those_of_the_library_find(options: Any, average: str) -> None:
+    """Sources of very different lengths, so that some leave the batch before others."""
+    ensemble = Ensemble(members(), [1, 3], average)
+    data = {name: value for name, value in batch().items() if name != "decoder_input_ids"}
+    data |= {"max_length": 30, "length_penalty": 0.6, **options}
+    with patch.object(SearchCache, "next_logits", autospec=True, side_effect=SearchCache.next_logits) as own:
+        found = ensemble.generate(**data)
+    assert own.call_count >= 2 * 8  # of both members
+    assert min(call.args[2].shape[0] for call in own.call_args_list) == len(SENTENCES) * data.get(
+        "num_beams", 1
+    )
+    with patch.object(ensemble_search, "_has_searches", lambda member: False):
+        assert torch.equal(found, ensemble.generate(**data))
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 4}, {"do_sample": False}])
+def test_what_its_own_searches_do_not_do_is_left_to_the_library(options: dict[str, Any]) -> None:
+    data = {name: value for name, value in batch().items() if name != "decoder_input_ids"} | options
+    with patch.object(SearchCache, "next_logits", side_effect=AssertionError):
+        Ensemble(foreign_models()).generate(**data, max_length=8)
+        Ensemble(members()).generate(**data, max_length=8, use_cache=False)
+        Ensemble(members()).generate(**data, max_length=8, cache_implementation="static")
+
+
+def test_members_compute_their_steps_without_their_modules() -> None:
+    models = members()
+    ensemble, calls = Ensemble(models), []
+    for model in models:  # called for the first token
+        model.forward = Mock(wraps=model.forward)
+        calls.append(model.forward)
+    translator_of(ensemble)(["one two three four five"])
+    assert [call.call_count for call in calls] == [1, 1]
 
 
 def test_a_step_with_the_cache_feeds_each_member_one_token() -> None:

@@ -158,7 +158,7 @@ def test_copies_of_a_source() -> None:
 def test_what_it_does_not_do_is_left_to_the_library(options: dict[str, Any]) -> None:
     model, arguments = ending_model(), {**ragged(), "max_new_tokens": 6}
     given = {name: value(model) if callable(value) else value for name, value in options.items()}
-    with patch.object(greedy_search, "next_logits", side_effect=AssertionError):
+    with patch.object(greedy_search, "greedy_search", side_effect=AssertionError):
         found = model.generate(**arguments, **given)
     if not options.get("do_sample"):
         sequences = found.sequences if options.get("return_dict_in_generate") else found

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
 from vaswani.kernels.best_tokens import best_tokens
-from vaswani.kernels.search_cache import SearchCache, next_logits
+from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
 
 EXCLUDED = -1e9  # added to the score of what may not be chosen
@@ -61,7 +61,7 @@ def beam_search(
     while not search.has_ended:
         cache.drop(search.is_done)
         sequences = search.running.tokens.flatten(0, 1)
-        logits = next_logits(model, sequences, num_new, arguments)
+        logits = cache.next_logits(model, sequences, num_new, arguments)
         rows = search.advance(*chooser.best(sequences, logits), chooser.all_scores)
         cache.reorder_cache(rows)  # type: ignore[arg-type]
         num_new = 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from vaswani.kernels.search_cache import SearchCache, next_logits
+from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
 
 
@@ -47,7 +47,7 @@ def greedy_search(
     may_drop = may_drop_finished(input_ids, stopping_criteria)
     has_ended = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
     while not bool(has_ended.all()):
-        logits = next_logits(model, sequences, num_new, arguments)
+        logits = cache.next_logits(model, sequences, num_new, arguments)
         scores: Any = cache.widen(logits.to(torch.float32, copy=True))  # the next step may overwrite them
         tokens = logits_processor(sequences, scores).argmax(dim=-1)  # type: ignore[arg-type]
         if padding is not None:

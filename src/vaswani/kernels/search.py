@@ -15,7 +15,8 @@ S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -126,7 +127,7 @@ def _search_by(library_search: Callable) -> Callable:
         generation_config: GenerationConfig,
         **arguments: Any,
     ) -> Any:
-        cache = _share_sources(self, input_ids, generation_config, arguments)
+        cache = share_sources(self, input_ids, generation_config, arguments)
         search = library_search
         if cache is not None and cache.tree is not None:
             if generation_config.num_beams > 1:
@@ -137,11 +138,7 @@ def _search_by(library_search: Callable) -> Callable:
                 logits_processor = LogitsProcessorList([_Widen(cache), *logits_processor])
                 if greedy_search.may_drop_finished(input_ids, stopping_criteria):
                     stopping_criteria = _DropFinished(stopping_criteria, cache)
-        rows = input_ids.shape[0]
-        step_class = None if cache is None or cache.tree is None else _class_of_steps(self, arguments)
-        with packed_weights([] if step_class is NativeStep else modules_of_each_step(self), rows):
-            if cache is not None and step_class is not None:
-                cache.step = step_class(self, rows, arguments.get("attention_mask"))
+        with prepared_steps([(self, cache, arguments)], input_ids.shape[0]):
             return search(
                 self, input_ids, logits_processor, stopping_criteria, generation_config, **arguments
             )
@@ -149,7 +146,7 @@ def _search_by(library_search: Callable) -> Callable:
     return narrow_search
 
 
-def _share_sources(
+def share_sources(
     model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, arguments: dict[str, Any]
 ) -> SearchCache | None:
     """Undo the repetition of the sources in the arguments of a search, and give it a cache that needs none.
@@ -201,6 +198,29 @@ def _may_use_tree(
         and not is_sparse
         and model.get_decoder().takes_additive_masks
     )
+
+
+@contextmanager
+def prepared_steps(
+    searches: Sequence[tuple[Any, SearchCache | None, dict[str, Any]]], num_rows: int
+) -> Iterator[None]:
+    """Give each model of a search what computes its steps, and pack the weights of the others.
+
+    Args:
+        searches: models, their caches and their arguments.
+        num_rows: of the search.
+    """
+    classes = [
+        None if cache is None or cache.tree is None else _class_of_steps(model, arguments)
+        for model, cache, arguments in searches
+    ]
+    found = list(zip(searches, classes, strict=True))
+    modules = [modules_of_each_step(model) for (model, _, _), step in found if step is not NativeStep]
+    with packed_weights([each for one in modules for each in one], num_rows):
+        for (model, cache, arguments), step in found:
+            if cache is not None and step is not None:
+                cache.step = step(model, num_rows, arguments.get("attention_mask"))
+        yield
 
 
 def modules_of_each_step(model: Any) -> list[torch.nn.Module]:

@@ -102,19 +102,19 @@ class SearchCache(EncoderDecoderCache):
         within = torch.arange(rows_per_source, device=sources.device)
         return (sources[:, None] * rows_per_source + within).flatten()
 
-
-def next_logits(model: Any, sequences: torch.Tensor, num_new: int, arguments: dict[str, Any]) -> torch.Tensor:
-    """Return the logits [rows computed, V] after the last of `num_new` tokens; update `arguments`."""
-    cache: SearchCache = arguments[CACHE_NAME]
-    is_first = cache.get_seq_length() == 0
-    inputs = model.prepare_inputs_for_generation(
-        sequences,
-        next_sequence_length=num_new,
-        **({"is_first_iteration": True} if is_first else {}),
-        **arguments,
-    )
-    if cache.step is not None and cache.steps_from(inputs):
-        return cache.step.logits(cache, inputs["decoder_input_ids"], inputs.get("attention_mask"))
-    outputs = model(**inputs, return_dict=True)
-    arguments |= model._update_model_kwargs_for_generation(outputs, arguments, is_encoder_decoder=True)
-    return outputs.logits[:, -1]
+    def next_logits(
+        self, model: Any, sequences: torch.Tensor, num_new: int, arguments: dict[str, Any]
+    ) -> torch.Tensor:
+        """Return the logits [rows computed, V] after the last of `num_new` tokens; update `arguments`."""
+        is_first = self.get_seq_length() == 0
+        inputs = model.prepare_inputs_for_generation(
+            sequences,
+            next_sequence_length=num_new,
+            **({"is_first_iteration": True} if is_first else {}),
+            **arguments,
+        )
+        if self.step is not None and self.steps_from(inputs):
+            return self.step.logits(self, inputs["decoder_input_ids"], inputs.get("attention_mask"))
+        outputs = model(**inputs, return_dict=True)
+        arguments |= model._update_model_kwargs_for_generation(outputs, arguments, is_encoder_decoder=True)
+        return outputs.logits[:, -1]

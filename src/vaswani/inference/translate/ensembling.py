@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from vaswani.bounds import Bounds
 from vaswani.errors import UserError
 from vaswani.inference.decoding import Side, masking_inputs, position_limit
+from vaswani.kernels.ensemble_search import search_together
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 
 
@@ -150,11 +151,11 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             EnsembleCache([getattr(output, CACHE_NAME) for output in outputs]) if use_cache else None
         )
         return Seq2SeqLMOutput(
-            logits=self._averaged(log_probs),
+            logits=self.averaged(log_probs),
             **{CACHE_NAME: new_cache},
         )
 
-    def _averaged(self, log_probs: list[torch.Tensor]) -> torch.Tensor:
+    def averaged(self, log_probs: list[torch.Tensor]) -> torch.Tensor:
         """Return the logarithms of the average of the members' probabilities, each [B, T, V]."""
         if self.average == "probabilities":
             if self.weights is None:
@@ -164,6 +165,12 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         weights = self.weights or [1 / len(log_probs)] * len(log_probs)
         mean: Any = sum(weight * each for each, weight in zip(log_probs, weights, strict=True))
         return mean.log_softmax(-1)
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        return search_together(self, GenerationMixin._sample, *args, **kwargs)
+
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
+        return search_together(self, GenerationMixin._beam_search, *args, **kwargs)
 
     def get_encoder(self, modality: str | None = None) -> EnsembleEncoder:
         """Return the encoders of all members as one."""
