@@ -244,7 +244,7 @@ class Plan:
         )
         options = PAIRS | files(Path("dates"), splits=("train", "validation")) | {"baseline": False}
         options = {name: value for name, value in options.items() if name != "vocab_size"}
-        options |= {"max_steps": self.updates, "retention_metric": "exact_match", "teacher_num_beams": 2}
+        options |= {"max_steps": self.updates, "retention_metric": "exact_match"}
         small = {**SHAPE, "d_model": 32, "decoder_layers": 1}
         live = {"teacher": "runs/dates", "targets": "references", "cosine_weight": 1, "relation_weight": 1}
         live |= {"relation_heads": 4, "temperature": 2}
@@ -252,6 +252,7 @@ class Plan:
         kept = {
             "teacher": ["runs/dates", "runs/distillation"],
             "targets": "both",
+            "teacher_num_beams": 2,
             "teacher_top_k": 8,
             "student": student,
         }

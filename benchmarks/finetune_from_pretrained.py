@@ -181,10 +181,12 @@ def train(args: argparse.Namespace, run: Run, more: list[str]) -> None:
         "output_dir": folder,
         "seed": run.seed,
         "save_strategy": "no",
-        **({} if run.epochs is None else {"num_train_epochs": run.epochs}),
         **({} if run.rate is None else {"learning_rate": run.rate}),
-        **({"max_steps": 2} if args.quick else {}),
     }
+    if args.quick:
+        fields["max_steps"] = 2
+    elif run.epochs is not None:
+        fields["num_train_epochs"] = run.epochs
     config = load_config(
         args.config, [*(f"--{name}={value}" for name, value in fields.items()), *more], FinetuningConfig
     )

@@ -120,6 +120,14 @@ def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Pat
     assert " not aligned: precision" in errors
     cut = align(capfd, models, *pairs, "--max_source_length", "3")[2]
     assert "is not aligned: its source has" in cut
+    assert "of which only the beginning was read" not in cut
+    status, lines, errors = align(capfd, models, *pairs, "--max_source_length", "3", "--too_long", "cut")
+    assert "is not aligned" not in errors
+    assert "of which only the beginning was read" in errors
+    assert {source for line in lines for source, _ in (link.split("-") for link in line.split())} == {
+        "0",
+        "1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -144,6 +152,8 @@ def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Pat
         (["--gold", "nowhere"], "cannot read nowhere: No such file"),
         (["--gold", "{gold}", "--output", "{gold}"], "would replace the input"),
         (["--source_field", "x"], "--source_field x is for tables"),
+        (["--output_field", "links"], "--output_field links is for tables, and "),
+        (["--too_long", "keep"], "too_long='keep' is unknown; expected 'cut' or 'skip'"),
         (["--source_language", "de"], "does not mark languages"),
     ],
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+import yaml
 
 from vaswani.data.sources.dates import generate_dates
 from vaswani.training.runs import base as base_run
@@ -37,6 +38,15 @@ def as_flags(options: dict) -> list[str]:
     for name, value in options.items():
         flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return flags
+
+
+def in_file(options: dict, folder: Path) -> Path:
+    """A configuration file with these options, in which some may have no effect beside others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "options.yaml"
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    path.write_text(yaml.safe_dump(plain))
+    return path
 
 
 def leave_out_curves() -> None:

@@ -304,6 +304,7 @@ def test_a_cache_of_another_teacher_is_refused(options, teacher, tmp_path):
 
 def test_rows_beyond_a_teachers_positions_are_found_before_the_training(options, library_teacher):
     options |= {"teacher": library_teacher("marian", max_positions=16), "targets": "references"}
+    del options["teacher_num_beams"]
     with pytest.raises(
         UserError, match="the teacher has positions for 16 source tokens, and a row of train has"
     ):

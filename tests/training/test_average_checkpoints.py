@@ -13,7 +13,7 @@ import torch
 from run_records import assert_same_weights, logged, weights
 
 from rank_processes import train_in_processes
-from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, in_file
 from toy_texts import write_texts
 from vaswani import TrainingArguments, Translator
 from vaswani.cli import run
@@ -29,9 +29,15 @@ EVALUATED |= {"max_validation_rows": 8, "metric_for_best_model": "loss"}
 def trained(folder: Path, status: int = 0, **more) -> Path:
     """A run with the checkpoints 2, 4, 6 and 8, each of them evaluated, unless `more` says otherwise."""
     options = {**TINY_RUN, **EVALUATED, "max_steps": 8, "save_steps": 2, "output_dir": str(folder)}
-    options |= {"max_test_rows": 4, "generation_max_length": 4, "lr_scheduler_type": "constant", **more}
-    flags = as_flags({name: value for name, value in options.items() if value is not None})
-    assert run(["train", *flags]) == status
+    options |= {
+        "max_test_rows": 4,
+        "generation_max_length": 4,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        **more,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    assert run(["train", "--config", str(in_file(given, folder.parent))]) == status
     return folder
 
 
@@ -386,7 +392,12 @@ def test_a_resumed_run_whose_checkpoints_are_gone_is_refused(dates, tmp_path, ca
     for step in (2, 4):
         shutil.rmtree(checkpoint(folder, step))
     options = {**TINY_RUN, **dates, **EVALUATED, "save_steps": 2, "output_dir": str(folder)}
-    options |= {"max_test_rows": 4, "generation_max_length": 4, "lr_scheduler_type": "constant"}
+    options |= {
+        "max_test_rows": 4,
+        "generation_max_length": 4,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+    }
     options |= {"max_steps": 8, "average_checkpoints": 3, "resume_from_checkpoint": "true"}
     assert run(["train", *as_flags(options)]) == 2
     assert "more than the 2 checkpoints that there will be" in capsys.readouterr().err.splitlines()[-1]

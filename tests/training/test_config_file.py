@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vaswani.distillation.config import DistillationConfig
+from vaswani.distillation.stack_arguments import CausalDistillationConfig, MaskedDistillationConfig
 from vaswani.errors import UserError
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT
+from vaswani.training.config.pretraining_arguments import MaskedLMConfig
 
 # A few hundred characters of YAML, and millions when written out.
 BOMB = "[&l0 [x], " + ", ".join(f"&l{i + 1} [{', '.join([f'*l{i}'] * 10)}]" for i in range(6)) + "]"
@@ -47,6 +51,52 @@ def test_flags_replace_the_corpus_of_the_file_as_a_whole(write):
     assert (data.dataset, data.train_file, data.validation_file) == ("org/corpus", [], [])
     data = load_config(path, ["--train_file", "c.jsonl"]).data
     assert (data.train_file, data.validation_file) == (["c.jsonl"], ["b.jsonl"])
+
+
+def test_flags_replace_the_length_of_the_file(write):
+    path = write("max_steps: 500\n")
+    training = load_config(path, ["--num_train_epochs", "2"]).training
+    assert (training.max_steps, training.num_train_epochs) == (-1, 2)
+    assert load_config(path, []).training.max_steps == 500
+
+
+TRAIN, DISTILL = ["--learning_rate", "1e-3"], ["--teacher", "runs/a", "--targets", "references"]
+STATES = ["--soft_target_weight=0", "--cosine_weight=1"]
+UNUSED = [
+    (RunConfig, ["--position_embedding=learned"], "--sinusoidal_layout=concatenated"),
+    (RunConfig, [], "--max_position_embeddings=99"),
+    (RunConfig, ["--encoder_attention=sparse", "--sparse_random_blocks=0"], "--sparse_seed=3"),
+    *((RunConfig, [], f"--sparse_{name}=1") for name in ("block_size", "random_blocks", "global_tokens")),
+    (RunConfig, ["--tokenizer=gpt2"], "--vocab_size=9"),
+    (RunConfig, ["--tokenizer=gpt2"], "--tokenizer_rows=9"),
+    (RunConfig, ["--max_steps=9"], "--num_train_epochs=2"),
+    (RunConfig, [*TRAIN, "--lr_scheduler_type=constant"], "--warmup_steps=9"),
+    (RunConfig, ["--no_evaluate_test"], "--max_test_rows=9"),
+    (RunConfig, ["--eval_strategy=no"], "--eval_steps=9"),
+    (RunConfig, ["--save_strategy=epoch"], "--save_steps=9"),
+    (RunConfig, ["--logging_strategy=epoch"], "--logging_steps=9"),
+    (MaskedLMConfig, ["--tokenizer=gpt2"], "--vocab_size=9"),
+    (MaskedLMConfig, [], "--sparse_window_blocks=1"),
+    (DistillationConfig, DISTILL, "--teacher_num_beams=2"),
+    (DistillationConfig, [*DISTILL, *STATES], "--temperature=2"),
+    (DistillationConfig, [*DISTILL, *STATES], "--divergence=reverse_kl"),
+    (DistillationConfig, DISTILL, "--relation_heads=2"),
+    (MaskedDistillationConfig, [*DISTILL[:2], *STATES],
+     "--soft_target_tokens=masked"),
+    (CausalDistillationConfig, DISTILL, "--prompt_tokens=4"),
+    (CausalDistillationConfig, [*DISTILL[:2], "--targets=both", "--generation_temperature=0"],
+     "--generation_top_p=0.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config_class", "others", "flag"), UNUSED)
+def test_a_flag_that_the_others_leave_without_effect_is_refused(config_class, others, flag, write):
+    """In a file it waits for the flags that it needs."""
+    name, _, value = flag.removeprefix("--").partition("=")
+    with pytest.raises(UserError, match=f"^{name}=.* has no effect with .*; leave it out$"):
+        load_config(None, [*others, flag], config_class)
+    load_config(write(f"{name}: {value}\n"), others, config_class)
+    load_config(None, others, config_class)
 
 
 def test_values_take_the_types_of_their_fields(write):

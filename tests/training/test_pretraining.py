@@ -23,7 +23,7 @@ from transformers import (
     pipeline,
 )
 
-from tiny_runs import as_flags
+from tiny_runs import as_flags, in_file
 from toy_texts import write_texts
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.cli import run as command_line
@@ -237,7 +237,7 @@ def test_each_option_moves_the_weights(tiny, trained, kind, option, tmp_path):
     assert moved.shape != trained[kind].shape or not torch.equal(moved, trained[kind])
 
 
-def test_every_model_field_reaches_the_model(tiny):
+def test_every_model_field_reaches_the_model(tiny, tmp_path):
     """Each with another value than by default."""
     both = {
         "d_model": 24,
@@ -258,7 +258,8 @@ def test_every_model_field_reaches_the_model(tiny):
         ("masked", MaskedLMRun, VaswaniEncoderConfig, {**both, **encoder}),
         ("causal", CausalLMRun, VaswaniDecoderConfig, {**both, **decoder}),
     ]:
-        config = resolve({**tiny, **fields, "objective": objective, "vocab_size": 300})
+        options = {**tiny, **fields, "objective": objective, "vocab_size": 300}
+        config = load_config(in_file(options, tmp_path), [], PretrainingConfig)
         model = kind(config).model_config(None)
         assert type(model) is shape
         assert {name: getattr(model, name) for name in fields} == fields
@@ -422,6 +423,7 @@ def test_words_of_one_token_are_not_masked_as_wholes(tiny, tmp_path):
     tokenizer = train_tokenizer(["a few words"] * 3, 300, kind="char", purpose="masked")
     tokenizer.save_pretrained(tmp_path / "characters")
     options = {"tokenizer": tmp_path / "characters", "whole_word_masking": True}
+    del tiny["vocab_size"]
     with pytest.raises(UserError, match=r"has no effect with the tokenizer in \S+characters"):
         run(tiny, **OBJECTIVES["masked"], **options)
 

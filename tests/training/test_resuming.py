@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from run_records import assert_same_weights, logged
 from transformers.utils import logging
 
-from tiny_runs import TINY_RUN, as_flags
+from tiny_runs import TINY_RUN, as_flags, in_file
 from vaswani import TrainingArguments
 from vaswani.distillation import run as distillation_run
 from vaswani.distillation.config import DistillationConfig
@@ -111,7 +112,8 @@ NOT_MADE_HERE = (
 def resolved(kind: str, **more: Any) -> BaseConfig:
     config, required = KINDS[kind]
     options = {"use_cpu": True, "output_dir": "o", "learning_rate": 0.1, **required, **more}
-    return load_config(None, as_flags(options), config)
+    with TemporaryDirectory() as folder:  # in a file, options may have no effect beside others
+        return load_config(in_file(options, Path(folder)), [], config)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, in_file
 from vaswani import VaswaniConfig
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers, train_tokenizer
@@ -205,7 +205,7 @@ def test_each_option_moves_the_weights(tiny_run, trained_base, option):
     assert moved.shape != trained_base.shape or not torch.equal(moved, trained_base)
 
 
-def test_every_model_field_reaches_the_model(tiny_run):
+def test_every_model_field_reaches_the_model(tiny_run, tmp_path):
     other: dict = dict.fromkeys(
         ("attention_bias", "ffn_bias", "scale_embedding", "tie_word_embeddings"), False
     )
@@ -216,7 +216,7 @@ def test_every_model_field_reaches_the_model(tiny_run):
     other |= {"max_position_embeddings": 99, "share_encoder_decoder_embeddings": False}
     other |= {"embedding_norm": True, "layer_norm_eps": 1e-3, "norm_bias": False, "lm_head_bias": True}
     other |= {"initializer_range": 0.1, "word_dropout": 0.3}
-    config = load_config(None, as_flags({**tiny_run, **other, "attn_implementation": "eager"}))
+    config = load_config(in_file({**tiny_run, **other, "attn_implementation": "eager"}, tmp_path))
     shape = model_config(config.model, 50, 60, one_vocabulary=False)
     model = new_model(config, AutoModelForSeq2SeqLM, shape)
     assert {name: getattr(model.config, name) for name in other} == other
@@ -337,7 +337,13 @@ def test_a_resumed_run_splits_words_as_if_it_had_never_stopped(tiny_run, reads):
 @pytest.mark.slow
 def test_the_best_model_is_kept_and_training_stops_early(tiny_run):
     """A learning rate that destroys the model: the first evaluation is the best."""
-    options = {**tiny_run, "learning_rate": 30.0, "lr_scheduler_type": "constant", "max_steps": 40}
+    options = {
+        **tiny_run,
+        "learning_rate": 30.0,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "max_steps": 40,
+    }
     options |= {"save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "max_validation_rows": 5}
     options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
     options |= {"early_stopping_patience": 2, "generation_max_length": 4}

@@ -36,8 +36,8 @@ def align(
     source_field: Annotated[str | None, table_field("source_field", "sources", "source")] = None,
     target_field: Annotated[str | None, table_field("target_field", "targets", "target")] = None,
     output_field: Annotated[
-        str, typer.Option("--output_field", help="Field that the rows of a table get.")
-    ] = "alignment",
+        str | None, typer.Option("--output_field", help="Field that the rows of a table get. [alignment]")
+    ] = None,
     layer: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +81,14 @@ def align(
         ),
     ] = None,
     max_source_length: MaxSourceLength = None,
+    too_long: Annotated[
+        str,
+        typer.Option(
+            "--too_long",
+            metavar="cut|skip",
+            help="For longer sources: cut aligns the words of the beginning, skip aligns nothing.",
+        ),
+    ] = "skip",
     max_length: Annotated[
         int | None,
         number(
@@ -128,14 +136,19 @@ def align(
         "max_length": max_length,
         "max_tokens_per_batch": max_tokens_per_batch,
         "max_source_length": max_source_length or "auto",
+        "too_long": too_long,
         **loading,
     }
     languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
     turned: dict[str, Any] = {"source_language": target_language, "target_language": source_language}
+    added = output_field or "alignment"
     with ExitStack() as stack:
         pairs, _ = stack.enter_context(
-            open_pairs(input_name, target_file, source_field, target_field, added=[output_field])
+            open_pairs(input_name, target_file, source_field, target_field, added=[added])
         )
+        if pairs.row is None and output_field is not None:
+            given = f"--output_field {output_field}"
+            raise UserError(f"{given} is for tables, and {input_name} is read as lines; leave it out")
         gold_links = None if gold is None else load_gold(gold, pairs.total)
         begin_work()
         writer = stack.enter_context(LineWriter(output_name))
@@ -152,7 +165,7 @@ def align(
                 pairs,
                 writer.write,
                 gold=gold_links,
-                output_field=output_field,
+                output_field=added,
                 buffer_size=buffer_size or (1 if pairs.typed else BUFFERED_TEXTS),
                 warn=warn,
                 progress=bar.update,

@@ -64,6 +64,15 @@ class DistillationObjectives(Section):
                 f"divergence={self.divergence} is unknown; choose one of {', '.join(DIVERGENCES)}"
             )
 
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        found: dict[str, str] = {}
+        if not self.uses_distributions:
+            found |= dict.fromkeys(("divergence", "temperature"), "soft_target_weight=0")
+        if not self.relation_weight:
+            found["relation_heads"] = "relation_weight=0"
+        return found
+
     @property
     def uses_distributions(self) -> bool:
         """Whether the teacher's distribution over the next token is needed."""
@@ -153,6 +162,15 @@ class DistillationArguments(DistillationObjectives):
                 f"hidden states of {len(self.teacher)} teachers cannot be averaged; give one teacher, or set "
                 "cosine_weight and relation_weight to 0"
             )
+
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        found = super().unused()
+        if self.targets == "references":
+            found["teacher_num_beams"] = "targets=references"
+        if not self.uses_distributions:
+            found["teacher_top_k"] = "soft_target_weight=0"
+        return found
 
     def _check_own_vocabulary(self) -> None:
         if self.student != RANDOM:

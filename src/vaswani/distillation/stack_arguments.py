@@ -89,6 +89,11 @@ class MaskedDistillationArguments(StackDistillationArguments):
         "faster.",
     )
 
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        tokens = {} if self.uses_distributions else {"soft_target_tokens": "soft_target_weight=0"}
+        return super().unused() | tokens
+
 
 @dataclass
 class CausalDistillationArguments(StackDistillationArguments):
@@ -127,6 +132,16 @@ class CausalDistillationArguments(StackDistillationArguments):
     def uses_texts(self) -> bool:
         """Whether the student is trained on texts of the teacher."""
         return self.targets != "references"
+
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        found = super().unused()
+        if not self.uses_texts:
+            of_texts = ("prompt_tokens", "generation_temperature", "generation_top_p", "teacher_cache")
+            found |= dict.fromkeys(of_texts, "targets=references")
+        elif not self.generation_temperature:
+            found["generation_top_p"] = "generation_temperature=0"
+        return found
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,10 +32,12 @@ class Alignment:
     Args:
         links: pairs of a source word and a target word, which count from 0.
         problem: why the pair was not aligned.
+        source_cut_off: whether only the beginning of the source was read.
     """
 
     links: Links = frozenset()
     problem: str | None = None
+    source_cut_off: bool = False
 
 
 class Aligner(FromPretrained):
@@ -146,9 +148,8 @@ class Aligner(FromPretrained):
                     [self._read(sides[1][number].token_ids, words[1][number]) for number in batch],
                 )
             for number, of_pair in zip(batch, weights, strict=True):
-                alignments[number] = Alignment(
-                    aligned_words(of_pair, words[0][number] or [], words[1][number] or [])
-                )
+                links = aligned_words(of_pair, words[0][number] or [], words[1][number] or [])
+                alignments[number] = Alignment(links, source_cut_off=sides[0][number].cut_off)
             done(len(batch))
         return alignments
 
@@ -227,4 +228,5 @@ class SymmetricAligner:
                 yield Alignment(problem=where + problem)
                 continue
             links = frozenset((source, target) for target, source in other.links)
-            yield Alignment(symmetrize(one.links, links, self.method))
+            cut_off = one.source_cut_off or other.source_cut_off
+            yield Alignment(symmetrize(one.links, links, self.method), source_cut_off=cut_off)

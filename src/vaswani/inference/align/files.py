@@ -68,6 +68,7 @@ def align_pairs(
         if alignment.problem:
             report.not_aligned += 1
             warn(f"{pairs.place} is not aligned: {alignment.problem}")
+        report.source_cut_off += alignment.source_cut_off
         if errors is not None:
             place, links = _next_gold(waiting, pairs.place)
             check_inside(links, len(source.split()), len(target.split()), place)

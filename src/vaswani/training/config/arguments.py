@@ -7,7 +7,7 @@ the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -113,6 +113,22 @@ class FamilyArguments(Section):
         None, "Attention kernel (eager, sdpa, ...). It changes the speed, not the results."
     )
 
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        found = {}
+        positions = f"position_embedding={self.position_embedding}"
+        if self.position_embedding != "sinusoidal":
+            found["sinusoidal_layout"] = positions
+        if self.position_embedding != "learned":
+            found["max_position_embeddings"] = positions
+        stacks = [name for name in ("encoder_attention", "decoder_attention") if hasattr(self, name)]
+        if not any("sparse" in getattr(self, name) for name in stacks):
+            pattern = [each.name for each in fields(FamilyArguments) if each.name.startswith("sparse_")]
+            found |= dict.fromkeys(pattern, " and ".join(f"{name}=full" for name in stacks))
+        elif not self.sparse_random_blocks:
+            found["sparse_seed"] = "sparse_random_blocks=0"
+        return found
+
 
 @dataclass
 class ModelArguments(FamilyArguments):
@@ -202,6 +218,17 @@ class DataArguments(PairsArguments):
     tokenizer_rows: int | None = option(
         None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )
+
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        return unused_beside_tokenizer(self.tokenizer)
+
+
+def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
+    """Return the fields of a vocabulary that is learned if there is a tokenizer, which has one."""
+    if tokenizer is None:
+        return {}
+    return dict.fromkeys(("vocab_size", "tokenizer_rows"), f"tokenizer={tokenizer}")
 
 
 @dataclass
@@ -325,6 +352,20 @@ class BaseTrainingArguments(transformers.TrainingArguments):
             raise UserError(
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
             )
+
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        found = {}
+        if self.max_steps > 0:
+            found["num_train_epochs"] = f"max_steps={self.max_steps}"
+        if self.lr_scheduler_type == SchedulerType.CONSTANT:
+            found["warmup_steps"] = "lr_scheduler_type=constant; constant_with_warmup has a warm-up"
+        if not self.evaluate_test:
+            found["max_test_rows"] = "evaluate_test=False"
+        for kind in ("eval", "save", "logging"):
+            if (strategy := _name(getattr(self, f"{kind}_strategy"))) != "steps":
+                found[f"{kind}_steps"] = f"{kind}_strategy={strategy}"
+        return found
 
     def _check_reporting(self) -> None:
         for name in self.report_to:

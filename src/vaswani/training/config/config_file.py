@@ -21,7 +21,7 @@ from vaswani.files.run_files import HISTORY
 from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import Flag, check_name, first_values, is_none, split_flags, unexpected
-from vaswani.training.config.options import BaseConfig, sections, with_present_names
+from vaswani.training.config.options import BaseConfig, plain, sections, with_present_names
 
 Config = TypeVar("Config", bound=BaseConfig)
 
@@ -42,11 +42,13 @@ def load_config(
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
     The file is a path, or the name of a configuration that ships with the package (see `find_config`).
-    The corpus is one choice: flags that name files replace the file's data set, and the other way round.
+    The corpus is one choice: flags that name files replace the file's data set, and the other way round. So
+    is the length of the training, in updates or epochs.
 
     Raises:
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
-            value of the wrong type, a field that would be ignored, or values that contradict each other.
+            value of the wrong type, a field that would be ignored, or values that contradict each other. A
+            field of a file, other than a flag, may be one that only another value of a field would need.
     """
     path = Path() if yaml_path is None else find_config(yaml_path)
     in_file = {} if yaml_path is None else with_present_names(_read_yaml(path))
@@ -55,11 +57,12 @@ def load_config(
     config_class = config_class.variant(in_file | first_values(flags))
     fields = _Fields(config_class)
     values = fields.of_yaml(in_file, path)
-    for name in _replaced_corpus({name for _, name, _ in flags}):
+    for name in _replaced({name for _, name, _ in flags}):
         values.pop(name, None)
-    values |= fields.of_flags(flags)
+    given = fields.of_flags(flags)
+    values |= given
     try:
-        return config_class(
+        config = config_class(
             **{
                 title: section(**{name: values[name] for name in _settable(section) if name in values})
                 for title, section in sections(config_class).items()
@@ -71,6 +74,10 @@ def load_config(
         raise UserError(one_line(error)) from error
     except Exception as error:  # a file that is not there, a package that is missing
         raise UserError(f"an option does not work: {type(error).__name__}: {one_line(error)}") from error
+    for name, reason in config.unused().items():
+        if given.get(name):  # 0, false and none ask for nothing
+            raise UserError(f"{name}={plain(given[name])} has no effect with {reason}; leave it out")
+    return config
 
 
 class _Fields:
@@ -143,12 +150,13 @@ def _settable(section: type) -> list[str]:
     return [field.name for field in dataclasses.fields(section) if field.init]
 
 
-def _replaced_corpus(flags: set[str]) -> list[str]:
-    """The corpus is one choice: flags that name a data set, or files, replace what the file names."""
+def _replaced(flags: set[str]) -> list[str]:
+    """The fields of a file that flags replace by others."""
     files = [f"{split}_file" for split in SPLITS]
+    replaced = ["max_steps"] if "num_train_epochs" in flags else []
     if "dataset" in flags:
-        return files
-    return ["dataset", "dataset_config"] if flags & set(files) else []
+        return [*replaced, *files]
+    return [*replaced, "dataset", "dataset_config"] if flags & set(files) else replaced
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -102,6 +102,10 @@ class Section:
     def __post_init__(self) -> None:
         check_values(self)
 
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        return {}
+
     def part(self, part_class: type[Part]) -> Part:
         """The fields that the section shares with another dataclass, as an object of that class."""
         mine = {each.name for each in fields(cast(Any, self))}
@@ -199,6 +203,13 @@ class BaseConfig:
     def output_dir(self) -> Path:
         """Where the run writes."""
         return Path(self.training.output_dir or ".")
+
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        found: dict[str, str] = {}
+        for name in sections(type(self)):
+            found |= getattr(self, name).unused()
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of our own fields, and of those of transformers that differ from their defaults."""

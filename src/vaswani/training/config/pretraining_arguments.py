@@ -17,6 +17,7 @@ from vaswani.training.config.arguments import (
     DataArguments,
     FamilyArguments,
     ModelArguments,
+    unused_beside_tokenizer,
 )
 from vaswani.training.config.flags import check_choice
 from vaswani.training.config.options import (
@@ -128,6 +129,10 @@ class TextAndVocabularyArguments(TextArguments):
     )
     vocab_size: int = redefault(DataArguments, "vocab_size", 30000)
     tokenizer_rows: int | None = redefault(DataArguments, "tokenizer_rows", None)
+
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        return unused_beside_tokenizer(self.tokenizer)
 
 
 @dataclass
