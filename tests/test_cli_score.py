@@ -230,6 +230,11 @@ def test_texts_of_lines_and_tables(models: Path, tmp_path: Path, capfd, kind: st
             ["--input", "{lines}", "{more}", "--target_field", "x"],
             "--target_field x is for tab",
         ),
+        (
+            "translator",
+            ["--input", "{lines}", "{one}", "--length_penalty", "1"],
+            "--length_penalty=1.0 sorts lists of targets, and",
+        ),
         ("translator", ["--input", "{lines}", "nowhere"], "cannot read nowhere: No such file"),
         ("translator", ["--input", "{rows}", "--source_field", "x"], "--source_field: "),
         ("translator", ["--input", "{rows}", "--target_field", "x"], "has no field 'x'; it has"),
@@ -259,6 +264,8 @@ def test_wrong_inputs_are_one_line(
     names |= {"lines": tmp_path / "lines.txt", "more": tmp_path / "more.txt"}
     names["lines"].write_text("one\n")
     names["more"].write_text("1\n2")
+    names["one"] = tmp_path / "one.txt"
+    names["one"].write_text("1\n")
     flags = [flag.format(**names) for flag in flags]
     status, lines, errors = score(capfd, models, *flags, kind=kind)
     assert (status, lines) == (2, [])

@@ -19,6 +19,7 @@ from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokeni
 from vaswani.cli import run
 from vaswani.files.line_files import LineWriter
 from vaswani.inference.translate.translation import Translator
+from vaswani.kernels import int8_linear
 
 COMMAND = [sys.executable, "-m", "vaswani.cli"]
 TEXT = "one two three\n\nfour\n"
@@ -67,6 +68,16 @@ def test_standard_output_holds_translations_and_nothing_else(model: Path, transl
     assert done.stdout.decode().split("\n") == [*translator(["one two three", "", "four", "t\ufffdwo"]), ""]
     counts = "4 lines; 1 empty; 1 not UTF-8 (their bad bytes were read as U+FFFD)\n"
     assert done.stderr.decode() == f"vaswani: translated {counts}"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(int8_linear.unavailable() is not None, reason="NO VNNI instructions here")
+def test_a_warning_is_one_line(model: Path) -> None:
+    done = vaswani("translate", "--model", model, "--quantization", "int8", text="one two\n")
+    assert done.returncode == 0
+    first, last = done.stderr.decode().splitlines()
+    assert first.startswith("vaswani: quantization=int8 changes nothing: no linear layer of this model has")
+    assert last == "vaswani: translated 1 line"
 
 
 def test_files_n_best_and_options(model: Path, tmp_path: Path, capfd) -> None:

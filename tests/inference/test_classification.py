@@ -156,6 +156,14 @@ def predict(capfd, *arguments: Any) -> tuple[int, list[dict[str, Any]], str]:
     return status, [json.loads(line) for line in output.splitlines()], errors
 
 
+def test_columns_are_not_read_as_lines(models: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "in.conll").write_text("a\tB-X\n\nb\tO\n")
+    command = ["--model", models / "classification", "--input", tmp_path / "in.conll"]
+    status, records, errors = predict(capfd, *command)
+    assert (status, records) == (2, [])
+    assert "in.conll is in CoNLL's columns; give lines of text, or a table" in errors
+
+
 def test_lines_become_json(models: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in [*TEXTS, LONG]))
     command = ["--model", models / "classification", "--input", tmp_path / "in.txt"]

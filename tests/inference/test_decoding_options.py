@@ -300,6 +300,14 @@ def test_coverage_ranks_the_hypotheses_of_the_search_again(kind: str) -> None:
 
 
 @BOTH
+def test_coverage_of_one_sample_ranks_nothing(kind: str) -> None:
+    translator = translator_of(kind, coverage_penalty=0.5, temperature=1.0)
+    with pytest.raises(UserError, match="=0.5 ranks the samples of a sentence, and n_best=1; raise n_best"):
+        translator(["one two"])
+    assert len(next(iter(translator.translate(["one two"], n_best=3))).hypotheses) == 3
+
+
+@BOTH
 def test_coverage_does_not_depend_on_the_batch_and_leaves_the_model_as_it_was(kind: str) -> None:
     translator = translator_of(kind, coverage_penalty=0.5, max_tokens_per_batch=1)
     translator.model.set_attn_implementation("sdpa")

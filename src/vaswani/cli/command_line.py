@@ -9,9 +9,11 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 from vaswani.cli.commands import app
 from vaswani.cli.screen import flush_standard_output, tell
@@ -25,6 +27,7 @@ from vaswani.errors import (
     one_line,
 )
 
+PACKAGE = Path(__file__).parents[1]
 TYPER_INTERRUPTED = 130  # what typer returns after Ctrl-C
 UNUSABLE_PATH = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -59,6 +62,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def run_and_exit() -> NoReturn:
     """Run the command of this process, and end the process."""
+    warnings.showwarning = _show_warning
     status = run(sys.argv[1:])
     let_ctrl_c_kill()
     if status and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -67,6 +71,21 @@ def run_and_exit() -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Write a warning of ours as one line, and others with the place in the code that they speak of."""
+    if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
+        tell(str(message))
+    else:
+        tell(f"{category.__name__}: {message} ({filename}:{lineno})")
 
 
 def _tell(message: str) -> None:

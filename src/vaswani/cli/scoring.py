@@ -104,6 +104,11 @@ def score(
     added = [name for name in ADDED if tokens or name != "tokens"]
     with ExitStack() as stack:
         texts, target_field = stack.enter_context(_opened(is_seq2seq, input_name, target_file, fields, added))
+        if target_file is not None and length_penalty != TRANSLATOR_DEFAULTS["length_penalty"]:
+            raise UserError(
+                f"--length_penalty={length_penalty} sorts lists of targets, and a line of {target_file} is "
+                "one target; leave it out"
+            )
         begin_work()
         writer = stack.enter_context(LineWriter(output_name))
         scorer = Scorer.from_pretrained(

@@ -118,7 +118,7 @@ class Rouge(evaluate.Metric):
             warnings.warn(
                 f"{wordless} of {len(references)} references have no word of a-z or 0-9, the only ones that "
                 "ROUGE counts, and score 0; for other scripts use task=translation, whose chrF counts all",
-                stacklevel=2,
+                stacklevel=1,
             )
         f1 = rouge_f1(predictions, references)
         scores = {kind: 100.0 * float(rows.sum()) / max(len(references), 1) for kind, rows in f1.items()}

@@ -309,6 +309,11 @@ class Translator:
         check_positive(n_best=n_best, buffer_size=buffer_size)
         if self.options.sampling is None and n_best > (beams := self.options.num_beams):
             raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
+        if self.options.sampling is not None and n_best == 1 and (beta := self.options.coverage_penalty):
+            raise UserError(
+                f"coverage_penalty={beta} ranks the samples of a sentence, and n_best=1; raise n_best, or "
+                "leave it out"
+            )
         asked = _Asked(n_best, with_scores, progress or (lambda count: None))
         lines = _lines(sentences, prefixes, required)
         return chain.from_iterable(self._translate_buffers(buffers(lines, buffer_size), asked))
