@@ -302,7 +302,7 @@ def test_coverage_ranks_the_hypotheses_of_the_search_again(kind: str) -> None:
 @BOTH
 def test_coverage_of_one_sample_ranks_nothing(kind: str) -> None:
     translator = translator_of(kind, coverage_penalty=0.5, temperature=1.0)
-    with pytest.raises(UserError, match="=0.5 ranks the samples of a sentence, and n_best=1; raise n_best"):
+    with pytest.raises(UserError, match=r"=0\.5 ranks the samples of a sentence, and n_best=1; raise n_best"):
         translator(["one two"])
     assert len(next(iter(translator.translate(["one two"], n_best=3))).hypotheses) == 3
 
