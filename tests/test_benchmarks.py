@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -133,6 +134,23 @@ def test_training_speed_in_bfloat16(run: Run, corpus: Path):
     rows, _ = run("training_speed.py", "--data", corpus, "--bf16")
     assert [row[1] for row in rows][-1] == "vaswani, token budget, float32"
     assert len(rows) == 4
+
+
+def test_pictures_show_what_the_tables_of_results_say(tmp_path: Path):
+    drawing: Any = importlib.import_module("results_pictures")
+    docs = shutil.copytree(BENCHMARKS.parent / "docs" / "results", tmp_path / "results").parent
+    page = (BENCHMARKS.parent / "docs" / "results.md").read_text()
+    for name, draw in drawing.PICTURES.items():
+        assert f"(results/{name}.png)" in page
+        assert (docs / "results" / f"{name}.png").stat().st_size > 10_000
+        shown = []
+        for text in (page, page.replace("| 2.6 million | 39.8 BLEU", "| 2.6 million | 12.3 BLEU")):
+            (docs / "results.md").write_text(text)
+            lines = draw(docs / "results").axes[0].get_lines()
+            shown.append([(each.get_label(), *each.get_xydata().tolist()) for each in lines])
+        assert len(shown[0]) >= 3
+        moved = [each for each, other in zip(*shown, strict=True) if each != other and "nan" not in str(each)]
+        assert len(moved) == (name == "by_size")
 
 
 @pytest.mark.slow

@@ -33,9 +33,11 @@ TINY_RUN = {
 
 
 def as_flags(options: dict) -> list[str]:
-    """`{"d_model": 16}` -> `["--d_model", "16"]`."""
+    """`{"d_model": 16}` -> `["--d_model", "16"]`; without `save_steps` if none are saved."""
     flags = []
     for name, value in options.items():
+        if name == "save_steps" and options.get("save_strategy", "steps") != "steps":
+            continue
         flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return flags
 
