@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields
 from importlib.util import find_spec
 
 import pytest
+import torch
 from transformers import PreTrainedConfig
 
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
@@ -121,3 +122,10 @@ def test_a_missing_reporting_package_is_named_with_its_remedy(package, monkeypat
 def test_a_learning_rate_without_a_formula_is_asked_for(options, message):
     with pytest.raises(UserError, match=message):
         TrainingArguments(**options).resolve_learning_rate(512)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="THERE IS A GPU")
+def test_half_precision_without_a_gpu_says_what_it_needs():
+    with pytest.raises(UserError, match="bf16=true finds no GPU; add use_cpu=true"):
+        TrainingArguments(bf16=True)
+    assert TrainingArguments(bf16=True, use_cpu=True).bf16

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+import torch
 import transformers
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -341,6 +342,8 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         if self.greater_is_better is None and metric in LOWER_IS_BETTER:
             self.greater_is_better = False
         choose_device()
+        if self.bf16 and not (trains_on_cpu(self.use_cpu) or torch.accelerator.is_available()):
+            raise UserError("bf16=true finds no GPU; add use_cpu=true to train in bfloat16 on the CPU")
         self.fsdp_size = requested_fsdp_size() or self.fsdp_size
         store = join_processes(int(self.ddp_timeout), trains_on_cpu(self.use_cpu))
         super().__post_init__()
