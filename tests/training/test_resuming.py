@@ -515,7 +515,8 @@ def resumed(dates, tmp_path_factory) -> tuple[Path, Any]:
         patch.setattr(
             TrainingRun, "evaluate", lambda run, *given: trainers.append(given[0]) or evaluate(run, *given)
         )
-        train(load_config(None, as_flags({**options, **CHANGES, "resume_from_checkpoint": True})))
+        given = {**options, **CHANGES, "resume_from_checkpoint": True}
+        train(load_config(in_file(given, folder.with_name("changed"))))
     logging.set_verbosity(verbosity)
     return folder, trainers[0]
 

@@ -102,7 +102,8 @@ def test_sparse_layers_are_options_of_a_run(tiny_run):
         "other seed": {"encoder_attention": "sparse", "sparse_seed": 1},
     }.items():
         folders[name] = f"{tiny_run['output_dir']}-{name}"
-        run({**tiny_run, **sparse, **options, "output_dir": folders[name]}, max_steps=2)
+        options = {**sparse, **options} if options else {}
+        run({**tiny_run, **options, "output_dir": folders[name]}, max_steps=2)
     assert VaswaniConfig.from_pretrained(folders["encoder"]).encoder_attention == "sparse"
     trained = [weights(folder) for folder in folders.values()]
     assert not any(torch.equal(trained[0], other) for other in trained[1:])
