@@ -1,12 +1,17 @@
 """Options of a run that takes a second, and the corpus of few dates that it trains on."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import datasets
 import pytest
 import yaml
 
 from vaswani.data.sources.dates import generate_dates
+from vaswani.training.config.arguments import RunConfig
+from vaswani.training.config.config_file import load_config
+from vaswani.training.config.options import BaseConfig
 from vaswani.training.runs import base as base_run
 
 TINY_MODEL = {
@@ -49,6 +54,12 @@ def in_file(options: dict, folder: Path) -> Path:
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     path.write_text(yaml.safe_dump(plain))
     return path
+
+
+def resolved(options: dict, config_class: type[BaseConfig] = RunConfig) -> Any:
+    """The configuration of a run with these options in a file."""
+    with TemporaryDirectory() as folder:
+        return load_config(in_file(options, Path(folder)), [], config_class)
 
 
 def leave_out_curves() -> None:

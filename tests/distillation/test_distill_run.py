@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, BertConfig, BertModel
 
-from tiny_runs import as_flags
+from tiny_runs import resolved
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.distillation.comparison import Comparison
 from vaswani.distillation.config import DistillationConfig
@@ -32,7 +32,7 @@ def options(tiny_run, teacher) -> dict:
 
 
 def run(options: dict, **more) -> Comparison | None:
-    return distill(load_config(None, as_flags({**options, **more}), DistillationConfig))
+    return distill(resolved({**options, **more}, DistillationConfig))
 
 
 def student_of(options: dict, name: str, **more) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_student_and_baseline_are_the_means_of_their_checkpoints(options):
 def test_a_student_shares_embeddings_if_its_teacher_has_one_vocabulary(options, teacher, words):
     """By what the tokens are: source and target have as many in either case."""
     source, target = (train_tokenizer([text] * 4, 262) for text in ("one two three", words))
-    config = load_config(None, as_flags(options), DistillationConfig)
+    config = resolved(options, DistillationConfig)
     distillation = DistillationRun(config)
     distillation.teacher = Teacher(AutoModelForSeq2SeqLM.from_pretrained(teacher), source, target)
     shape = distillation.build_model((source, target)).config
@@ -201,7 +201,7 @@ def test_a_baseline_becomes_as_long_as_its_student(options):
         run(options, max_steps=4, resume_from_checkpoint="true", temperature=2)
     moved = folder.parent / "teacher's outputs"
     options |= {"max_steps": 4, "teacher_cache": moved}
-    changed = DistillationRun(load_config(None, as_flags(options), DistillationConfig))
+    changed = DistillationRun(resolved(options, DistillationConfig))
     check_resumable(folder / "checkpoint-4", changed.config)
     changed.teacher = Teacher(AutoModelForSeq2SeqLM.from_pretrained(options["teacher"][0]), None, None)
     assert changed._open_cache("targets", []).folder == moved / "targets"
@@ -304,7 +304,6 @@ def test_a_cache_of_another_teacher_is_refused(options, teacher, tmp_path):
 
 def test_rows_beyond_a_teachers_positions_are_found_before_the_training(options, library_teacher):
     options |= {"teacher": library_teacher("marian", max_positions=16), "targets": "references"}
-    del options["teacher_num_beams"]
     with pytest.raises(
         UserError, match="the teacher has positions for 16 source tokens, and a row of train has"
     ):

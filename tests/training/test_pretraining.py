@@ -23,7 +23,7 @@ from transformers import (
     pipeline,
 )
 
-from tiny_runs import as_flags, in_file
+from tiny_runs import as_flags, resolved
 from toy_texts import write_texts
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.cli import run as command_line
@@ -237,7 +237,7 @@ def test_each_option_moves_the_weights(tiny, trained, kind, option, tmp_path):
     assert moved.shape != trained[kind].shape or not torch.equal(moved, trained[kind])
 
 
-def test_every_model_field_reaches_the_model(tiny, tmp_path):
+def test_every_model_field_reaches_the_model(tiny):
     """Each with another value than by default."""
     both = {
         "d_model": 24,
@@ -259,7 +259,7 @@ def test_every_model_field_reaches_the_model(tiny, tmp_path):
         ("causal", CausalLMRun, VaswaniDecoderConfig, {**both, **decoder}),
     ]:
         options = {**tiny, **fields, "objective": objective, "vocab_size": 300}
-        config = load_config(in_file(options, tmp_path), [], PretrainingConfig)
+        config = resolved(options, PretrainingConfig)
         model = kind(config).model_config(None)
         assert type(model) is shape
         assert {name: getattr(model, name) for name in fields} == fields

@@ -7,7 +7,6 @@ import typing
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ import yaml
 from run_records import assert_same_weights, logged
 from transformers.utils import logging
 
-from tiny_runs import TINY_RUN, as_flags, in_file
+import tiny_runs
+from tiny_runs import TINY_RUN, as_flags
 from vaswani import TrainingArguments
 from vaswani.distillation import run as distillation_run
 from vaswani.distillation.config import DistillationConfig
@@ -112,8 +112,7 @@ NOT_MADE_HERE = (
 def resolved(kind: str, **more: Any) -> BaseConfig:
     config, required = KINDS[kind]
     options = {"use_cpu": True, "output_dir": "o", "learning_rate": 0.1, **required, **more}
-    with TemporaryDirectory() as folder:  # in a file, options may have no effect beside others
-        return load_config(in_file(options, Path(folder)), [], config)
+    return tiny_runs.resolved(options, config)
 
 
 @pytest.fixture(scope="module")
@@ -516,7 +515,7 @@ def resumed(dates, tmp_path_factory) -> tuple[Path, Any]:
             TrainingRun, "evaluate", lambda run, *given: trainers.append(given[0]) or evaluate(run, *given)
         )
         given = {**options, **CHANGES, "resume_from_checkpoint": True}
-        train(load_config(in_file(given, folder.with_name("changed"))))
+        train(tiny_runs.resolved(given))
     logging.set_verbosity(verbosity)
     return folder, trainers[0]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, in_file
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, resolved
 from vaswani import VaswaniConfig
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers, train_tokenizer
@@ -206,7 +206,7 @@ def test_each_option_moves_the_weights(tiny_run, trained_base, option):
     assert moved.shape != trained_base.shape or not torch.equal(moved, trained_base)
 
 
-def test_every_model_field_reaches_the_model(tiny_run, tmp_path):
+def test_every_model_field_reaches_the_model(tiny_run):
     other: dict = dict.fromkeys(
         ("attention_bias", "ffn_bias", "scale_embedding", "tie_word_embeddings"), False
     )
@@ -217,7 +217,7 @@ def test_every_model_field_reaches_the_model(tiny_run, tmp_path):
     other |= {"max_position_embeddings": 99, "share_encoder_decoder_embeddings": False}
     other |= {"embedding_norm": True, "layer_norm_eps": 1e-3, "norm_bias": False, "lm_head_bias": True}
     other |= {"initializer_range": 0.1, "word_dropout": 0.3}
-    config = load_config(in_file({**tiny_run, **other, "attn_implementation": "eager"}, tmp_path))
+    config = resolved({**tiny_run, **other, "attn_implementation": "eager"})
     shape = model_config(config.model, 50, 60, one_vocabulary=False)
     model = new_model(config, AutoModelForSeq2SeqLM, shape)
     assert {name: getattr(model.config, name) for name in other} == other
