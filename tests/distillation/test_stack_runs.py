@@ -104,9 +104,9 @@ def test_a_causal_student_learns_its_teachers_texts_alone(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = {**texts, "objective": "causal", "teacher": language_models["causal"], "prompt_tokens": 10}
+    options = {**texts, "objective": "causal", "teacher": language_models["causal"]}
     distill(config_for(tmp_path / "references", **options))
-    options |= {"targets": "teacher", "soft_target_weight": 0, "cosine_weight": 0}
+    options |= {"targets": "teacher", "soft_target_weight": 0, "cosine_weight": 0, "prompt_tokens": 10}
     options["teacher_cache"] = tmp_path / "cache"
     distill(config_for(tmp_path / "run", **options))
     lengths = [len(ids) for ids in encoded_texts(texts["train_file"], tmp_path / "run")]
