@@ -1,6 +1,6 @@
 """Pictures of the tables in docs/results: quality against size and speed, time and memory against length.
 
-    python benchmarks/results_pictures.py [--results docs/results] [--output docs/results]
+    python benchmarks/results_pictures.py [--output docs/results]
 
 Nothing is measured here: each point is a row of a table, which stands beside its command. The pictures are
 `by_size.png`, `by_speed.png` and `by_length.png`.
@@ -10,13 +10,14 @@ import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import LINES
 
-ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SIZE, SPEED = (9.0, 5.0), (7.0, 4.5)
 GREY = "#808080"
 NUMBER = re.compile(r"[+\N{MINUS SIGN}-]?\d[\d,]*(?:\.\d+)?")
@@ -40,15 +41,11 @@ class Row:
 
 def tables(page: Path) -> Iterator[list[Row]]:
     """The tables of a page of Markdown."""
-    lines = [*page.read_text(encoding="utf-8").splitlines(), ""]
-    while lines:
-        if not lines[0].startswith("|"):
-            lines.pop(0)
-            continue
-        end = next(i for i, line in enumerate(lines) if not line.startswith("|"))
-        head, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[:end])
-        yield [Row(dict(zip(head, cells, strict=True))) for cells in body]
-        lines = lines[end:]
+    text = page.read_text(encoding="utf-8")
+    for is_table, lines in groupby(text.splitlines(), key=lambda line: line.startswith("|")):
+        if is_table:
+            head, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+            yield [Row(dict(zip(head, cells, strict=True))) for cells in body]
 
 
 def table_with(page: Path, column: str) -> list[Row]:
@@ -139,11 +136,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="folder of the pages")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results", help="folder")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder")
     args = parser.parse_args()
     for name, draw in PICTURES.items():
-        save_figure(draw(args.results), args.output / f"{name}.png")
+        save_figure(draw(RESULTS), args.output / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -38,11 +38,9 @@ TINY_RUN = {
 
 
 def as_flags(options: dict) -> list[str]:
-    """`{"d_model": 16}` -> `["--d_model", "16"]`; without `save_steps` if none are saved."""
+    """`{"d_model": 16}` -> `["--d_model", "16"]`."""
     flags = []
     for name, value in options.items():
-        if name == "save_steps" and options.get("save_strategy", "steps") != "steps":
-            continue
         flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return flags
 

@@ -161,7 +161,7 @@ def test_columns_are_not_read_as_lines(models: Path, tmp_path: Path, capfd) -> N
     command = ["--model", models / "classification", "--input", tmp_path / "in.conll"]
     status, records, errors = predict(capfd, *command)
     assert (status, records) == (2, [])
-    assert "in.conll is in CoNLL's columns; give lines of text, or a table" in errors
+    assert "in.conll is in CoNLL's columns, a word in each line; give lines of text, or a table" in errors
 
 
 def test_lines_become_json(models: Path, tmp_path: Path, capfd) -> None:

@@ -11,12 +11,11 @@ import transformers
 from run_records import logged
 from transformers import AutoModelForSeq2SeqLM
 
-from tiny_runs import TINY_RUN, as_flags
+from tiny_runs import TINY_RUN, as_flags, resolved
 from vaswani import VaswaniConfig
 from vaswani.cli import run as run_command
 from vaswani.errors import RunError, UserError
 from vaswani.training.config.arguments import TrainingArguments
-from vaswani.training.config.config_file import load_config
 from vaswani.training.runs import base as base_run
 from vaswani.training.runs import checks
 from vaswani.training.runs.checks import check_attention_kernel, rehearse
@@ -104,7 +103,7 @@ def test_every_run_is_rehearsed_before_its_corpus_is_read(tiny_run, capsys, monk
 def test_limits_that_do_not_fit_are_refused(tiny_run, options, message, monkeypatch):
     monkeypatch.setattr(base_run, "load_corpus", lambda *_: pytest.fail("the corpus is read"))
     with pytest.raises(UserError, match=re.escape(message)):
-        TrainingRun(load_config(None, as_flags({**tiny_run, **options}))).run()
+        TrainingRun(resolved({**tiny_run, **options})).run()
 
 
 @pytest.mark.parametrize(
@@ -116,13 +115,13 @@ def test_a_card_that_cannot_be_kept_is_told_of_first(tiny_run, make, monkeypatch
     folder.mkdir()
     make(folder / "README.md")
     with pytest.raises(UserError, match=r"README\.md (is not UTF-8|cannot be read) .*move it away"):
-        TrainingRun(load_config(None, as_flags(tiny_run))).run()
+        TrainingRun(resolved(tiny_run)).run()
 
 
 def test_a_training_without_an_update_does_not_end_well(tiny_run, monkeypatch):
     monkeypatch.setattr(transformers.Trainer, "train", lambda *_, **__: None)
     with pytest.raises(RunError, match="the training made no update"):
-        TrainingRun(load_config(None, as_flags(tiny_run))).run()
+        TrainingRun(resolved(tiny_run)).run()
     assert not list(Path(tiny_run["output_dir"]).glob("*.safetensors"))
 
 
@@ -148,7 +147,7 @@ def losses(dates, tmp_path_factory):
         folder = tmp_path_factory.mktemp("run")
         options = {**TINY_RUN, "train_file": dates["train_file"], **SET, "output_dir": folder, "max_steps": 3}
         options |= {"save_strategy": "no", **({} if zero is None else {zero: 0})}
-        TrainingRun(load_config(None, as_flags(options))).run()
+        TrainingRun(resolved(options)).run()
         return logged(folder, "loss")
 
     return functools.cache(run)

@@ -16,7 +16,7 @@ from transformers import (
     T5Tokenizer,
 )
 
-from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own, leave_out_curves
+from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own, leave_out_curves, resolved
 from toy_texts import write_texts
 from vaswani.cli import run as command_line
 from vaswani.data.text.denoising import DenoisingCollator
@@ -59,7 +59,7 @@ def tiny(texts, tmp_path) -> dict:
 
 
 def run(options: dict, **more) -> dict[str, float]:
-    return pretrain(load_config(None, as_flags({**options, **more}), PretrainingConfig))
+    return pretrain(resolved({**options, **more}, PretrainingConfig))
 
 
 def continued(tiny: dict, model: Path, **more) -> dict:
@@ -323,7 +323,7 @@ def test_t5_of_the_library_is_trained_further(tiny, tmp_path):
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(tiny, kind, options, message):
     with pytest.raises(UserError, match=message) as raised:
-        run({**tiny, **KINDS[kind], **options})
+        pretrain(load_config(None, as_flags({**tiny, **KINDS[kind], **options}), PretrainingConfig))
     assert "\n" not in str(raised.value)
     assert not Path(tiny["output_dir"]).exists()
 
@@ -349,8 +349,7 @@ def test_a_model_without_markers_is_refused(tiny, trained):
 def test_two_vocabularies_are_refused(tiny, tmp_path, trained):
     folder = shutil.copytree(trained["gaps"], tmp_path / "two")
     save_tokenizers(AutoTokenizer.from_pretrained(folder), train_tokenizer(["The dog sleeps."], 300), folder)
-    given = {name: value for name, value in tiny.items() if name != "vocab_size"} | {"tokenizer": folder}
-    for options in [continued(tiny, folder, **GAPS), {**given, **GAPS}]:
+    for options in [continued(tiny, folder, **GAPS), {**tiny, **GAPS, "tokenizer": folder}]:
         with pytest.raises(UserError, match="one vocabulary for sources and another for targets"):
             run(options)
 

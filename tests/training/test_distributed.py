@@ -65,7 +65,7 @@ def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(opti
 
 @pytest.mark.slow
 def test_two_passes_of_a_batch_count_once_in_any_number_of_processes(options, tmp_path):
-    options |= {"dropout": 1e-9, "max_steps": 2, "save_strategy": "no"}  # which drops nothing
+    options |= {"dropout": 1e-9, "max_steps": 2}  # which drops nothing
     train_in_processes(options | {"consistency_weight": 5.0}, 2)
     alone = {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "alone"}
     train_in_processes(options | alone | {"consistency_weight": 5.0}, 1)

@@ -5,10 +5,9 @@ import torch
 from accelerate import Accelerator
 from transformers import MarianConfig
 
-from tiny_runs import as_flags
+from tiny_runs import resolved
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.insight.arithmetic.flops import prediction_flops, stack_flops, training_flops
-from vaswani.training.config.config_file import load_config
 from vaswani.training.config.schedule import PlannedSchedule
 from vaswani.training.runs.translation import TrainingRun
 from vaswani.training.trainer import meter
@@ -119,7 +118,7 @@ def test_packed_rows_have_no_padding(clock):
 @pytest.mark.slow
 def test_a_training_logs_them(tiny_run):
     del tiny_run["test_file"], tiny_run["validation_file"]
-    run = TrainingRun(load_config(None, as_flags({**tiny_run, "save_strategy": "no"})))
+    run = TrainingRun(resolved({**tiny_run, "save_strategy": "no"}))
     build, trainers = run.build_trainer, []
     run.build_trainer = lambda *args: trainers.append(build(*args)) or trainers[0]
     run.run()

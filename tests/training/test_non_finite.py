@@ -17,7 +17,7 @@ from vaswani.training.trainer.finite_updates import MOST_SKIPPED
 
 @pytest.fixture
 def options(tiny_run: dict) -> dict:
-    del tiny_run["test_file"], tiny_run["validation_file"]
+    del tiny_run["test_file"], tiny_run["validation_file"], tiny_run["save_steps"]
     return tiny_run | {"gradient_accumulation_steps": 2, "save_strategy": "no", "max_steps": 14}
 
 

@@ -67,7 +67,7 @@ def tiny(texts, tmp_path) -> dict:
 
 
 def resolve(options: dict, **more):
-    return load_config(None, as_flags({**options, **more}), PretrainingConfig)
+    return resolved({**options, **more}, PretrainingConfig)
 
 
 def run(options: dict, **more) -> dict[str, float]:
@@ -258,8 +258,7 @@ def test_every_model_field_reaches_the_model(tiny):
         ("masked", MaskedLMRun, VaswaniEncoderConfig, {**both, **encoder}),
         ("causal", CausalLMRun, VaswaniDecoderConfig, {**both, **decoder}),
     ]:
-        options = {**tiny, **fields, "objective": objective, "vocab_size": 300}
-        config = resolved(options, PretrainingConfig)
+        config = resolve({**tiny, **fields, "objective": objective, "vocab_size": 300})
         model = kind(config).model_config(None)
         assert type(model) is shape
         assert {name: getattr(model, name) for name in fields} == fields
@@ -423,7 +422,6 @@ def test_words_of_one_token_are_not_masked_as_wholes(tiny, tmp_path):
     tokenizer = train_tokenizer(["a few words"] * 3, 300, kind="char", purpose="masked")
     tokenizer.save_pretrained(tmp_path / "characters")
     options = {"tokenizer": tmp_path / "characters", "whole_word_masking": True}
-    del tiny["vocab_size"]
     with pytest.raises(UserError, match=r"has no effect with the tokenizer in \S+characters"):
         run(tiny, **OBJECTIVES["masked"], **options)
 
@@ -488,7 +486,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tiny, kind, opti
     chosen = {**tiny, **OBJECTIVES[kind], **options}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     with pytest.raises(UserError, match=message) as raised:
-        run(chosen)
+        pretrain(load_config(None, as_flags(chosen), PretrainingConfig))
     assert "\n" not in str(raised.value)
     assert not Path(tiny["output_dir"]).exists()
 

@@ -29,7 +29,7 @@ CONFIGS = named_configs.FOLDER
 
 
 def run(options: dict, **more) -> dict[str, float]:
-    return train(load_config(None, as_flags({**options, **more})))
+    return train(resolved({**options, **more}))
 
 
 def weights(folder: str | Path) -> torch.Tensor:
@@ -102,8 +102,7 @@ def test_sparse_layers_are_options_of_a_run(tiny_run):
         "other seed": {"encoder_attention": "sparse", "sparse_seed": 1},
     }.items():
         folders[name] = f"{tiny_run['output_dir']}-{name}"
-        options = {**sparse, **options} if options else {}
-        run({**tiny_run, **options, "output_dir": folders[name]}, max_steps=2)
+        run({**tiny_run, **sparse, **options, "output_dir": folders[name]}, max_steps=2)
     assert VaswaniConfig.from_pretrained(folders["encoder"]).encoder_attention == "sparse"
     trained = [weights(folder) for folder in folders.values()]
     assert not any(torch.equal(trained[0], other) for other in trained[1:])

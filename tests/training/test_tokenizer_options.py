@@ -9,15 +9,13 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 import library_tokenizers
 from given_tokenizers import TEXTS, bert, gpt2, write_sentencepiece
 from library_tokenizers import SOURCES, TARGETS
-from tiny_runs import TINY_RUN, as_flags, cache_of_its_own, leave_out_curves
+from tiny_runs import TINY_RUN, cache_of_its_own, leave_out_curves, resolved
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import RunConfig
-from vaswani.training.config.config_file import load_config
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.runs.pretraining import pretrain
 from vaswani.training.runs.translation import TrainingRun, train
@@ -50,13 +48,11 @@ def options_for(tmp_path: Path, **more: Any) -> dict[str, Any]:
         "eval_strategy": "no",
         "max_steps": 2,
     }
-    if "tokenizer" in more:
-        del run["vocab_size"]
     return {**run, **more}
 
 
 def config_for(tmp_path: Path, **more: Any) -> Any:
-    return load_config(None, as_flags(options_for(tmp_path, **more)), RunConfig)
+    return resolved(options_for(tmp_path, **more))
 
 
 @pytest.mark.slow
@@ -146,7 +142,7 @@ def language_model_config(tmp_path: Path, objective: str, name: Path) -> Any:
         "use_cpu": True,
         "disable_tqdm": True,
     }
-    return load_config(None, as_flags(options), PretrainingConfig)
+    return resolved(options, PretrainingConfig)
 
 
 @pytest.mark.parametrize(
@@ -187,4 +183,4 @@ def test_bpe_dropout_needs_a_tokenizer_of_merges(tmp_path: Path) -> None:
 def test_a_student_with_its_teachers_tokenizers_takes_no_other(tmp_path: Path) -> None:
     options = options_for(tmp_path, teacher=tmp_path, tokenizer=given("bert", tmp_path / "tokenizer"))
     with pytest.raises(UserError, match="needs vocabulary=own"):
-        DistillationRun(load_config(None, as_flags(options), DistillationConfig)).check()
+        DistillationRun(resolved(options, DistillationConfig)).check()

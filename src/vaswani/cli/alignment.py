@@ -116,6 +116,7 @@ def align(
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
     from vaswani.inference.batches import BUFFERED_TEXTS
+    from vaswani.inference.inputs import for_tables
     from vaswani.inference.pair_inputs import open_pairs
 
     check_not_input(output_name, input_name, target_file, gold)
@@ -147,8 +148,7 @@ def align(
             open_pairs(input_name, target_file, source_field, target_field, added=[added])
         )
         if pairs.row is None and output_field is not None:
-            given = f"--output_field {output_field}"
-            raise UserError(f"{given} is for tables, and {input_name} is read as lines; leave it out")
+            raise for_tables(f"--output_field {output_field}", input_name)
         gold_links = None if gold is None else load_gold(gold, pairs.total)
         begin_work()
         writer = stack.enter_context(LineWriter(output_name))

@@ -16,9 +16,6 @@ from vaswani.cli.options import (
     takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
-from vaswani.errors import UserError
-
-CONLL_ENDINGS = (".conll", ".conll.gz")
 
 
 @app.command()
@@ -68,11 +65,6 @@ def predict(
     from vaswani.inference.inputs import open_texts
 
     check_not_input(output_name, input_name)
-    if input_name.endswith(CONLL_ENDINGS):
-        raise UserError(
-            f"{input_name} is in CoNLL's columns; give lines of text, or a table with the words in a field. "
-            "vaswani evaluate reads columns, with their tags"
-        )
     folder = local_folder(model, loading["revision"], weights=False)
     is_tagger = task_of_checkpoint(folder) == "tagging"
     if text_pair_field is None:  # a model of pairs reads no single texts

@@ -183,7 +183,7 @@ def _translate(
         options: of `Translator`.
     """
     from vaswani.files.line_files import LineWriter, check_not_input
-    from vaswani.inference.inputs import Column, open_texts
+    from vaswani.inference.inputs import Column, for_tables, open_texts
 
     if prefix is not None and (given := fields["prefix"]) is not None:
         raise UserError(f"--prefix {prefix} and --prefix_field {given} exclude each other; give one")
@@ -215,7 +215,7 @@ def _translate(
             check_prefix(prefix, options["banned_phrases"] or ())
         if texts.row is None and (replace or given_field is not None):
             option = "--replace" if replace else "--output_field"
-            raise UserError(f"{option} is for tables, and {input_name} is read as lines; leave it out")
+            raise for_tables(option, input_name)
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(models, **options)

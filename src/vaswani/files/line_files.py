@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast
 from vaswani.errors import PipeClosedError, RunError, UserError
 
 STANDARD_STREAM = "-"
+COLUMN_ENDINGS = (".conll", ".conll.gz")  # a word and its tags in each line, as in CoNLL's shared tasks
 OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz")  # that no output of lines has
 LONGEST_LINE = 1 << 22  # bytes; tokenizing takes up to 400 times as much memory, and /dev/zero never ends
 

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from vaswani.errors import UserError, listing
 from vaswani.files.json_files import finite_json, without_non_finite
-from vaswani.files.line_files import STANDARD_STREAM, count_lines, open_lines, paragraphs, read_lines
+from vaswani.files.line_files import (
+    COLUMN_ENDINGS,
+    STANDARD_STREAM,
+    count_lines,
+    open_lines,
+    paragraphs,
+    read_lines,
+)
 
 if TYPE_CHECKING:
     from vaswani.data.sources.records import Record
@@ -263,8 +270,8 @@ def open_texts(
         others: columns of a table that are read beside the text.
 
     Raises:
-        UserError: the input cannot be read, has no such field, has a field that would be added, or is a table
-            and `documents` is given.
+        UserError: the input cannot be read, has no such field, has a field that would be added, is a table
+            and `documents` is given, or has CoNLL's columns.
     """
     if documents not in (None, *DOCUMENTS):
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
@@ -280,13 +287,16 @@ def open_texts(
         with open_table(name, columns, **rows) as texts:
             yield texts
         return
+    if name.lower().endswith(COLUMN_ENDINGS):
+        raise UserError(
+            f"{name} is in CoNLL's columns, a word in each line; give lines of text, or a table that has the "
+            "words in a field"
+        )
     with open_lines(name) as lines:
         if of_table:
             of = columns[-1]
-            raise UserError(
-                f"--{of.option} {of.field} is for tables, and {name} is read as lines; leave it out, or give "
-                "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
-            )
+            files = "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
+            raise for_tables(f"--{of.option} {of.field}", name, f"leave it out, or give {files}")
         yield TextLines(lines, documents or default_documents, count_lines(name))
 
 
@@ -314,6 +324,11 @@ def open_table(
     with open_lines(name) as lines:
         where = "standard input" if name == STANDARD_STREAM else name
         yield _json_stream(lines, where, columns, **rows)
+
+
+def for_tables(option: str, name: str, remedy: str = "leave it out") -> UserError:
+    """Return the error for an option of tables, such as `--text_field body`, where the input is lines."""
+    return UserError(f"{option} is for tables, and {name} is read as lines; {remedy}")
 
 
 def has_table_ending(name: str) -> bool:

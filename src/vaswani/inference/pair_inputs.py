@@ -18,6 +18,7 @@ from vaswani.inference.inputs import (
     Lines,
     TableTexts,
     decoded,
+    for_tables,
     has_table_ending,
     open_table,
     valid_text,
@@ -182,7 +183,7 @@ def open_pairs(
     names = name, target_name
     for option, value in {"source_field": source_field, "target_field": target_field}.items():
         if value is not None:
-            raise UserError(f"--{option} {value} is for tables, and {name} is read as lines; leave it out")
+            raise for_tables(f"--{option} {value}", name)
     if table := next(filter(has_table_ending, names), None):
         raise UserError(f"{table} is a table; give one table, or two files of text")
     with open_lines(name) as sources, open_lines(target_name) as targets:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import torch
@@ -130,20 +131,25 @@ def _search_by(library_search: Callable) -> Callable:
         cache = share_sources(self, input_ids, generation_config, arguments)
         search = library_search
         if cache is not None and cache.tree is not None:
-            if generation_config.num_beams > 1:
-                search = beam_search
-            elif greedy_search.can_search(generation_config, arguments):
-                search = greedy_search.greedy_search
+            if (loop := own_loop(generation_config, arguments)) is not None:
+                search = loop
             else:
                 logits_processor = LogitsProcessorList([_Widen(cache), *logits_processor])
                 if greedy_search.may_drop_finished(input_ids, stopping_criteria):
                     stopping_criteria = _DropFinished(stopping_criteria, cache)
-        with prepared_steps([(self, cache, arguments)], input_ids.shape[0]):
+        with prepared_steps([(self, arguments)], input_ids.shape[0]):
             return search(
                 self, input_ids, logits_processor, stopping_criteria, generation_config, **arguments
             )
 
     return narrow_search
+
+
+def own_loop(generation_config: GenerationConfig, arguments: dict[str, Any]) -> Callable | None:
+    """The loop of this package for a search with a tree; None where it is left to the library's."""
+    if generation_config.num_beams > 1:
+        return beam_search  # for others there is no tree
+    return greedy_search.greedy_search if greedy_search.can_search(generation_config, arguments) else None
 
 
 def share_sources(
@@ -201,25 +207,19 @@ def _may_use_tree(
 
 
 @contextmanager
-def prepared_steps(
-    searches: Sequence[tuple[Any, SearchCache | None, dict[str, Any]]], num_rows: int
-) -> Iterator[None]:
-    """Give each model of a search what computes its steps, and pack the weights of the others.
+def prepared_steps(members: Sequence[tuple[Any, dict[str, Any]]], num_rows: int) -> Iterator[None]:
+    """Give the caches of a search what computes the steps, and pack the weights of the models without.
 
     Args:
-        searches: models, their caches and their arguments.
+        members: each model of the search with its arguments, of which one is the cache.
         num_rows: of the search.
     """
-    classes = [
-        None if cache is None or cache.tree is None else _class_of_steps(model, arguments)
-        for model, cache, arguments in searches
-    ]
-    found = list(zip(searches, classes, strict=True))
-    modules = [modules_of_each_step(model) for (model, _, _), step in found if step is not NativeStep]
-    with packed_weights([each for one in modules for each in one], num_rows):
-        for (model, cache, arguments), step in found:
-            if cache is not None and step is not None:
-                cache.step = step(model, num_rows, arguments.get("attention_mask"))
+    classes = [_class_of_steps(model, arguments) for model, arguments in members]
+    packed = [model for (model, _), step in zip(members, classes, strict=True) if step is not NativeStep]
+    with packed_weights(chain.from_iterable(map(modules_of_each_step, packed)), num_rows):
+        for (model, arguments), step in zip(members, classes, strict=True):
+            if step is not None:
+                arguments[CACHE_NAME].step = step(model, num_rows, arguments.get("attention_mask"))
         yield
 
 
@@ -232,6 +232,9 @@ def modules_of_each_step(model: Any) -> list[torch.nn.Module]:
 
 def _class_of_steps(model: Any, arguments: dict[str, Any]) -> type[DecoderStep] | type[NativeStep] | None:
     """What computes the steps of a search: C++ or operators; None where the modules have to."""
+    cache = arguments.get(CACHE_NAME)
+    if not isinstance(cache, SearchCache) or cache.tree is None:
+        return None
     mask = arguments.get("attention_mask")
     hides_a_source = mask is not None and not bool(mask.any(1).all())
     if hides_a_source or not is_plain(model):

@@ -34,8 +34,9 @@ from vaswani.data.sources.corpus import (
 )
 from vaswani.data.sources.reading import Row
 from vaswani.errors import UserError, listing
+from vaswani.files.line_files import COLUMN_ENDINGS
 
-CONLL_ENDINGS = (".conll", ".conll.gz", *reading.TEXT_ENDINGS)
+CONLL_ENDINGS = (*COLUMN_ENDINGS, *reading.TEXT_ENDINGS)
 CONLL_DOCUMENT = "-DOCSTART-"
 CONLL_COMMENT = re.compile(r"#\s*([\w.:-]+\s*=\s|newdoc\b|newpar\b)")  # "# # B-NP" is a word
 SEVERAL = List(Value("string"))

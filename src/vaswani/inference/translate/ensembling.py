@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -22,8 +22,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from vaswani.bounds import Bounds
 from vaswani.errors import UserError
 from vaswani.inference.decoding import Side, masking_inputs, position_limit
-from vaswani.kernels.ensemble_search import search_together
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
+from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
 
 
 @dataclass
@@ -167,10 +167,19 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         return mean.log_softmax(-1)
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        return search_together(self, GenerationMixin._sample, *args, **kwargs)
+        return self._search(GenerationMixin._sample, *args, **kwargs)
 
     def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
-        return search_together(self, GenerationMixin._beam_search, *args, **kwargs)
+        return self._search(GenerationMixin._beam_search, *args, **kwargs)
+
+    def _search(self, library_search: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Search by the kernel of searches, if it is in use and all members are models that it searches."""
+        ours = VaswaniForConditionalGeneration
+        if library_search.__name__ in vars(ours) and all(isinstance(each, ours) for each in self.members):
+            from vaswani.kernels.ensemble_search import search_together  # here: a kernel may be unavailable
+
+            return search_together(self, library_search, *args, **kwargs)
+        return library_search(self, *args, **kwargs)
 
     def get_encoder(self, modality: str | None = None) -> EnsembleEncoder:
         """Return the encoders of all members as one."""

@@ -362,7 +362,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         if self.max_steps > 0:
             found["num_train_epochs"] = f"max_steps={self.max_steps}"
         if self.lr_scheduler_type == SchedulerType.CONSTANT:
-            found["warmup_steps"] = "lr_scheduler_type=constant; constant_with_warmup has a warm-up"
+            found["warmup_steps"] = "lr_scheduler_type=constant"
         if not self.evaluate_test:
             found["max_test_rows"] = "evaluate_test=False"
         for kind in ("eval", "save", "logging"):

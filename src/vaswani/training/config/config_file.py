@@ -25,6 +25,14 @@ from vaswani.training.config.options import BaseConfig, plain, sections, with_pr
 
 Config = TypeVar("Config", bound=BaseConfig)
 
+_FILES = tuple(f"{split}_file" for split in SPLITS)
+# The fields of a file that a flag replaces by another field.
+REPLACED_BY = {
+    "num_train_epochs": ("max_steps",),
+    "dataset": _FILES,
+    **dict.fromkeys(_FILES, ("dataset", "dataset_config")),
+}
+
 
 @typing.overload
 def load_config(yaml_path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig: ...
@@ -57,8 +65,9 @@ def load_config(
     config_class = config_class.variant(in_file | first_values(flags))
     fields = _Fields(config_class)
     values = fields.of_yaml(in_file, path)
-    for name in _replaced({name for _, name, _ in flags}):
-        values.pop(name, None)
+    for _, flag, _ in flags:
+        for name in REPLACED_BY.get(flag, ()):
+            values.pop(name, None)
     given = fields.of_flags(flags)
     values |= given
     try:
@@ -148,15 +157,6 @@ class _Fields:
 def _settable(section: type) -> list[str]:
     """The names of the fields that a section is made from."""
     return [field.name for field in dataclasses.fields(section) if field.init]
-
-
-def _replaced(flags: set[str]) -> list[str]:
-    """The fields of a file that flags replace by others."""
-    files = [f"{split}_file" for split in SPLITS]
-    replaced = ["max_steps"] if "num_train_epochs" in flags else []
-    if "dataset" in flags:
-        return [*replaced, *files]
-    return [*replaced, "dataset", "dataset_config"] if flags & set(files) else replaced
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
