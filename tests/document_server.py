@@ -120,6 +120,8 @@ def small(arguments: list[str]) -> list[str]:
         config = find_config(given[given.index("--config") + 1])
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
         options |= {field: value for field, value in MODEL.items() if field in settings}
+        if "--tokenizer" in given:  # which decides how many tokens there are
+            options.pop("vocab_size", None)
         of_pairs = "objective" not in settings and settings.get("task") not in TASKS
         if name == "distill" and not of_pairs:
             options = dict(TRAINING)
