@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from tempfile import mkdtemp
 from threading import Thread
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -22,7 +23,7 @@ from urllib.request import urlopen
 import yaml
 
 from forking import import_everything
-from tiny_runs import TINY_MODEL, leave_out_curves
+from tiny_runs import TINY_MODEL, in_file, leave_out_curves
 from vaswani.cli import main
 from vaswani.files.named_configs import find_config
 from vaswani.training.trainer.labels import TASKS
@@ -45,7 +46,7 @@ with socket.socket() as _probe:
 
 # What makes a command small: options that are set, whatever stands in the document.
 TRAINING = {"max_steps": 2, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "max_tokens_per_batch": 600}
-TRAINING |= {"use_cpu": "true", "disable_tqdm": "true"}
+TRAINING |= {"use_cpu": True, "disable_tqdm": True}
 SEARCH = {"num_beams": 1, "max_length": 8, "device": "cpu"}
 GENERATION = {"generation_max_length": 8, "generation_num_beams": 1, "max_validation_rows": 4}
 SMALL: dict[str, dict[str, object]] = {
@@ -116,27 +117,34 @@ def small(arguments: list[str]) -> list[str]:
         options = {"device": "cpu"}
     if name == "student":  # of the stacks that it has
         options = {option: value for option, value in options.items() if f"--{option}" in given}
+    settings = {}
     if "--config" in given and name not in ("plot", "estimate"):  # which have no folder
         config = find_config(given[given.index("--config") + 1])
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
         options |= {field: value for field, value in MODEL.items() if field in settings}
-        if "--tokenizer" in given:  # which decides how many tokens there are
-            options.pop("vocab_size", None)
         of_pairs = "objective" not in settings and settings.get("task") not in TASKS
         if name == "distill" and not of_pairs:
             options = dict(TRAINING)
         if name in ("train", "distill") and of_pairs and not {"--dataset", "--train_file"} & set(given):
             options["dataset"] = PARALLEL
         start_anew(given, settings["output_dir"])
-    options |= {option: 1 for option in PROCESSES if f"--{option}" in given}
     if "dates" in given and "--data" in given:
         options["data"] = f"{PARALLEL}/test.jsonl"
-    for option, value in options.items():
-        if f"--{option}" in given:
-            at = given.index(f"--{option}")
-            del given[at : at + 2]
-        given += [f"--{option}", str(value)]
-    return [name, *given]
+    processes = [f"--{option}=1" for option in PROCESSES if f"--{option}" in given]
+    for option in (*options, *PROCESSES):
+        leave_out(given, option)
+    if name in ("train", "distill", "pretrain", "finetune"):
+        leave_out(given, "config")
+        file = in_file({**settings, **options}, Path(mkdtemp()))  # in which an option may have no effect
+        return [name, *given, *processes, f"--config={file}"]
+    return [name, *given, *processes, *(f"--{option}={value}" for option, value in options.items())]
+
+
+def leave_out(given: list[str], option: str) -> None:
+    """Remove a flag and its value."""
+    if f"--{option}" in given:
+        at = given.index(f"--{option}")
+        del given[at : at + 2]
 
 
 def start_anew(given: list[str], folder: str) -> None:
