@@ -1,0 +1,153 @@
+"""Divergences from a teacher by C++ and by PyTorch's operators: the values and gradients of float64."""
+
+import math
+
+import pytest
+import torch
+
+from vaswani.kernels import soft_targets_native
+from vaswani.kernels.soft_targets_native import divergence_and_gradient
+
+TOLERANCES = {torch.float32: (1e-4, 1e-6), torch.bfloat16: (1e-2, 1e-4)}
+COUNTS = [None, 1, 3, "all"]  # of tokens whose probabilities are stored
+
+
+@pytest.fixture(params=["C++", "operators"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who computes."""
+    if request.param == "operators":
+        monkeypatch.setattr(soft_targets_native, "library", lambda: None)
+    elif soft_targets_native.library() is None:
+        pytest.skip("NO C++ KERNEL: there is no compiler, or the processor is none of ours")
+    return request.param
+
+
+def targets(rows: int, size: int, count: int | str | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A teacher's log-probabilities: of the vocabulary, or of some tokens and the rest; and these tokens."""
+    log_probs = (3 * torch.randn(rows, size)).log_softmax(-1)
+    if count is None:
+        return log_probs, None
+    best = log_probs.topk(size if count == "all" else min(int(count), size))
+    rest = log_probs.scatter(-1, best.indices, -math.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([best.values, rest], -1), best.indices
+
+
+def exactly(
+    logits: torch.Tensor, teacher: torch.Tensor, tokens: torch.Tensor | None, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the definition in float64: classes of probability 0 add nothing."""
+    exact = logits.double().requires_grad_()
+    student = (exact / temperature).log_softmax(-1)
+    if tokens is not None:
+        others = torch.ones_like(student, dtype=torch.bool).scatter(-1, tokens, False)
+        rest = student.masked_fill(~others, -math.inf).logsumexp(-1, keepdim=True)
+        student = torch.cat([student.gather(-1, tokens), rest], -1)
+    q, counts = teacher.double(), teacher > -math.inf
+    loss = (q.exp() * (q - student))[counts].sum()
+    return loss.detach(), torch.autograd.grad(loss, exact)[0]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("size", [5, 16, 67, 1003])
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_divergence_and_gradient_equal_those_of_float64(
+    by: str, size: int, count: int | str | None, temperature: float, dtype: torch.dtype
+) -> None:
+    logits = (10 * torch.randn(37, size)).to(dtype)
+    teacher, tokens = targets(37, size, count)
+    expected_loss, expected_gradient = exactly(logits, teacher, tokens, temperature)
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        loss, gradient = divergence_and_gradient(logits, teacher, tokens, temperature, True)
+        assert loss.dtype == torch.float32
+        assert gradient is not None
+        assert gradient.dtype == dtype
+        torch.testing.assert_close(loss.double(), expected_loss, rtol=1e-5, atol=1e-4)
+        rtol, atol = TOLERANCES[dtype]
+        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=rtol, atol=atol)
+    torch.set_num_threads(before)
+    alone, nothing = divergence_and_gradient(logits, teacher, tokens, temperature, False)
+    assert torch.equal(alone, loss)
+    assert nothing is None
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_rows_have_no_divergence(by: str, count: int | str | None) -> None:
+    teacher, tokens = targets(2, 9, count)
+    tokens = None if tokens is None else tokens[:0]
+    loss, gradient = divergence_and_gradient(torch.empty(0, 9), teacher[:0], tokens, 1.0, True)
+    assert loss == 0
+    assert gradient is not None
+    assert gradient.shape == (0, 9)
+
+
+def test_rows_that_lie_apart_are_read_as_they_are(by: str) -> None:
+    logits = torch.randn(20, 11).t()
+    teacher, tokens = targets(11, 20, 3)
+    assert tokens is not None
+    teacher, tokens = teacher.t().contiguous().t(), tokens.t().contiguous().t()
+    expected, of_gradient = exactly(logits, teacher, tokens, 1.0)
+    loss, gradient = divergence_and_gradient(logits, teacher, tokens, 1.0, True)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    assert gradient is not None
+    torch.testing.assert_close(gradient.double(), of_gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_student_that_is_sure_of_something_else_gets_a_finite_gradient(
+    by: str, count: int | str | None
+) -> None:
+    """What the teacher expects has, for the student, a probability that float32 cannot hold."""
+    teacher, tokens = targets(4, 19, count)
+    logits = torch.zeros(4, 19)
+    unlikely = teacher.argmin(-1) if tokens is None else tokens[:, 0]
+    logits.scatter_(-1, unlikely[:, None], 300.0)
+    expected, of_gradient = exactly(logits, teacher, tokens, 1.0)
+    loss, gradient = divergence_and_gradient(logits, teacher, tokens, 1.0, True)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-4)
+    assert gradient is not None
+    torch.testing.assert_close(gradient.double(), of_gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_logits_of_minus_infinity_where_the_teacher_has_none_add_nothing(
+    by: str, count: int | str | None
+) -> None:
+    teacher, tokens = targets(3, 18, count)
+    logits, nothing = torch.randn(3, 18), torch.full((3, 5), -math.inf)
+    expected, of_gradient = exactly(logits, teacher, tokens, 1.0)
+    wider = torch.cat([logits, nothing], -1)
+    if tokens is None:
+        teacher = torch.cat([teacher, nothing], -1)
+    loss, gradient = divergence_and_gradient(wider, teacher, tokens, 1.0, True)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    assert gradient is not None
+    torch.testing.assert_close(gradient[:, :18].double(), of_gradient, rtol=1e-4, atol=1e-6)
+    assert not gradient[:, 18:].any()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 7, 18])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_a_number_that_is_not_finite_is_not_hidden(
+    by: str, number: float, place: int, count: int | str | None, dtype: torch.dtype
+) -> None:
+    teacher, tokens = targets(2, 19, count)
+    logits = torch.randn(2, 19).to(dtype)
+    logits[1, place] = number
+    loss, gradient = divergence_and_gradient(logits, teacher, tokens, 1.0, True)
+    assert not loss.isfinite()
+    assert gradient is not None
+    assert not gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_teacher_that_is_no_number_is_not_hidden(by: str, place: int, count: int | str | None) -> None:
+    teacher, tokens = targets(2, 19, count)
+    teacher[1, place] = math.nan
+    loss, _ = divergence_and_gradient(torch.randn(2, 19), teacher, tokens, 1.0, True)
+    assert loss.isnan()
