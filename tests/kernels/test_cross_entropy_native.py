@@ -21,36 +21,42 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def exactly(logits: torch.Tensor, targets: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+def exactly(
+    logits: torch.Tensor, targets: torch.Tensor, share: float, share_of_each: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     exact = logits.double().requires_grad_()
-    loss = (exact.logsumexp(-1) - share * exact.gather(1, targets[:, None])[:, 0]).sum()
+    of_targets = share * exact.gather(1, targets[:, None])[:, 0]
+    loss = (exact.logsumexp(-1) - of_targets - share_of_each * exact.sum(-1)).sum()
     return loss.detach(), torch.autograd.grad(loss, exact)[0]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("size", [1, 3, 16, 17, 67, 1003])
-@pytest.mark.parametrize("share", [1.0, 0.9, 0.0])
+@pytest.mark.parametrize(("share", "share_of_each"), [(1.0, 0.0), (0.9, 0.0), (0.0, 0.0), (0.7, 0.3)])
 def test_loss_and_gradient_equal_those_of_float64(
-    by: str, size: int, share: float, dtype: torch.dtype
+    by: str, size: int, share: float, share_of_each: float, dtype: torch.dtype
 ) -> None:
+    shares = {"share": share, "share_of_each": share_of_each / size}
     logits, targets = (20 * torch.randn(37, size)).to(dtype), torch.randint(size, (37,))
-    expected_loss, expected_gradient = exactly(logits, targets, share)
+    expected_loss, expected_gradient = exactly(logits, targets, **shares)
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        loss, gradient = cross_entropy_and_gradient(logits.clone(), targets, share, True)
+        loss, gradient = cross_entropy_and_gradient(logits.clone(), targets, **shares, wants_gradient=True)
         assert gradient.dtype == dtype
         assert loss.dtype == torch.promote_types(dtype, torch.float32)
         torch.testing.assert_close(loss.double(), expected_loss, rtol=1e-5, atol=1e-4)
         rtol, atol = TOLERANCES[dtype]
         torch.testing.assert_close(gradient.double(), expected_gradient, rtol=rtol, atol=atol)
     torch.set_num_threads(before)
-    assert torch.equal(cross_entropy_and_gradient(logits.clone(), targets, share, False)[0], loss)
+    assert torch.equal(
+        cross_entropy_and_gradient(logits.clone(), targets, **shares, wants_gradient=False)[0], loss
+    )
 
 
 def test_no_rows_have_no_loss(by: str) -> None:
     loss, gradient = cross_entropy_and_gradient(
-        torch.empty(0, 9), torch.empty(0, dtype=torch.long), 1.0, True
+        torch.empty(0, 9), torch.empty(0, dtype=torch.long), share=1.0, wants_gradient=True
     )
     assert loss == 0
     assert gradient.shape == (0, 9)
@@ -59,7 +65,7 @@ def test_no_rows_have_no_loss(by: str) -> None:
 def test_rows_that_lie_apart_are_read_as_they_are(by: str) -> None:
     logits, targets = torch.randn(20, 11).t(), torch.randint(20, (11,))
     expected, of_gradient = exactly(logits, targets, 0.9)
-    loss, gradient = cross_entropy_and_gradient(logits, targets, 0.9, True)
+    loss, gradient = cross_entropy_and_gradient(logits, targets, share=0.9, wants_gradient=True)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), of_gradient, rtol=1e-4, atol=1e-6)
 
@@ -67,7 +73,7 @@ def test_rows_that_lie_apart_are_read_as_they_are(by: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_logits_and_those_of_minus_infinity(by: str, dtype: torch.dtype) -> None:
     logits = torch.tensor([[3e4, 3e4, -3e4, -math.inf, 0.0] * 5], dtype=dtype)
-    loss, gradient = cross_entropy_and_gradient(logits, torch.tensor([1]), 1.0, True)
+    loss, gradient = cross_entropy_and_gradient(logits, torch.tensor([1]), share=1.0, wants_gradient=True)
     assert loss == pytest.approx(math.log(10), rel=1e-3)
     assert gradient[0, 0].item() == pytest.approx(0.1, rel=1e-2)
     assert gradient[0, 1].item() == pytest.approx(-0.9, rel=1e-2)
@@ -82,7 +88,9 @@ def test_a_number_that_is_not_finite_is_not_hidden(
 ) -> None:
     logits = torch.randn(3, 19).to(dtype)
     logits[1, place] = number
-    loss, gradient = cross_entropy_and_gradient(logits, torch.tensor([2, 3, 4]), 1.0, True)
+    loss, gradient = cross_entropy_and_gradient(
+        logits, torch.tensor([2, 3, 4]), share=1.0, wants_gradient=True
+    )
     assert not loss.isfinite()
     assert gradient[1].isnan().any()
     assert gradient[[0, 2]].isfinite().all()

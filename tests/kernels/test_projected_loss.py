@@ -150,3 +150,39 @@ def test_autocast_converts_states_and_weight_once_and_sums_in_float32(inputs, sm
     assert len({place for _, place in factors}) == 1 < len(factors)
     assert all(each.dtype == torch.float32 for each in (automatic, *gradients))
     torch.testing.assert_close(gradients, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("kept", ["all", "some", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cross_entropy_of_logits_is_pytorchs(kept: str, smoothing: float, dtype: torch.dtype) -> None:
+    labels = torch.randint(2000, (31,))
+    labels[{"all": slice(0), "some": slice(0, None, 3), "none": slice(None)}[kept]] = -100
+    logits = (5 * torch.randn(31, 2000)).to(dtype).requires_grad_()
+    before = logits.detach().clone()
+    exact = logits.detach().double().requires_grad_()
+    expected = nn.functional.cross_entropy(exact, labels, reduction="sum", label_smoothing=smoothing)
+    loss = module.summed_cross_entropy(logits, labels, smoothing)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-4)
+    (gradient,) = torch.autograd.grad(2 * loss, logits)
+    tolerance = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-4}
+    torch.testing.assert_close(gradient.double(), torch.autograd.grad(2 * expected, exact)[0], **tolerance)
+    assert torch.equal(logits, before), "the logits are the model's"
+    with torch.no_grad():
+        assert torch.equal(module.summed_cross_entropy(logits, labels, smoothing), loss)
+
+
+@pytest.mark.parametrize("label", [2000, -1])
+def test_a_label_that_is_no_token_is_told(label: int) -> None:
+    with pytest.raises(IndexError, match=str(label)):
+        module.summed_cross_entropy(torch.randn(2, 2000), torch.tensor([3, label]))
+
+
+def test_a_second_gradient_is_refused() -> None:
+    logits = torch.randn(2, 2000, requires_grad=True)
+    scale = torch.ones((), requires_grad=True)
+    loss = scale * module.summed_cross_entropy(logits, torch.tensor([3, 4]))
+    (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()

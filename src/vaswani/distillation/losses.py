@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from vaswani.kernels.soft_targets_native import divergence_and_gradient, kl, put_together
 from vaswani.model.losses import per_token
@@ -106,6 +107,7 @@ class _ForwardKL(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * grad_output, None, None, None, None

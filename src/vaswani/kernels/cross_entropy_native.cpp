@@ -22,11 +22,23 @@ namespace {
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
-// Returns log Σ exp(logits) - share * logits[target], and writes softmax(logits) - share * one-hot over the logits.
-// `row` has room for them in whole vectors.
+// The distribution that is learned: a share of every token, and one more of the target.
+struct Shares {
+  float of_target, of_each;
+};
+
+// Returns log Σ exp(logits) - Σ q * logits, and writes softmax(logits) - q over the logits. `row` has room for them in
+// whole vectors.
 template <typename Number>
-float of_row(Number* logits, int64_t size, int64_t target, float share, bool wants_gradient, float* row) {
+float of_row(Number* logits, int64_t size, int64_t target, Shares shares, bool wants_gradient, float* row) {
   for (int64_t i = 0; i < size; i++) row[i] = widen(logits[i]);
+  float of_all = 0.0f;
+  if (shares.of_each) {
+    std::fill(row + size, row + (size + WIDTH - 1) / WIDTH * WIDTH, 0.0f);
+    Vector all_of_them{};
+    for (int64_t i = 0; i < size; i += WIDTH) all_of_them += load(row + i);
+    of_all = shares.of_each * sum(all_of_them);
+  }
   std::fill(row + size, row + (size + WIDTH - 1) / WIDTH * WIDTH, -INFINITE);
   Vector high = all(-INFINITE), total{};
   for (int64_t i = 0; i < size; i += WIDTH) high = larger(high, load(row + i));
@@ -41,21 +53,21 @@ float of_row(Number* logits, int64_t size, int64_t target, float share, bool wan
   const float sum_of_powers = sum(total);
   if (wants_gradient) {
     const float scale = 1.0f / sum_of_powers;
-    row[target] -= share * sum_of_powers;
-    for (int64_t i = 0; i < size; i++) narrow(scale * row[i], logits + i);
+    row[target] -= shares.of_target * sum_of_powers;
+    for (int64_t i = 0; i < size; i++) narrow(scale * row[i] - shares.of_each, logits + i);
   }
-  return std::log(sum_of_powers) + highest - share * of_target;
+  return std::log(sum_of_powers) + highest - shares.of_target * of_target - of_all;
 }
 
 template <typename Number>
-void of_rows(Number* logits, int64_t rows, int64_t size, const int64_t* targets, float share, bool wants_gradient,
+void of_rows(Number* logits, int64_t rows, int64_t size, const int64_t* targets, Shares shares, bool wants_gradient,
              int64_t num_threads, float* losses) {
 #pragma omp parallel num_threads(num_threads)
   {
     std::vector<float> row(size + WIDTH);
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < rows; n++)
-      losses[n] = of_row(logits + n * size, size, targets[n], share, wants_gradient, row.data());
+      losses[n] = of_row(logits + n * size, size, targets[n], shares, wants_gradient, row.data());
   }
 }
 
@@ -63,9 +75,11 @@ void of_rows(Number* logits, int64_t rows, int64_t size, const int64_t* targets,
 
 // Of logits [rows, size] with targets int64 [rows], the losses [rows]; the gradient takes the place of the logits.
 extern "C" void vaswani_cross_entropy(void* logits, int64_t is_half, int64_t rows, int64_t size, const int64_t* targets,
-                                      float share, int64_t wants_gradient, int64_t num_threads, float* losses) {
+                                      float share, float share_of_each, int64_t wants_gradient, int64_t num_threads,
+                                      float* losses) {
+  const Shares shares{share, share_of_each};
   if (is_half)
-    of_rows(static_cast<BFloat16*>(logits), rows, size, targets, share, wants_gradient, num_threads, losses);
+    of_rows(static_cast<BFloat16*>(logits), rows, size, targets, shares, wants_gradient, num_threads, losses);
   else
-    of_rows(static_cast<float*>(logits), rows, size, targets, share, wants_gradient, num_threads, losses);
+    of_rows(static_cast<float*>(logits), rows, size, targets, shares, wants_gradient, num_threads, losses);
 }

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
-from vaswani.kernels.cross_entropy_native import cross_entropy_and_gradient
+from vaswani.kernels.cross_entropy_native import computes, cross_entropy_and_gradient
 from vaswani.kernels.products_native import add_product_over_rows, product
 from vaswani.model import losses
 from vaswani.model.input_checks import IGNORED_LABEL, has_values
@@ -23,6 +24,7 @@ from vaswani.model.losses import PLAIN_PROJECTIONS, as_product
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
 MIN_CHUNK_ROWS = 256  # fewer, and the products slow down
+MIN_VOCABULARY = 1024  # of logits that come from elsewhere; fewer cost nothing
 
 
 def unavailable() -> None:
@@ -32,6 +34,7 @@ def unavailable() -> None:
 def hook_in() -> None:
     """Compute the cross-entropy of the models. A `TokenLoss` needs no hook: it is an argument."""
     losses.linear_cross_entropy.kernel = linear_cross_entropy
+    losses.summed_cross_entropy.kernel = summed_cross_entropy
 
 
 def _is_eager(states: torch.Tensor) -> bool:
@@ -89,7 +92,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(rows), size):
             chunk, target = factors[start : start + size], targets[start : start + size]
             logits = product(chunk, factor_weight)  # [n, V]
-            of_chunk, gradient = cross_entropy_and_gradient(logits, target, 1 - smoothing, wants_gradients)
+            of_chunk, gradient = cross_entropy_and_gradient(
+                logits, target, share=1 - smoothing, wants_gradient=wants_gradients
+            )
             loss += of_chunk
             if wants_gradients:  # that of the logits, but for the uniform part
                 of_rows = product(gradient, factor_weight.t())
@@ -100,10 +105,60 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the gradients by that of the sum."""
         row_gradient, weight_gradient = ctx.saved_tensors
         return row_gradient * grad_output, weight_gradient * grad_output, None, None, None
+
+
+def summed_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Sum over the kept tokens of the cross-entropy of logits [N, V] with labels int64 [N], as above.
+
+    Where C++ computes it, there is one pass over the logits, and it is differentiable once.
+    """
+    is_ours = logits.shape[-1] >= MIN_VOCABULARY and _is_eager(logits) and computes(logits)
+    if not is_ours or not _are_tokens(labels, logits.shape[-1]):  # PyTorch tells which there is not
+        return losses.summed_cross_entropy.plain(logits, labels, label_smoothing)
+    return _CrossEntropy.apply(logits, labels, label_smoothing, torch.is_grad_enabled())
+
+
+def _are_tokens(labels: torch.Tensor, vocab_size: int) -> bool:
+    """Whether all labels that count are tokens."""
+    return bool((labels.ge(0) & labels.lt(vocab_size) | labels.eq(IGNORED_LABEL)).all())
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, wants_gradient: bool
+    ) -> torch.Tensor:
+        """Logits [N, V], labels int64 [N] -> the summed loss; its gradient waits in `ctx`."""
+        ctx.kept = None if (kept := labels != IGNORED_LABEL).all() else kept
+        rows = logits.clone() if ctx.kept is None else logits[kept]
+        targets = labels if ctx.kept is None else labels[kept]
+        loss, gradient = cross_entropy_and_gradient(
+            rows,
+            targets,
+            share=1 - smoothing,
+            share_of_each=smoothing / logits.shape[-1],
+            wants_gradient=wants_gradient,
+        )
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scale the gradient by that of the sum; tokens that do not count have none."""
+        gradient = ctx.saved_tensors[0] * grad_output
+        if ctx.kept is not None:
+            whole = gradient.new_zeros(len(ctx.kept), gradient.shape[1])
+            whole[ctx.kept] = gradient
+            gradient = whole
+        return gradient, None, None, None
 
 
 class TokenLoss(NamedTuple):
@@ -185,6 +240,7 @@ class _ProjectedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         """Scale the gradients by that of the sum."""
         row_gradient, weight_gradient = ctx.saved_tensors

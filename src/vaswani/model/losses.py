@@ -44,7 +44,7 @@ def token_loss_function(
         A scalar, float32 or the logits' own dtype where that is wider.
     """
     labels = labels.to(logits.device)
-    summed = _summed_cross_entropy(logits, labels, label_smoothing)
+    summed = summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
     return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
 
 
@@ -83,14 +83,18 @@ def linear_cross_entropy(
     hidden_states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
 ) -> torch.Tensor:
     """Summed cross-entropy of `hidden_states @ weight.T`: [..., D], [V, D] and labels int64 [...]."""
-    return _summed_cross_entropy(nn.functional.linear(hidden_states, weight), labels, label_smoothing)
+    logits = nn.functional.linear(hidden_states, weight)
+    return summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
 
 
-def _summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+@KernelSlot
+def summed_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Summed cross-entropy of logits [N, V] and labels int64 [N]."""
     return nn.functional.cross_entropy(
-        logits,
-        labels.flatten(),
+        logits.to(torch.promote_types(logits.dtype, torch.float32)),
+        labels,
         ignore_index=IGNORED_LABEL,
         reduction="sum",
         label_smoothing=label_smoothing,
