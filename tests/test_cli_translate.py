@@ -341,6 +341,10 @@ def test_no_model_that_translates(
         (["--device", "gpu"], "device 'gpu' cannot be used here"),
         (["--dtype", "fp16"], "dtype 'fp16' is unknown"),
         (["--beams", "4"], "No such option"),
+        (
+            ["--output", "a.jsonl"],
+            "--output a.jsonl would hold lines of text, not JSON; end it in .txt, or add",
+        ),
     ],
 )
 def test_wrong_flags_are_one_line_and_status_2(model: Path, capfd, flags: list[str], message: str) -> None:

@@ -11,6 +11,7 @@ from vaswani.distillation.stack_arguments import CausalDistillationConfig, Maske
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
+from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT
 from vaswani.training.config.pretraining_arguments import MaskedLMConfig
 
@@ -77,6 +78,7 @@ UNUSED = [
     (RunConfig, ["--logging_strategy=epoch"], "--logging_steps=9"),
     (MaskedLMConfig, ["--tokenizer=gpt2"], "--vocab_size=9"),
     (MaskedLMConfig, [], "--sparse_window_blocks=1"),
+    (FinetuningConfig, ["--model=a", "--learning_rate=1e-3"], "--label_separator=;"),
     (DistillationConfig, DISTILL, "--teacher_num_beams=2"),
     (DistillationConfig, [*DISTILL, *STATES], "--temperature=2"),
     (DistillationConfig, [*DISTILL, *STATES], "--divergence=reverse_kl"),

@@ -216,6 +216,11 @@ def _translate(
         if texts.row is None and (replace or given_field is not None):
             option = "--replace" if replace else "--output_field"
             raise for_tables(option, input_name)
+        if texts.row is None and n_best is None and output_name.lower().endswith(".jsonl"):
+            raise UserError(
+                f"--output {output_name} would hold lines of text, not JSON; end it in .txt, or add --scores "
+                "or --n_best for lines of JSON"
+            )
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(models, **options)

@@ -509,6 +509,11 @@ def _splits_of_dataset(
     folder = Path(name).expanduser()
     if folder.is_file():
         raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
+    if folder.is_dir() and spec.dataset_config is not None:
+        raise UserError(
+            f"dataset_config={spec.dataset_config} chooses within a data set of the Hub, and {name} is a "
+            "folder; leave it out"
+        )
     if folder.is_dir() and any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
         return {
             split: partial(rows_source, rows, spec, split, partial(_saved_identity, rows, spec))

@@ -78,6 +78,10 @@ class LabelledDataArguments(Section):
         if self.task == "tagging" and self.text_pair_field is not None:
             raise UserError("text_pair_field has no meaning for task=tagging; leave it out")
 
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        return {} if self.task == "multi_label" else {"label_separator": f"task={self.task}"}
+
     @property
     def corpus(self) -> LabelledSpec:
         """Location and columns of the rows."""
