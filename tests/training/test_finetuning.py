@@ -21,7 +21,7 @@ from toy_labels import (
     write_toy_rows,
 )
 from vaswani.cli import run as run_command
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 from vaswani.files import named_configs
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -114,6 +114,9 @@ def test_one_of_the_library_learns_it_too_and_tells(toys, tmp_path, capsys, task
     best = record["metrics"][LEARNED[task]]
     assert "new weights: " in printed
     assert "train: kept 300 of 300 rows" in printed
+    if task != "regression":
+        names = json.loads((tmp_path / "config.json").read_text())["id2label"].values()
+        assert f"\n{len(names)} labels: {listing(names)}\n" in printed
     assert f"{best['name']} {best['value']:.2f} (95 % interval {best['low']:.2f} to " in printed
     if task == "tagging":
         assert "PER: precision " in printed

@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
-from vaswani.errors import RunError, UserError
+from vaswani.errors import RunError, UserError, listing
 from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.card import handwritten_card, write_card
 from vaswani.hub.push import push_folder
@@ -117,7 +117,7 @@ class BaseRun(ABC):
         trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
-            _announce(counts, trainer, corpus.seen_in_training)
+            _announce(counts, trainer, corpus.seen_in_training, self.labels())
         if training.should_save:
             provenance = {"rows": counts, **corpus.fingerprint, **self.origin(splits, tokenizers)}
             self._record(provenance, tokenizers)
@@ -248,6 +248,10 @@ class BaseRun(ABC):
             counts[name] = "streamed" if streamed else f"{kept}{self.what_is_used(rows, kept.kept)}"
         return counts
 
+    def labels(self) -> Sequence[str]:
+        """The labels that the model tells apart; none, unless it is trained on labels."""
+        return ()
+
     def what_is_used(self, rows: Dataset, kept: int) -> str:
         """What a run uses of the rows that were kept, in words."""
         return f", of which {len(rows):,} are used" if len(rows) < kept else ""
@@ -338,13 +342,15 @@ def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
     return f"{saved}: vaswani evaluate --model {output_dir} computes them"
 
 
-def _announce(counts: dict[str, str], trainer: BaseTrainer, seen: list[str]) -> None:
-    """Print the rows, which splits are `seen` in training, the size of the model and of its vocabulary."""
+def _announce(counts: dict[str, str], trainer: BaseTrainer, seen: list[str], labels: Sequence[str]) -> None:
+    """Print the rows, which splits are `seen` in training, the labels, and the sizes of model and tokens."""
     print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
     for name in seen:
         print(
             f"{name} is a file of the training too: its scores do not tell how the model does on other texts"
         )
+    if labels:
+        print(f"{len(labels):,} labels: {listing(labels)}")
     model, sharding = trainer.model, trainer.sharding
     vocabulary = f"{model.config.vocab_size:,}"
     if getattr(model.config, "share_encoder_decoder_embeddings", None) is False:

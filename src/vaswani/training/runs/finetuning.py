@@ -149,6 +149,9 @@ class FinetuningRun(BaseRun):
             check_metric(self.config.training.metric_for_best_model, ["loss", "token_accuracy"])
         return corpus
 
+    def labels(self) -> Sequence[str]:
+        return self.task.names
+
     def _in_the_models_order(self, names: list[str]) -> list[str]:
         """A model that tells these labels apart already keeps the numbers that it knows them by."""
         known = list((self.pretrained.config.id2label or {}).values())
