@@ -12,7 +12,7 @@ from vaswani.distillation.run import distill
 from vaswani.training.config.config_file import load_config
 
 SCHEDULE = {"learning_rate": 3e-3, "lr_scheduler_type": "linear", "warmup_steps": 50, "dropout": 0.0}
-SCHEDULE |= {"max_tokens_per_batch": 2000, "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+SCHEDULE |= {"max_tokens_per_batch": 1000, "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
 
 
 def shape(width: int, layers: int) -> dict[str, int]:
