@@ -231,10 +231,11 @@ class TestMistakes:
             load([str(data / "a.text")])
         with pytest.raises(UserError, match=r"dataset=.*a\.jsonl is a file; give it as train_file"):
             load_corpus(CorpusSpec(dataset=text))
-        with pytest.raises(
-            UserError, match=r"dataset_config=de chooses within a data set of the Hub, and .* is"
-        ):
-            load_corpus(CorpusSpec(dataset=str(data), dataset_config="de"))
+        for there in ({"dataset": str(data)}, {"train_file": [text]}):
+            with pytest.raises(
+                UserError, match="dataset_config=de chooses within a data set of the Hub, and"
+            ):
+                load_corpus(CorpusSpec(**there, dataset_config="de"))
         for missing in (str(data / "gone"), "./gone", "../gone/there", "~/gone", "a/b/c"):
             with pytest.raises(UserError, match=rf"dataset={missing}: no such folder"):
                 load_corpus(CorpusSpec(dataset=missing))

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 
 from toy_translation import save_toy_checkpoint, toy_rows
@@ -51,7 +52,9 @@ def data(tmp_path_factory) -> Path:
 def compare(data: Path, capfd, tmp_path: Path):
     """Run the command with the corpus; returns exit status, output, errors and the report."""
 
-    def run_command(*arguments: str | Path, folder: Path = tmp_path) -> tuple[int, str, str, dict[str, Any]]:
+    def run_command(
+        *arguments: str | Path, folder: Path = tmp_path, data: str | Path = data
+    ) -> tuple[int, str, str, dict[str, Any]]:
         corpus = ["--data", data, "--source_field", "words.en"]
         status = run(list(map(str, ["compare", *arguments, *corpus, "--max_length", "12"])))
         captured = capfd.readouterr()
@@ -84,8 +87,11 @@ def test_the_report_goes_into_the_first_student_s_folder_and_on_the_screen(
 
 
 def test_every_option_reaches_the_report(
-    models: SimpleNamespace, data: Path, tmp_path: Path, compare
+    models: SimpleNamespace, data: Path, tmp_path: Path, compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files = {path.stem: str(path) for path in data.iterdir()}
+    of_hub = {("someone/words", "german"): datasets.load_dataset("json", data_files=files)}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *name, streaming: of_hub[name])
     _, _, _, plain = compare(models.teacher, models.student, "--output", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES
     assert plain["baseline_quality"] is None
@@ -94,9 +100,10 @@ def test_every_option_reaches_the_report(
         *("--metric", "chrf", "--num_beams", "2", "--length_penalty", "1.5", "--max_tokens_per_batch", "99"),
         *("--max_source_length", "2"),
         *("--dtype", "bfloat16", "--device", "cpu", "--dataset_config", "german"),
+        data="someone/words",
     )
     assert (plain["rows"], record["rows"]) == (8, 5)
-    assert (record["data"], record["metric"]) == (f"validation of {data.name} (german)", "chrf")
+    assert (record["data"], record["metric"]) == ("validation of someone/words (german)", "chrf")
     assert record["search"] == {
         "num_beams": 2,
         "length_penalty": 1.5,

@@ -495,6 +495,7 @@ def find_splits(
         UserError: the corpus does not exist.
     """
     if spec.files:
+        _check_no_config(spec)
         return {split: partial(file_source, names, spec) for split, names in spec.files.items()}
     try:
         return _splits_of_dataset(spec, file_source, rows_source)
@@ -509,11 +510,8 @@ def _splits_of_dataset(
     folder = Path(name).expanduser()
     if folder.is_file():
         raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
-    if folder.is_dir() and spec.dataset_config is not None:
-        raise UserError(
-            f"dataset_config={spec.dataset_config} chooses within a data set of the Hub, and {name} is a "
-            "folder; leave it out"
-        )
+    if folder.is_dir():
+        _check_no_config(spec)
     if folder.is_dir() and any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
         return {
             split: partial(rows_source, rows, spec, split, partial(_saved_identity, rows, spec))
@@ -528,6 +526,15 @@ def _splits_of_dataset(
         split: partial(rows_source, rows, spec, split, partial(_hub_identity, rows, spec, split))
         for split, rows in _open_hub(spec).items()
     }
+
+
+def _check_no_config(spec: BaseCorpusSpec) -> None:
+    """Raise a UserError for a configuration, which files and folders do not have."""
+    if spec.dataset_config is not None:
+        raise UserError(
+            f"dataset_config={spec.dataset_config} chooses within a data set of the Hub, and this one is in "
+            "files; leave it out"
+        )
 
 
 def check_fields(existing: Sequence[str], spec: BaseCorpusSpec, where: str) -> None:
