@@ -46,6 +46,10 @@ def test_flags_replace_the_corpus_of_the_file_as_a_whole(write):
         ["b.jsonl"],
     )
     assert data.source_field == "de"
+    data = load_config(path, ["--dataset", "folder"]).data
+    assert (data.dataset, data.dataset_config) == ("folder", None)
+    data = load_config(write("dataset_config: de-en\n"), ["--dataset", "org/corpus"]).data
+    assert (data.dataset, data.dataset_config) == ("org/corpus", "de-en")
 
     path = write("train_file: a.jsonl\nvalidation_file: b.jsonl\n")
     data = load_config(path, ["--dataset", "org/corpus"]).data

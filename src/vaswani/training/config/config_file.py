@@ -68,6 +68,8 @@ def load_config(
     for _, flag, _ in flags:
         for name in REPLACED_BY.get(flag, ()):
             values.pop(name, None)
+        if flag == "dataset" and "dataset" in values:
+            values.pop("dataset_config", None)  # which chooses within the data set of the file
     given = fields.of_flags(flags)
     values |= given
     try:
