@@ -83,6 +83,15 @@ def test_models_without_a_common_score() -> None:
         draw_quality([MODELS[0], accurate], "bleu")
 
 
+def test_models_that_were_scored_on_other_rows() -> None:
+    few, many = (replace(MODELS[0], name=str(rows), rows=rows) for rows in (10, 100))
+    draw_quality([few, few, MODELS[1]])
+    with pytest.raises(
+        UserError, match=r"different numbers of rows \(10: 10; 100: 100; small: unknown\), so"
+    ):
+        draw_quality([few, many, MODELS[1]])
+
+
 def test_retentions_are_drawn_in_percent() -> None:
     figure = draw_retention(MODELS)
     (axes,) = figure.axes
@@ -123,7 +132,7 @@ def write_report(folder: Path) -> Path:
 
 def test_a_report_is_read_from_its_file_or_folder(tmp_path: Path) -> None:
     path = write_report(tmp_path)
-    assert read_measured(path) == read_measured(tmp_path) == MODELS[:3]
+    assert read_measured(path) == read_measured(tmp_path) == [replace(each, rows=3) for each in MODELS[:3]]
 
 
 def test_a_report_of_before_has_the_retention_of_its_metric(tmp_path: Path) -> None:
@@ -132,7 +141,7 @@ def test_a_report_of_before_has_the_retention_of_its_metric(tmp_path: Path) -> N
     for model in report["models"]:
         del model["retentions"]
     path.write_text(json.dumps(report))
-    assert read_measured(path) == MODELS[:3]
+    assert read_measured(path) == [replace(each, rows=3) for each in MODELS[:3]]
 
 
 def test_a_training_is_read_from_its_folder(tmp_path: Path) -> None:
@@ -144,6 +153,7 @@ def test_a_training_is_read_from_its_folder(tmp_path: Path) -> None:
     score = record["metrics"]["bleu"]
     assert model.scores["bleu"] == Estimate(score["value"], score["low"], score["high"])
     assert model.names["exact_match"] == "exact match"
+    assert model.rows == record["rows"]
     for name in ("config.json", "evaluation.json"):
         (tmp_path / name).write_text((run / name).read_text())
     (tmp_path / "test_results.json").write_text('{"test_samples_per_second": 7.5}')

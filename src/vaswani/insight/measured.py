@@ -30,6 +30,7 @@ class MeasuredModel:
         scores: with their intervals, by metric.
         retentions: fractions of the teacher's scores, with their intervals, by metric.
         names: of metrics, for display.
+        rows: how many were scored; None if unknown.
     """
 
     name: str
@@ -39,6 +40,7 @@ class MeasuredModel:
     scores: dict[str, Estimate]
     retentions: dict[str, Estimate] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=lambda: METRIC_NAMES)
+    rows: int | None = None
 
 
 def read_measured(path: Path) -> list[MeasuredModel]:
@@ -78,6 +80,7 @@ def _read_report(report: dict[str, Any]) -> list[MeasuredModel]:
             scores=_estimates(model["scores"]),
             retentions=_estimates(model.get("retentions", {report["metric"]: model["retention"]})),
             names=names,
+            rows=report.get("rows"),
         )
         for model in report["models"]
     ]
@@ -101,6 +104,7 @@ def _read_run(folder: Path) -> MeasuredModel:
         speed=speed,
         scores=_estimates(metrics),
         names={metric: entry["name"] for metric, entry in metrics.items()},
+        rows=run.evaluation.get("rows"),
     )
 
 

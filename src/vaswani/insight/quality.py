@@ -35,8 +35,14 @@ def draw_quality(
         dark: whether the background is dark.
 
     Raises:
-        UserError: a model was not scored by the metric, or matplotlib is missing.
+        UserError: a model was not scored by the metric or on as many rows as others; matplotlib is missing.
     """
+    if len({model.rows for model in models} - {None}) > 1:
+        scored = "; ".join(f"{model.name}: {model.rows or 'unknown'}" for model in models)
+        raise UserError(
+            f"these models were scored on different numbers of rows ({scored}), so that their scores cannot "
+            "be compared; evaluate them on the same data, or use vaswani compare"
+        )
     metric = metric or _common_metric(models)
     for model in models:
         if metric not in model.scores:
