@@ -73,6 +73,22 @@ def test_divergence_and_gradient_equal_those_of_float64(
     assert nothing is None
 
 
+def test_what_does_not_fit_together_is_told(by: str) -> None:
+    logits = torch.randn(4, 9)
+    teacher, tokens = targets(4, 9, 3)
+    assert tokens is not None
+    for wrong in (
+        (logits, teacher, tokens + 8),
+        (logits, teacher, tokens - 9),
+        (logits, teacher[:, :2], tokens),
+        (logits, teacher[:3], tokens),
+        (logits, teacher, tokens[:3]),
+        (logits, teacher, None),
+    ):
+        with pytest.raises((RuntimeError, IndexError)):
+            divergence_and_gradient(*wrong, 1.0, True)
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_rows_have_no_divergence(by: str, count: int | str | None) -> None:
     teacher, tokens = targets(2, 9, count)

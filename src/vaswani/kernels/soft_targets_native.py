@@ -51,9 +51,8 @@ def divergence_and_gradient(
     Returns:
         A scalar in float32, and the gradient [n, V].
     """
-    is_float_on_cpu = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
-    compiled = library() if is_float_on_cpu else None
-    if compiled is None:
+    compiled = library() if _fits(logits, teacher, tokens) else None
+    if compiled is None:  # of what does not fit together, PyTorch tells what
         return _by_operators(logits, teacher, tokens, temperature, wants_gradient)
     logits, teacher = logits.contiguous(), teacher.contiguous()
     tokens = None if tokens is None else tokens.contiguous()
@@ -69,6 +68,18 @@ def divergence_and_gradient(
         losses.data_ptr(),
     )
     return losses.sum(), gradient
+
+
+def _fits(logits: torch.Tensor, teacher: torch.Tensor, tokens: torch.Tensor | None) -> bool:
+    """Whether the C++ takes these; it looks neither at shapes nor at whether tokens are in the vocabulary."""
+    classes = logits.shape[1] if tokens is None else tokens.shape[1] + 1
+    given = (logits, teacher) if tokens is None else (logits, teacher, tokens)
+    return (
+        all(each.device.type == "cpu" and len(each) == len(logits) for each in given)
+        and logits.dtype in (torch.float32, torch.bfloat16)
+        and (teacher.dtype, teacher.shape[1]) == (torch.float32, classes)
+        and (tokens is None or bool((tokens.ge(0) & tokens.lt(logits.shape[1])).all()))
+    )
 
 
 def _by_operators(
