@@ -175,8 +175,11 @@ def test_the_cross_entropy_of_logits_is_pytorchs(kept: str, smoothing: float, dt
 
 @pytest.mark.parametrize("label", [2000, -1])
 def test_a_label_that_is_no_token_is_told(label: int) -> None:
+    labels = torch.tensor([3, label])
     with pytest.raises(IndexError, match=str(label)):
-        module.summed_cross_entropy(torch.randn(2, 2000), torch.tensor([3, label]))
+        module.summed_cross_entropy(torch.randn(2, 2000), labels)
+    with pytest.raises(IndexError, match=str(label)):
+        module.linear_cross_entropy(torch.randn(2, 8), torch.randn(2000, 8), labels)
 
 
 def test_a_second_gradient_is_refused() -> None:

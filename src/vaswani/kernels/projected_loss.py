@@ -42,6 +42,13 @@ def _is_eager(states: torch.Tensor) -> bool:
     return has_values(states) and not (states.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+def _are_tokens(labels: torch.Tensor, vocab_size: int) -> bool:
+    """Whether all labels that count are tokens, as the C++ takes for granted; of others PyTorch tells."""
+    if labels.device.type != "cpu":
+        return True
+    return bool((labels.ge(0) & labels.lt(vocab_size) | labels.eq(IGNORED_LABEL)).all())
+
+
 def linear_cross_entropy(
     hidden_states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
 ) -> torch.Tensor:
@@ -59,7 +66,7 @@ def linear_cross_entropy(
     Returns:
         A scalar, float32 or the states' own dtype where that is wider.
     """
-    if not _is_eager(hidden_states):
+    if not _is_eager(hidden_states) or not _are_tokens(labels, len(weight)):
         return losses.linear_cross_entropy.plain(hidden_states, weight, labels, label_smoothing)
     kept = labels.flatten() != IGNORED_LABEL
     rows, targets = hidden_states.flatten(0, -2)[kept], labels.flatten()[kept]
@@ -120,14 +127,9 @@ def summed_cross_entropy(
     Where C++ computes it, there is one pass over the logits, and it is differentiable once.
     """
     is_ours = logits.shape[-1] >= MIN_VOCABULARY and _is_eager(logits) and computes(logits)
-    if not is_ours or not _are_tokens(labels, logits.shape[-1]):  # PyTorch tells which there is not
+    if not is_ours or not _are_tokens(labels, logits.shape[-1]):
         return losses.summed_cross_entropy.plain(logits, labels, label_smoothing)
     return _CrossEntropy.apply(logits, labels, label_smoothing, torch.is_grad_enabled())
-
-
-def _are_tokens(labels: torch.Tensor, vocab_size: int) -> bool:
-    """Whether all labels that count are tokens."""
-    return bool((labels.ge(0) & labels.lt(vocab_size) | labels.eq(IGNORED_LABEL)).all())
 
 
 class _CrossEntropy(torch.autograd.Function):
