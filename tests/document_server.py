@@ -127,6 +127,7 @@ def small(arguments: list[str]) -> list[str]:
             options = dict(TRAINING)
         if name in ("train", "distill") and of_pairs and not {"--dataset", "--train_file"} & set(given):
             options["dataset"] = PARALLEL
+            settings.pop("dataset_config", None)
         start_anew(given, settings["output_dir"])
     if "dates" in given and "--data" in given:
         options["data"] = f"{PARALLEL}/test.jsonl"
