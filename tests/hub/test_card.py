@@ -323,7 +323,5 @@ def test_the_command_prints_the_card(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert 'from_pretrained("ada/toy"' in card
     assert run(["card", "--model", str(folder), "--repo", "a b"]) == 2
     assert "vaswani: repo='a b': " in capsys.readouterr().err
-    assert run(["push", "--model", "not-read-yet", "--repo", "a b"]) == 2
-    assert "vaswani: repo='a b': " in capsys.readouterr().err
     assert run(["card", "--model", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -71,10 +71,8 @@ def push(
     The options after --revision are for the card (see vaswani card). The
     token comes from `hf auth login` or HF_TOKEN.
     """
-    from vaswani.hub.card import check_repo_name
     from vaswani.hub.push import check_folder, push_folder
 
-    check_repo_name(repo)
     begin_work()
     check_folder(model)
     facts = _facts(model, language, license_name, data_name, data_url, data_license)
