@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from tempfile import mkdtemp
 from threading import Thread
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -136,7 +135,8 @@ def small(arguments: list[str]) -> list[str]:
         leave_out(given, option)
     if name in ("train", "distill", "pretrain", "finetune"):
         leave_out(given, "config")
-        file = in_file({**settings, **options}, Path(mkdtemp()))  # in which an option may have no effect
+        # In a file, options may have no effect beside others.
+        file = in_file({**settings, **options}, Path(f"options-{os.getpid()}"))
         return [name, *given, *processes, f"--config={file}"]
     return [name, *given, *processes, *(f"--{option}={value}" for option, value in options.items())]
 

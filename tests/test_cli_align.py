@@ -153,6 +153,10 @@ def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Pat
         (["--gold", "{gold}", "--output", "{gold}"], "would replace the input"),
         (["--source_field", "x"], "--source_field x is for tables"),
         (["--output_field", "links"], "--output_field links is for tables, and "),
+        (
+            ["--output", "a.jsonl"],
+            "--output a.jsonl would hold lines of text, not JSON; end it in .txt, or give",
+        ),
         (["--too_long", "keep"], "too_long='keep' is unknown; expected 'cut' or 'skip'"),
         (["--source_language", "de"], "does not mark languages"),
     ],

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from either_way import either_way
 
 from vaswani.kernels import cross_entropy_native
 from vaswani.kernels.cross_entropy_native import cross_entropy_and_gradient
@@ -11,14 +12,7 @@ from vaswani.kernels.cross_entropy_native import cross_entropy_and_gradient
 TOLERANCES = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1e-2, 1e-4), torch.float64: (1e-10, 1e-12)}
 
 
-@pytest.fixture(params=["C++", "operators"])
-def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who computes."""
-    if request.param == "operators":
-        monkeypatch.setattr(cross_entropy_native, "library", lambda: None)
-    elif cross_entropy_native.library() is None:
-        pytest.skip("NO C++ KERNEL: there is no compiler, or the processor is none of ours")
-    return request.param
+by = either_way(cross_entropy_native)
 
 
 def exactly(

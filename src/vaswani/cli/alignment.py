@@ -111,7 +111,7 @@ def align(
     one of the target, counted from 0. Each row of a table gives a line of
     JSON: the row with its links.
     """
-    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
     from vaswani.inference.align.aligner import Aligner, SymmetricAligner
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
@@ -149,6 +149,8 @@ def align(
         )
         if pairs.row is None and output_field is not None:
             raise for_tables(f"--output_field {output_field}", input_name)
+        if pairs.row is None:
+            check_not_json(output_name, "give a table, whose rows come back as lines of JSON")
         gold_links = None if gold is None else load_gold(gold, pairs.total)
         begin_work()
         writer = stack.enter_context(LineWriter(output_name))

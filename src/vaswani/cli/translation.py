@@ -182,7 +182,7 @@ def _translate(
         stream: write each word as soon as it is found.
         options: of `Translator`.
     """
-    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
     from vaswani.inference.inputs import Column, for_tables, open_texts
 
     if prefix is not None and (given := fields["prefix"]) is not None:
@@ -216,11 +216,8 @@ def _translate(
         if texts.row is None and (replace or given_field is not None):
             option = "--replace" if replace else "--output_field"
             raise for_tables(option, input_name)
-        if texts.row is None and n_best is None and output_name.lower().endswith(".jsonl"):
-            raise UserError(
-                f"--output {output_name} would hold lines of text, not JSON; end it in .txt, or add --scores "
-                "or --n_best for lines of JSON"
-            )
+        if texts.row is None and n_best is None:
+            check_not_json(output_name, "add --scores or --n_best for lines of JSON")
         begin_work()
         with LineWriter(output_name) as writer:
             translator = Translator.from_pretrained(models, **options)

@@ -8,13 +8,12 @@ R relation heads
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
-from vaswani.kernels.soft_targets_native import divergence_and_gradient, kl, put_together
+from vaswani.kernels.known_gradient import with_known_gradient
+from vaswani.kernels.soft_targets_native import computes, divergence_and_gradient
 from vaswani.model.losses import per_token
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -25,7 +24,7 @@ def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
     Hinton et al. (2015), arXiv:1503.02531, section 2.
     """
-    return kl(teacher, student)
+    return _kl(teacher, student)
 
 
 def reverse_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -33,7 +32,7 @@ def reverse_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
     Gu et al. (2024), arXiv:2306.08543, section 2.
     """
-    return kl(student, teacher)
+    return _kl(student, teacher)
 
 
 def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -43,7 +42,7 @@ def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor
     """
     log_half = student.new_tensor(0.5).log()
     mixture = torch.logaddexp(student, teacher) + log_half
-    return (kl(student, mixture) + kl(teacher, mixture)) / 2
+    return (_kl(student, mixture) + _kl(teacher, mixture)) / 2
 
 
 DIVERGENCES: dict[str, Divergence] = {
@@ -51,6 +50,12 @@ DIVERGENCES: dict[str, Divergence] = {
     "reverse_kl": reverse_kl,
     "jensen_shannon": jensen_shannon,
 }
+
+
+def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Σ p · (log p − log q) over the last dimension; a class of probability zero adds nothing."""
+    lowest = torch.finfo(p.dtype).min  # in place of −inf, whose difference with itself is NaN
+    return (p.exp() * (p.clamp(min=lowest) - q.clamp(min=lowest))).sum(-1)
 
 
 def soft_target_loss(
@@ -78,39 +83,25 @@ def soft_target_loss(
     Returns:
         A float32 scalar.
     """
-    if divergence is forward_kl:
-        summed = _ForwardKL.apply(
-            student_logits, teacher_log_probs, teacher_tokens, temperature, torch.is_grad_enabled()
+    if divergence is forward_kl and computes(student_logits, teacher_log_probs, teacher_tokens):
+        summed = with_known_gradient(
+            student_logits,
+            lambda logits, wants_gradient: divergence_and_gradient(
+                logits, teacher_log_probs, teacher_tokens, temperature, wants_gradient
+            ),
         )
     else:
         student = (student_logits.float() / temperature).log_softmax(-1)
         if teacher_tokens is not None:
-            student, _ = put_together(student, teacher_tokens)
+            student = _bucketed(student, teacher_tokens)
         summed = divergence(student, teacher_log_probs).sum()
     return per_token(summed * temperature**2, len(student_logits), num_tokens)
 
 
-class _ForwardKL(torch.autograd.Function):
-    """The divergence that is used most, with its gradient in the same pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: torch.Tensor,
-        teacher: torch.Tensor,
-        tokens: torch.Tensor | None,
-        temperature: float,
-        wants_gradient: bool,
-    ) -> torch.Tensor:
-        loss, gradient = divergence_and_gradient(logits, teacher, tokens, temperature, wants_gradient)
-        ctx.save_for_backward(gradient)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad_output, None, None, None, None
+def _bucketed(log_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [N, V] of k tokens [N, k] and, last, of all the others together: [N, k + 1]."""
+    rest = log_probs.scatter(-1, tokens, torch.finfo(log_probs.dtype).min).logsumexp(-1, keepdim=True)
+    return torch.cat([log_probs.gather(-1, tokens), rest], dim=-1)
 
 
 def cosine_loss(
@@ -157,7 +148,7 @@ def relation_loss(
     log_student = _log_relations(*student, visible, num_heads)
     log_teacher = _log_relations(*teacher, visible, num_heads)
     kept = visible.any(-1)  # [B, T]
-    per_query = kl(log_teacher, log_student).mean(1)  # [B, T]
+    per_query = _kl(log_teacher, log_student).mean(1)  # [B, T]
     return per_token(per_query[kept].sum(), kept.sum(), num_tokens)
 
 

@@ -105,6 +105,12 @@ def check_not_input(output: str, *inputs: str | Path | None) -> None:
             raise UserError(f"--output {output} would replace the input {name}; give another file")
 
 
+def check_not_json(output: str, remedy: str) -> None:
+    """Raise a UserError if the name of an output that gets lines of text tells of JSON."""
+    if output.lower().endswith(".jsonl"):
+        raise UserError(f"--output {output} would hold lines of text, not JSON; end it in .txt, or {remedy}")
+
+
 class LineWriter:
     """Writes lines to a file, which appears when it is complete, or to standard output for "-".
 

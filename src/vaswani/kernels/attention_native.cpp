@@ -91,7 +91,7 @@ int64_t vaswani_vector_width() { return WIDTH; }
 
 void vaswani_attention(const Call* call) {
   const Call c = *call;
-  const int64_t padded = (c.keys + WIDTH - 1) / WIDTH * WIDTH, area = c.queries * padded;
+  const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
 #pragma omp parallel num_threads(c.threads)
   {
     std::vector<float> memory(2 * c.queries * c.width + 2 * padded * c.width + area);
@@ -119,7 +119,7 @@ void vaswani_attention(const Call* call) {
 
 void vaswani_attention_backward(const Call* call) {
   const Call c = *call;
-  const int64_t padded = (c.keys + WIDTH - 1) / WIDTH * WIDTH, area = c.queries * padded;
+  const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
 #pragma omp parallel num_threads(c.threads)
   {
     const int64_t longest = std::max(padded, c.queries);

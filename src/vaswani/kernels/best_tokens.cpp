@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -22,7 +21,6 @@
 namespace {
 
 constexpr int64_t BLOCK = 4 * WIDTH;
-constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 struct Row {
   const float* scores;

@@ -17,12 +17,8 @@ SOURCE = Path(__file__).with_name("best_tokens.cpp")
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """The compiled library, or None if there is none."""
-    compiled = native_library(SOURCE)
-    if compiled is not None:
-        compiled.vaswani_best_tokens.restype = None
-        pointer, numbers = ctypes.c_void_p, [ctypes.c_int64] * 5
-        compiled.vaswani_best_tokens.argtypes = [pointer, *numbers, pointer, pointer]
-    return compiled
+    pointer, numbers = ctypes.c_void_p, [ctypes.c_int64] * 5
+    return native_library(SOURCE, vaswani_best_tokens=[pointer, *numbers, pointer, pointer])
 
 
 def best_tokens(scores: torch.Tensor, count: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,48 +9,37 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
+#include "softmax.h"
 #include "stored.h"
 #include "vectors.h"
 
 namespace {
-
-constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 // The distribution that is learned: a share of every token, and one more of the target.
 struct Shares {
   float of_target, of_each;
 };
 
+float sum_of(const float* numbers, int64_t size) {
+  Vector total{};
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) total += load(numbers + i);
+  float found = sum(total);
+  for (; i < size; i++) found += numbers[i];
+  return found;
+}
+
 // Returns log Σ exp(logits) - Σ q * logits, and writes softmax(logits) - q over the logits. `row` has room for them in
 // whole vectors.
 template <typename Number>
 float of_row(Number* logits, int64_t size, int64_t target, Shares shares, bool wants_gradient, float* row) {
-  for (int64_t i = 0; i < size; i++) row[i] = widen(logits[i]);
-  float of_all = 0.0f;
-  if (shares.of_each) {
-    std::fill(row + size, row + (size + WIDTH - 1) / WIDTH * WIDTH, 0.0f);
-    Vector all_of_them{};
-    for (int64_t i = 0; i < size; i += WIDTH) all_of_them += load(row + i);
-    of_all = shares.of_each * sum(all_of_them);
-  }
-  std::fill(row + size, row + (size + WIDTH - 1) / WIDTH * WIDTH, -INFINITE);
-  Vector high = all(-INFINITE), total{};
-  for (int64_t i = 0; i < size; i += WIDTH) high = larger(high, load(row + i));
-  float highest = -INFINITE;
-  for (int i = 0; i < WIDTH; i++) highest = std::max(highest, high[i]);
-  const float of_target = row[target];
-  for (int64_t i = 0; i < size; i += WIDTH) {
-    const Vector power = exp2((load(row + i) - all(highest)) * LOG2_E);
-    store(row + i, power);
-    total += power;
-  }
-  const float sum_of_powers = sum(total);
+  read_scores(logits, size, 1.0f, row);
+  const float of_target = row[target], of_all = shares.of_each ? shares.of_each * sum_of(row, size) : 0.0f;
+  const auto [highest, sum_of_powers] = exponentiate(row, size, row);
   if (wants_gradient) {
     const float scale = 1.0f / sum_of_powers;
     row[target] -= shares.of_target * sum_of_powers;

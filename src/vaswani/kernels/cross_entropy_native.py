@@ -20,21 +20,15 @@ SOURCE = Path(__file__).with_name("cross_entropy_native.cpp")
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """The compiled library, or None if there is none."""
-    compiled = native_library(SOURCE)
-    if compiled is not None:
-        compiled.vaswani_cross_entropy.restype = None
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        compiled.vaswani_cross_entropy.argtypes = [
-            *(pointer, number, number, number, pointer),
-            *(ctypes.c_float, ctypes.c_float, number, number, pointer),
-        ]
-    return compiled
+    pointer, number, share = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    types = [pointer, number, number, number, pointer, share, share, number, number, pointer]
+    return native_library(SOURCE, vaswani_cross_entropy=types)
 
 
-def computes(logits: torch.Tensor) -> bool:
-    """Whether the C++ takes these logits."""
+def library_for(logits: torch.Tensor) -> ctypes.CDLL | None:
+    """The library, if it takes these logits."""
     is_float_on_cpu = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
-    return is_float_on_cpu and library() is not None
+    return library() if is_float_on_cpu else None
 
 
 def cross_entropy_and_gradient(
@@ -57,10 +51,9 @@ def cross_entropy_and_gradient(
     Returns:
         A scalar, float32 or the logits' own dtype where that is wider, and softmax(logits) − q, [n, V].
     """
-    if not computes(logits):
+    compiled = library_for(logits)
+    if compiled is None:
         return _by_operators(logits, targets, share, share_of_each, wants_gradient)
-    compiled = library()
-    assert compiled is not None
     logits, targets = logits.contiguous(), targets.contiguous()
     rows, size = logits.shape
     losses = torch.empty(rows)

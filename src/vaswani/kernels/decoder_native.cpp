@@ -219,7 +219,7 @@ void activate(const Step& step, int64_t width) {
 
 // Scores -> 2^(score · factor + bias - largest), up to a multiple of WIDTH; returns their sum.
 float powers(float* scores, int64_t count, float factor, const float* bias) {
-  const int64_t whole = (count + WIDTH - 1) / WIDTH * WIDTH;
+  const int64_t whole = in_whole_vectors(count);
   for (int64_t i = count; i < whole; i++) scores[i] = LOWEST;
   Vector most = all(LOWEST);
   for (int64_t i = 0; i < whole; i += WIDTH) {

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -39,13 +40,21 @@ class _NothingToCompile(Exception):  # noqa: N818  # no error: most machines hav
     """This machine compiles nothing, and why."""
 
 
-def native_library(source: Path) -> ctypes.CDLL | None:
+def native_library(source: Path, **functions: Sequence[Any]) -> ctypes.CDLL | None:
     """The library of a C++ file, which is compiled if the cache has none; None where that cannot be.
 
     Why it cannot be is logged: as a warning when the compiler failed, else as information.
+
+    Args:
+        source: the C++ file.
+        functions: the types of the arguments of its functions that return nothing.
     """
     try:
-        return _library(source, _command(source))
+        library = _library(source, _command(source))
+        for name, types in functions.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+        return library
     except _NothingToCompile as reason:
         logger.info("%s is not compiled, as %s. PyTorch's operators compute.", source.name, reason)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

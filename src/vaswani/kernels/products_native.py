@@ -38,16 +38,12 @@ def hook_in() -> None:
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """The compiled library, or None if there is none."""
-    compiled = None if unavailable() is not None else native_library(SOURCE)
-    if compiled is not None:
-        number, pointer = ctypes.c_int64, ctypes.c_void_p
-        matrix = (pointer, number, number)
-        compiled.vaswani_product.argtypes = (
-            *(number, number, number, *matrix, *matrix),
-            *(pointer, number, pointer, number, number),
-        )
-        compiled.vaswani_product.restype = None
-    return compiled
+    if unavailable() is not None:
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    matrix = (pointer, number, number)
+    types = [number, number, number, *matrix, *matrix, pointer, number, pointer, number, number]
+    return native_library(SOURCE, vaswani_product=types)
 
 
 def linear(

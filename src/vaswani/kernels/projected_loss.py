@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from vaswani.kernels.cross_entropy_native import computes, cross_entropy_and_gradient
+from vaswani.kernels.cross_entropy_native import cross_entropy_and_gradient, library_for
+from vaswani.kernels.known_gradient import with_known_gradient
 from vaswani.kernels.products_native import add_product_over_rows, product
 from vaswani.model import losses
 from vaswani.model.input_checks import IGNORED_LABEL, has_values
@@ -126,41 +127,29 @@ def summed_cross_entropy(
 
     Where C++ computes it, there is one pass over the logits, and it is differentiable once.
     """
-    is_ours = logits.shape[-1] >= MIN_VOCABULARY and _is_eager(logits) and computes(logits)
-    if not is_ours or not _are_tokens(labels, logits.shape[-1]):
+    vocab_size = logits.shape[-1]
+    is_ours = vocab_size >= MIN_VOCABULARY and _is_eager(logits) and library_for(logits) is not None
+    if not is_ours or not _are_tokens(labels, vocab_size):
         return losses.summed_cross_entropy.plain(logits, labels, label_smoothing)
-    return _CrossEntropy.apply(logits, labels, label_smoothing, torch.is_grad_enabled())
+    kept = labels != IGNORED_LABEL
+    keeps_all = bool(kept.all())  # then copying is faster than choosing
 
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, wants_gradient: bool
-    ) -> torch.Tensor:
-        """Logits [N, V], labels int64 [N] -> the summed loss; its gradient waits in `ctx`."""
-        ctx.kept = None if (kept := labels != IGNORED_LABEL).all() else kept
-        rows = logits.clone() if ctx.kept is None else logits[kept]
-        targets = labels if ctx.kept is None else labels[kept]
+    def loss_and_gradient(
+        logits: torch.Tensor, wants_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows = logits.clone() if keeps_all else logits[kept]  # a copy, which is overwritten
         loss, gradient = cross_entropy_and_gradient(
             rows,
-            targets,
-            share=1 - smoothing,
-            share_of_each=smoothing / logits.shape[-1],
+            labels[kept],
+            share=1 - label_smoothing,
+            share_of_each=label_smoothing / vocab_size,
             wants_gradient=wants_gradient,
         )
-        ctx.save_for_backward(gradient)
-        return loss
+        if wants_gradient and not keeps_all:
+            gradient = torch.zeros_like(logits).index_put_((kept,), gradient)
+        return loss, gradient
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scale the gradient by that of the sum; tokens that do not count have none."""
-        gradient = ctx.saved_tensors[0] * grad_output
-        if ctx.kept is not None:
-            whole = gradient.new_zeros(len(ctx.kept), gradient.shape[1])
-            whole[ctx.kept] = gradient
-            gradient = whole
-        return gradient, None, None, None
+    return with_known_gradient(logits, loss_and_gradient)
 
 
 class TokenLoss(NamedTuple):

@@ -12,49 +12,26 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "softmax.h"
 #include "stored.h"
 #include "vectors.h"
 
 namespace {
-
-constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 inline float at_least_lowest(float value) { return value < LOWEST ? LOWEST : value; }  // 0 * -inf is no number
 inline float term(float q, float log_q, float log_p) { return q * (at_least_lowest(log_q) - at_least_lowest(log_p)); }
 
 // Scores that are divided by the temperature, and their powers: room for a row in whole vectors each.
 struct Row {
+  int64_t size;
   std::vector<float> scores, powers;
-  int64_t size, whole;
 
-  explicit Row(int64_t size)
-      : scores(size + WIDTH), powers(size + WIDTH), size(size), whole((size + WIDTH - 1) / WIDTH * WIDTH) {}
-
-  template <typename Number>
-  void read(const Number* logits, float inverse) {
-    for (int64_t i = 0; i < size; i++) scores[i] = inverse * widen(logits[i]);
-    std::fill(scores.data() + size, scores.data() + whole, -INFINITE);
-  }
-
-  // Writes exp(score - the highest) as powers; returns the highest and the sum of the powers.
-  std::pair<float, float> exponentiate() {
-    Vector high = all(-INFINITE), total{};
-    for (int64_t i = 0; i < whole; i += WIDTH) high = larger(high, load(&scores[i]));
-    float highest = -INFINITE;
-    for (int i = 0; i < WIDTH; i++) highest = std::max(highest, high[i]);
-    const float lowered = std::max(highest, LOWEST);  // if all are -inf
-    for (int64_t i = 0; i < whole; i += WIDTH) {
-      const Vector power = exp2((load(&scores[i]) - all(lowered)) * LOG2_E);
-      store(&powers[i], power);
-      total += power;
-    }
-    return {highest, sum(total)};
-  }
+  explicit Row(int64_t size) : size(size), scores(size + WIDTH), powers(size + WIDTH) {}
+  std::pair<float, float> exponentiate() { return ::exponentiate(scores.data(), size, powers.data()); }
 };
 
 // Against log-probabilities of the whole vocabulary.
@@ -116,7 +93,7 @@ void of_rows(const Number* logits, int64_t rows, int64_t size, float inverse, co
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < rows; n++) {
       Number* const of_logits = gradient ? gradient + n * size : nullptr;
-      row.read(logits + n * size, inverse);
+      read_scores(logits + n * size, size, inverse, row.scores.data());
       losses[n] = tokens ? of_tokens(teacher + n * (count + 1), tokens + n * count, count, inverse, row, of_logits)
                          : of_whole(teacher + n * size, inverse, row, of_logits);
     }

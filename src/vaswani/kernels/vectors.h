@@ -10,6 +10,7 @@
 #include <cfloat>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 
 namespace {
 
@@ -22,12 +23,14 @@ constexpr int VECTORS = 2;
 #endif
 constexpr int ROWS = 6;  // of a product that are held at a time
 constexpr float LOWEST = -FLT_MAX;
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.4426950408889634f;  // scores are in powers of two: 2^x is cheaper than e^x
 
 typedef float Vector __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
+inline int64_t in_whole_vectors(int64_t count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store(float* to, Vector values) { *reinterpret_cast<Vector*>(to) = values; }
 inline Vector all(float value) { return value - Vector{}; }  // `+` would cost an addition, for -0

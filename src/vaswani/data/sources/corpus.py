@@ -512,12 +512,11 @@ def _splits_of_dataset(
         raise UserError(f"dataset={name} is a file; give it as train_file, validation_file or test_file")
     if folder.is_dir():
         _check_no_config(spec)
-    if folder.is_dir() and any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
-        return {
-            split: partial(rows_source, rows, spec, split, partial(_saved_identity, rows, spec))
-            for split, rows in _open_saved(folder).items()
-        }
-    if folder.is_dir():
+        if any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
+            return {
+                split: partial(rows_source, rows, spec, split, partial(_saved_identity, rows, spec))
+                for split, rows in _open_saved(folder).items()
+            }
         files = _folder_files(folder, spec.folder_endings)
         return {split: partial(file_source, names, spec) for split, names in files.items()}
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:

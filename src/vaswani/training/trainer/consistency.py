@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedConfig
 
 from vaswani.data.batching import IGNORED_LABEL
@@ -96,6 +97,7 @@ class _PairLoss(torch.autograd.Function):
         return (normalizer.sum() - likelihood + weight * divergence) / 2, divergence
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None, None]:
         """Scale the gradient by that of the sum, in place: it is needed once."""
         return ctx.saved_tensors[0].mul_(grad_output / 2), None, None, None
