@@ -18,322 +18,40 @@ What is there is not trained again, and a training that was stopped goes on from
 then count from there). `--rows` shares the work between processes; rows that are not there yet are left out.
 """
 
-import argparse
-import json
-import sys
-import time
-from contextlib import redirect_stdout
-from dataclasses import dataclass
-from functools import cached_property
-from math import hypot
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
-import torch
-
-import side_by_side
-from vaswani import Scorer, Translator
-from vaswani.data.sources.corpus import CorpusSpec, load_corpus
-from vaswani.evaluation.confidence import bootstrap_scores, resampled_rows, row_statistics, score_of_sum
-from vaswani.files.atomic_files import write_json
-from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.insight.figures import new_figure, save_figure
-from vaswani.insight.themes import LINES
-from vaswani.training.config.arguments import RunConfig
-from vaswani.training.config.config_file import load_config
-from vaswani.training.runs.translation import train
-
-CONFIG = "multi30k"
-BASE = "base"
-QUICK = {"vocab_size": 300, "max_steps": 2, "save_steps": 2}
-QUICK_ROWS = 8  # of the validation split
-RESULT_FILE = "table3.json"
-COLUMNS = ("perplexity", "bleu")
-AXES = {"perplexity": "perplexity", "bleu": "BLEU"}
-Sizes = dict[str, Any]
+from variations import BASE, Study, Variation, run
 
 
-def both(**sizes: int) -> Sizes:
+def both(**sizes: int) -> dict[str, Any]:
     """Fields of both stacks."""
     return {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in sizes.items()}
 
 
-SHAPE: Sizes = {"d_model": 128, **both(layers=4, ffn_dim=256, attention_heads=4)}
+SHAPE: dict[str, Any] = {"d_model": 128, **both(layers=4, ffn_dim=256, attention_heads=4)}
 
-
-@dataclass(frozen=True)
-class Row:
-    """A variation.
-
-    Args:
-        fields: what differs from the base.
-        paper: what the nearest row of the paper's table adds to perplexity and to BLEU; None if it has none.
-    """
-
-    fields: Sizes
-    paper: tuple[float, float] | None = None
-
-
-ROWS = {
-    BASE: Row({}),
-    "heads 1": Row(both(attention_heads=1), (0.37, -0.9)),
-    "heads 2": Row(both(attention_heads=2), (0.08, -0.3)),  # half of the base: the paper's 4
-    "heads 8": Row(both(attention_heads=8), (-0.01, 0.0)),  # twice the base: its 16
-    "layers 2+2": Row(both(layers=2), (1.19, -2.1)),
-    "layers 6+6": Row(both(layers=6), (-0.04, -0.3)),
-    "width 64": Row({"d_model": 64}, (0.83, -1.3)),
-    "width 256": Row({"d_model": 256}, (-0.26, 0.2)),
-    "feed-forward 512": Row(both(ffn_dim=512), (-0.17, 0.4)),
-    "dropout 0": Row({"dropout": 0.0}, (0.85, -1.2)),
-    "dropout 0.3": Row({"dropout": 0.3}, (0.03, -0.3)),  # its 0.2
-    "label smoothing 0": Row({"label_smoothing_factor": 0.0}, (-0.25, -0.5)),
-    "learned positions": Row({"position_embedding": "learned"}, (0.0, -0.1)),
-    "post-norm": Row({"norm_order": "post"}),
-    "separate embeddings": Row({"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
+VARIATIONS = {
+    BASE: Variation({}),
+    "heads 1": Variation(both(attention_heads=1), paper=(0.37, -0.9)),
+    "heads 2": Variation(both(attention_heads=2), paper=(0.08, -0.3)),  # half of the base: the paper's 4
+    "heads 8": Variation(both(attention_heads=8), paper=(-0.01, 0.0)),  # twice the base: its 16
+    "layers 2+2": Variation(both(layers=2), paper=(1.19, -2.1)),
+    "layers 6+6": Variation(both(layers=6), paper=(-0.04, -0.3)),
+    "width 64": Variation({"d_model": 64}, paper=(0.83, -1.3)),
+    "width 256": Variation({"d_model": 256}, paper=(-0.26, 0.2)),
+    "feed-forward 512": Variation(both(ffn_dim=512), paper=(-0.17, 0.4)),
+    "dropout 0": Variation({"dropout": 0.0}, paper=(0.85, -1.2)),
+    "dropout 0.3": Variation({"dropout": 0.3}, paper=(0.03, -0.3)),  # its 0.2
+    "label smoothing 0": Variation({"label_smoothing_factor": 0.0}, paper=(-0.25, -0.5)),
+    "learned positions": Variation({"position_embedding": "learned"}, paper=(0.0, -0.1)),
+    "post-norm": Variation({"norm_order": "post"}),
+    "separate embeddings": Variation(
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    ),
 }
 
-
-def main() -> None:
-    """Train what is missing of what is asked for; print the rows that are there."""
-    args = parse_arguments()
-    side_by_side.quiet()
-    corpus = CorpusSpec(str(args.data), source_field="en", target_field="de")
-    validation = load_corpus(corpus, ["validation"]).split("validation")
-    if args.quick:
-        validation = validation.select(range(QUICK_ROWS))
-    pairs = list(zip(validation["source"][:], validation["target"][:], strict=True))
-    for seed in range(args.seeds):
-        for name in args.rows:
-            train_and_test(args, name, seed, pairs)
-    results = {name: found for name in ROWS if (found := read_results(args, name, pairs))}
-    if BASE in results:
-        report(args, results, len(pairs))
-    else:
-        print(f"no table without the row {BASE!r}: train it with --rows {BASE}", file=sys.stderr)
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Flags of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
-    parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder of Multi30k: train.jsonl, validation.jsonl"
-    )
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--max-steps", type=int, default=1500, help="updates of each")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="train these alone")
-    parser.add_argument("--output", type=Path, default=Path("runs/table3"))
-    parser.add_argument("--picture", type=Path, help="PNG or SVG file for the differences to the base")
-    return parser.parse_args()
-
-
-# ------------------------------------------------------------------------------------------------ training
-
-
-def folder_of(args: argparse.Namespace, name: str, seed: int) -> Path:
-    """Where a training lies."""
-    return args.output / f"{name.replace(' ', '_')}-{seed}"
-
-
-def config_of(args: argparse.Namespace, name: str, seed: int) -> RunConfig:
-    """The configuration of a training."""
-    folder = folder_of(args, name, seed)
-    fields = {
-        "train_file": args.data / "train.jsonl",
-        "validation_file": args.data / "validation.jsonl",
-        "dataset": "none",
-        "output_dir": folder,
-        "seed": seed,
-        "max_steps": args.max_steps,
-        "save_total_limit": 1,
-        "eval_strategy": "no",
-        "predict_with_generate": "false",
-        "resume_from_checkpoint": str((folder / SETTINGS_FILE).is_file()).lower(),
-        **SHAPE,
-        **ROWS[name].fields,
-        **(QUICK if args.quick else {}),
-    }
-    return load_config(CONFIG, [f"--{field}={value}" for field, value in fields.items()])
-
-
-def train_and_test(args: argparse.Namespace, name: str, seed: int, pairs: list[tuple[str, str]]) -> None:
-    """One model, with its translations and log-probabilities, unless they are there."""
-    folder = folder_of(args, name, seed)
-    if (folder / RESULT_FILE).is_file():
-        return
-    start = time.perf_counter()
-    with redirect_stdout(sys.stderr):
-        train(config_of(args, name, seed))
-    seconds = time.perf_counter() - start
-    translator = Translator.from_pretrained(folder, device="cpu", num_beams=4)
-    texts = translator([source for source, _ in pairs])
-    scores = Scorer.from_pretrained(folder, device="cpu")(pairs)
-    result = {
-        "updates": QUICK["max_steps"] if args.quick else args.max_steps,
-        "parameters": translator.model.num_parameters(),
-        "seconds": seconds,
-        "texts": texts,
-        "log_probs": [score.log_prob for score in scores],
-        "tokens": [score.num_tokens for score in scores],
-    }
-    write_json(folder / RESULT_FILE, result)
-
-
-# ------------------------------------------------------------------------------------------------- results
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the models of one row, one for each seed, gave.
-
-    Args:
-        models: the content of their `RESULT_FILE`.
-        references: of the validation split.
-    """
-
-    models: list[dict[str, Any]]
-    references: list[str]
-
-    @cached_property
-    def values(self) -> dict[str, list[float]]:
-        """Perplexity and BLEU of each model."""
-        return {
-            "perplexity": [perplexity(*self.log_probs_and_tokens(model)) for model in self.models],
-            "bleu": [score_of_sum("bleu", rows.sum(axis=0)) for rows in self.bleu_statistics],
-        }
-
-    @cached_property
-    def resampled(self) -> dict[str, np.ndarray]:
-        """Means over the models for resampled rows [R]."""
-        log_probs, tokens = zip(*map(self.log_probs_and_tokens, self.models), strict=True)
-        draws = resampled_rows(len(self.references))
-        perplexities = [
-            mean(perplexity(of[rows], count[rows]) for of, count in zip(log_probs, tokens, strict=True))
-            for rows in draws
-        ]
-        bleu = np.mean([bootstrap_scores("bleu", rows, seed=0) for rows in self.bleu_statistics], axis=0)
-        return {"perplexity": np.array(perplexities), "bleu": bleu}
-
-    @cached_property
-    def bleu_statistics(self) -> list[np.ndarray]:
-        """Of each model: int64 [S, K]."""
-        return [
-            row_statistics(model["texts"], self.references, "translation")["bleu"] for model in self.models
-        ]
-
-    @staticmethod
-    def log_probs_and_tokens(model: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row: float64 [S] and int64 [S]."""
-        return np.array(model["log_probs"]), np.array(model["tokens"])
-
-    def mean(self, column: str) -> float:
-        """Over the seeds."""
-        return mean(self.values[column])
-
-    def error_over_seeds(self, column: str) -> float:
-        """The standard error of the mean; 0 with one seed."""
-        values = self.values[column]
-        return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-    def half_interval(self, column: str) -> float:
-        """Half of the 95 % interval of the mean, over rows and seeds."""
-        return side_by_side.HALF_INTERVAL * hypot(self.resampled[column].std(), self.error_over_seeds(column))
-
-    def difference(self, base: "Result", column: str) -> tuple[float, float]:
-        """To the base, and half of its 95 % interval."""
-        over_rows = (self.resampled[column] - base.resampled[column]).std()
-        errors = hypot(over_rows, self.error_over_seeds(column), base.error_over_seeds(column))
-        return self.mean(column) - base.mean(column), side_by_side.HALF_INTERVAL * errors
-
-
-def perplexity(log_probs: np.ndarray, tokens: np.ndarray) -> float:
-    """exp of the mean negative log-probability of a token."""
-    return float(np.exp(-log_probs.sum() / tokens.sum()))
-
-
-def read_results(args: argparse.Namespace, name: str, pairs: list[tuple[str, str]]) -> Result | None:
-    """The results of a row, if those of all seeds are there."""
-    files = [folder_of(args, name, seed) / RESULT_FILE for seed in range(args.seeds)]
-    if not all(file.is_file() for file in files):
-        return None
-    return Result([json.loads(file.read_text()) for file in files], [target for _, target in pairs])
-
-
-def agreement(difference: float, half_interval: float, paper: float) -> str:
-    """Whether the sign is the paper's: `yes`, `no`, or `open` where our interval holds 0."""
-    if abs(difference) <= half_interval:
-        return "open" if paper else "yes"
-    return "yes" if difference * paper > 0 else "no"
-
-
-def report(args: argparse.Namespace, results: dict[str, Result], rows: int) -> None:
-    """Print the table, and JSON."""
-    base, table, record = results[BASE], [], {}
-    for name, result in results.items():
-        cells: list[str] = []
-        numbers: dict[str, Any] = {"parameters": result.models[0]["parameters"]}
-        for i, column in enumerate(COLUMNS):
-            difference, half = result.difference(base, column)
-            paper = None if ROWS[name].paper is None else ROWS[name].paper[i]
-            cells.append(f"{result.mean(column):.2f} ± {result.half_interval(column):.2f}")
-            cells.append("" if name == BASE else f"{difference:+.2f} ± {half:.2f}")
-            cells.append("–" if paper is None else f"{paper:+g}: {agreement(difference, half, paper)}")
-            numbers[column] = {
-                "seeds": result.values[column],
-                "difference": difference,
-                "half_interval": half,
-            }
-        seconds = mean(model["seconds"] for model in result.models)
-        table.append((name, f"{numbers['parameters']:,}", *cells, f"{seconds:.0f}"))
-        record[name] = numbers
-    setting = side_by_side.describe_setting(args.data.name, [torch.get_num_threads()])
-    updates = ", ".join(
-        sorted({f"{model['updates']:,}" for each in results.values() for model in each.models})
-    )
-    print(f"{setting} · {rows:,} rows of validation · {updates} updates · {args.seeds} seeds\n")
-    columns = (
-        "row",
-        "parameters",
-        "perplexity",
-        "difference",
-        "the paper's",
-        "BLEU",
-        "difference",
-        "the paper's",
-    )
-    side_by_side.print_table((*columns, "seconds of a training"), table)
-    if args.picture:
-        draw(args.picture, record)
-    if args.json:
-        print(json.dumps(record))
-
-
-def draw(file: Path, record: dict[str, Any]) -> None:
-    """The differences to the base with their intervals, row by row, and the paper's as rings."""
-    names = [name for name in record if name != BASE][::-1]
-    places = range(len(names))
-    with new_figure((10.0, 0.7 + 0.32 * len(names))) as figure:
-        for axes, (i, column) in zip(figure.subplots(1, 2, sharey=True), enumerate(COLUMNS), strict=True):
-            found = [record[name][column] for name in names]
-            axes.axvline(0, color=LINES[-1], linewidth=1)
-            axes.errorbar(
-                [each["difference"] for each in found],
-                places,
-                xerr=[each["half_interval"] for each in found],
-                fmt="o",
-                color=LINES[0],
-                label="ours, with 95 % interval",
-            )
-            papers = [(paper[i], place) for place in places if (paper := ROWS[names[place]].paper)]
-            axes.plot(*zip(*papers, strict=True), "o", mfc="none", color=LINES[1], label="the paper's")
-            axes.set(xlabel=f"{AXES[column]}, difference to the base", yticks=places, yticklabels=names)
-            axes.grid(axis="x")
-        axes.legend()
-    save_figure(figure, file)
-
+STUDY = Study("multi30k", SHAPE, VARIATIONS, updates=1500, output=Path("runs/table3"))
 
 if __name__ == "__main__":
-    main()
+    run(STUDY, str(__doc__))

@@ -25,7 +25,9 @@ from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.sources.dates import DATE_FORMATS, DateWriter, generate_dates
 from vaswani.data.tokenization import save_tokenizers, train_tokenizer
+from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.kernels import sparse_native
+from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import train
 
@@ -313,12 +315,12 @@ def test_distillation_objectives(run: Run, tmp_path: Path):
 
 
 @pytest.fixture
-def table3(side_by_side: ModuleType) -> ModuleType:
-    return importlib.import_module("table3")
+def variations(side_by_side: ModuleType) -> ModuleType:
+    return importlib.import_module("variations")
 
 
 @pytest.mark.slow
-def test_table3(run: Run, tmp_path: Path, table3: ModuleType):
+def test_variations_of_a_translator(run: Run, tmp_path: Path, variations: ModuleType):
     for split, rows in (("train", 40), ("validation", 10)):
         pairs = [{"en": f"one two {row % 7}", "de": f"eins zwei {row % 7}"} for row in range(rows)]
         lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
@@ -334,32 +336,43 @@ def test_table3(run: Run, tmp_path: Path, table3: ModuleType):
     # What is there stays; a training that was stopped goes on.
     folder = tmp_path / "out" / "base-1"
     weights = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/model.safetensors")}
-    (folder / table3.RESULT_FILE).unlink()
+    (folder / variations.RESULT_FILE).unlink()
     picture = tmp_path / "differences.svg"
     assert run("table3.py", *where, "--rows", "base", "--picture", picture)[1] == result
     assert picture.read_text().count("post-norm") == 1
     again = {path: path.stat().st_mtime_ns for path in weights}
     assert [path.parent.name for path in weights if again[path] != weights[path]] == ["base-1"]
-    args = argparse.Namespace(output=tmp_path / "out", data=tmp_path, max_steps=9, quick=False)
-    base = table3.config_of(args, "base", 1)
-    assert base.training.resume_from_checkpoint
-    assert base.training.max_steps == 9
-    assert base.model.norm_order == "pre"
+    where = ("--data", tmp_path, "--output", tmp_path / "recipe", "--picture", tmp_path / "recipe.svg")
+    rows, result = run("recipe.py", *where, "--seeds", "1", "--rows", "base", "batches of 2,048", "--bf16")
+    assert [(row[0], row[2]) for row in rows] == [("base", "2"), ("batches of 2,048", "4")]
 
 
-def test_each_row_of_table3_changes_what_it_says(table3: ModuleType, tmp_path: Path):
-    args = argparse.Namespace(output=tmp_path / "out", data=tmp_path, max_steps=9, quick=False)
-    configs = {name: table3.config_of(args, name, 0) for name in table3.ROWS}
+def configs_of_study(variations: ModuleType, name: str, folder: Path) -> dict[str, RunConfig]:
+    study = importlib.import_module(name).STUDY
+    args = argparse.Namespace(output=folder / "out", data=folder, max_steps=8, bf16=False, quick=False)
+    return {name: variations.config_of(study, args, name, 0) for name in study.variations}
+
+
+@pytest.mark.parametrize("study", ["table3", "recipe"])
+def test_each_variation_changes_what_it_says(variations: ModuleType, study: str, tmp_path: Path):
+    configs = configs_of_study(variations, study, tmp_path)
     base = configs.pop("base")
     for name, config in configs.items():
-        settings = [
-            {**vars(each.model), "label_smoothing": each.training.label_smoothing_factor}
-            for each in (base, config)
-        ]
+        settings = [each.to_dict() for each in (base, config)]
         changed = {field for field in settings[0] if settings[0][field] != settings[1][field]}
-        assert len({field.partition("coder_")[2] or field for field in changed}) == (
-            2 if name == "separate embeddings" else 1
+        assert len({field.partition("coder_")[2] or field for field in changed - {"output_dir"}}) == (
+            2 if name == "separate embeddings" or name.startswith("batches") else 1
         )
+
+
+def test_a_training_of_a_variation_that_was_stopped_goes_on(variations: ModuleType, tmp_path: Path):
+    def resumes() -> str:
+        return configs_of_study(variations, "table3", tmp_path)["base"].training.resume_from_checkpoint
+
+    assert resumes() == "false"
+    (tmp_path / "out" / "base-0").mkdir(parents=True)
+    (tmp_path / "out" / "base-0" / SETTINGS_FILE).touch()
+    assert resumes() == "true"
 
 
 @pytest.mark.parametrize(
@@ -367,9 +380,9 @@ def test_each_row_of_table3_changes_what_it_says(table3: ModuleType, tmp_path: P
     [(-2.0, -0.5, "yes"), (2.0, -0.5, "no"), (0.5, -0.5, "open"), (0.5, 0.0, "yes"), (2.0, 0.0, "no")],
 )
 def test_the_sign_of_a_difference_agrees_if_its_interval_excludes_the_other(
-    table3: ModuleType, difference: float, paper: float, expected: str
+    variations: ModuleType, difference: float, paper: float, expected: str
 ):
-    assert table3.agreement(difference, 1.0, paper) == expected
+    assert variations.agreement(difference, 1.0, paper) == expected
 
 
 @pytest.mark.skipif(sparse_native.library() is None, reason="NO C++ KERNEL to profile: there is no compiler")
