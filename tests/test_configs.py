@@ -13,7 +13,7 @@ from vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration, Vaswani
 from vaswani.cli import run
 from vaswani.distillation.config import DistillationConfig
 from vaswani.errors import UserError
-from vaswani.files.named_configs import FOLDER, command, config_names, find_config, summary
+from vaswani.files.named_configs import FOLDER, command, config_names, find_config, summary, usage
 from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -40,6 +40,17 @@ def test_every_configuration_resolves(name):
     assert config.output_dir == Path("runs") / name.rpartition("/")[2]
     if isinstance(config, RunConfig) and isinstance(config.model, ModelArguments):
         model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"), [(name, verb) for name in NAMES for verb in CONFIG_CLASSES if verb != command(name)]
+)
+def test_a_configuration_of_another_command_is_refused_with_its_own(name: str, verb: str):
+    with pytest.raises(
+        UserError, match=rf"^{name} is not for vaswani {verb}; use it so: (vaswani|accelerate) \w"
+    ) as error:
+        load_config(name, [], CONFIG_CLASSES[verb])
+    assert str(error.value).endswith(usage(name))
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,16 @@ def summary(name: str) -> str:
     return _header(name)[0]
 
 
+def usage(name: str) -> str:
+    """Return how a configuration is used: `vaswani train --config dates`."""
+    options = ("--config", "--task", "--device")
+    found = next(line for line in _header(name) if any(option in line for option in options))
+    return found.removesuffix("\\").rstrip()
+
+
 def command(name: str) -> str:
     """Return the command that takes a configuration: `train` of vaswani, or `launch` of accelerate."""
-    options = ("--config", "--task", "--device")
-    return next(line.split()[1] for line in _header(name) if any(option in line for option in options))
+    return usage(name).split()[1]
 
 
 def command_of(path: Path) -> str:
