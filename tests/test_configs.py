@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from vaswani.cli import run
 from vaswani.distillation.config import DistillationConfig
 from vaswani.errors import UserError
 from vaswani.files.named_configs import FOLDER, command, config_names, find_config, summary, usage
+from vaswani.inference.prompt.task_file import load_task
 from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -42,14 +45,19 @@ def test_every_configuration_resolves(name):
         model_config(config.model, config.data.vocab_size, config.data.vocab_size, one_vocabulary=True)
 
 
+READERS: dict[str, Callable[[str], object]] = {
+    **{verb: partial(load_config, overrides=[], config_class=kind) for verb, kind in CONFIG_CLASSES.items()},
+    "prompt": load_task,
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "verb"), [(name, verb) for name in NAMES for verb in CONFIG_CLASSES if verb != command(name)]
+    ("name", "verb"), [(name, verb) for name in NAMES for verb in READERS if verb != command(name)]
 )
 def test_a_configuration_of_another_command_is_refused_with_its_own(name: str, verb: str):
-    with pytest.raises(
-        UserError, match=rf"^{name} is not for vaswani {verb}; use it so: (vaswani|accelerate) \w"
-    ) as error:
-        load_config(name, [], CONFIG_CLASSES[verb])
+    message = rf"^{name} is not for vaswani {verb}; use it so: (vaswani|accelerate) \w"
+    with pytest.raises(UserError, match=message) as error:
+        READERS[verb](name)
     assert str(error.value).endswith(usage(name))
 
 

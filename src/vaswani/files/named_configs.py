@@ -80,6 +80,18 @@ def command(name: str) -> str:
     return usage(name).split()[1]
 
 
+def check_command(path: Path, given: str) -> None:
+    """Raise `UserError` for a configuration that ships with the package for another command.
+
+    Args:
+        path: any file.
+        given: the command of vaswani that was called: `train`.
+    """
+    shipped = name_of_shipped(path)
+    if shipped and command(shipped) != given:
+        raise UserError(f"{shipped} is not for vaswani {given}; use it so: {usage(shipped)}")
+
+
 def command_of(path: Path) -> str:
     """Return the command that takes a configuration file, from its comments; `train` if they do not tell."""
     try:

@@ -20,7 +20,7 @@ import yaml
 
 from vaswani.data.sources.reading import RepeatedKeyError, parse_json
 from vaswani.errors import UserError, one_line
-from vaswani.files.named_configs import find_config
+from vaswani.files.named_configs import check_command, find_config
 from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.inference.prompt.task import Row, Task
 
@@ -67,6 +67,7 @@ def load_task(path: str | Path) -> Task:
             type, rows are given twice, or `Task` raises one.
     """
     path = find_config(path, "task file")
+    check_command(path, "prompt")
     values = _read_yaml(path)
     try:
         for key, value in values.items():

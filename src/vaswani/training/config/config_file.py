@@ -16,7 +16,7 @@ import yaml
 
 from vaswani.data.sources.corpus import SPLITS
 from vaswani.errors import RunError, UserError, one_line
-from vaswani.files.named_configs import command, find_config, name_of_shipped, usage
+from vaswani.files.named_configs import check_command, find_config, name_of_shipped
 from vaswani.files.run_files import HISTORY
 from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.training.config.arguments import RunConfig
@@ -59,7 +59,7 @@ def load_config(
             field of a file, other than a flag, may be one that only another value of a field would need.
     """
     path = Path() if yaml_path is None else find_config(yaml_path)
-    _check_command(path, config_class)
+    check_command(path, config_class.command)
     in_file = {} if yaml_path is None else with_present_names(_read_yaml(path))
     in_file.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
     flags = split_flags(overrides)
@@ -90,13 +90,6 @@ def load_config(
         if given.get(name):  # 0, false and none ask for nothing
             raise UserError(f"{name}={plain(given[name])} has no effect with {reason}; leave it out")
     return config
-
-
-def _check_command(path: Path, config_class: type[BaseConfig]) -> None:
-    """Raise `UserError` for a configuration that ships with the package for another command."""
-    shipped = name_of_shipped(path)
-    if shipped and command(shipped) != config_class.command:
-        raise UserError(f"{shipped} is not for vaswani {config_class.command}; use it so: {usage(shipped)}")
 
 
 class _Fields:
