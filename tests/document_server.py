@@ -51,7 +51,7 @@ GENERATION = {"generation_max_length": 8, "generation_num_beams": 1, "max_valida
 SMALL: dict[str, dict[str, object]] = {
     "train": {**TRAINING, **GENERATION},
     "distill": {**TRAINING, **GENERATION, "teacher_num_beams": 1, "encoder_layers": 1, "decoder_layers": 1},
-    "pretrain": {**TRAINING, "max_validation_rows": 4, "max_tokens_per_batch": 1200},  # one of 1,024
+    "pretrain": {**TRAINING, "max_validation_rows": 4, "max_tokens_per_batch": 4200},  # one of 4,096
     "finetune": TRAINING,
     "translate": {"max_length": 8, "device": "cpu"},
     "summarize": SEARCH,

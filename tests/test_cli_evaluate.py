@@ -326,6 +326,24 @@ def test_the_columns_and_the_task_are_those_of_the_training(tmp_path: Path, capf
     assert "has no field 'other'" in errors
 
 
+def test_sources_are_cut_where_the_training_cut_them(tmp_path: Path, capfd) -> None:
+    rows = [{"source": " ".join([source] * 4), "target": target} for source, target in toy_pairs(8, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    options = {**TINY_RUN, "train_file": table, "test_file": table, "output_dir": tmp_path / "run"}
+    options |= {"truncate": True, "max_source_length": 6, "max_steps": 1, "save_steps": 1}
+    assert run(["train", *as_flags(options)]) == 0
+    expected = json.loads((tmp_path / "run" / "evaluation.json").read_text())["metrics"]
+    command = ["--model", tmp_path / "run", "--data", table]
+    found = record_of(capfd, *command)
+    assert found["max_source_length"] == 6
+    assert {name: found[name] for name in expected} == {
+        name: pytest.approx(score["value"]) for name, score in expected.items()
+    }
+    assert record_of(capfd, *command, "--max_source_length", "7")["max_source_length"] == 7
+    assert "too long, counted as empty" not in evaluate(capfd, *command)[1]
+    assert record_of(capfd, *command, "--too_long", "cut")["max_source_length"] == 1024
+
+
 def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, capfd) -> None:
     save_toy_checkpoint(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())

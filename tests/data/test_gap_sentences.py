@@ -44,6 +44,9 @@ def test_scores_count_words_of_every_script():
     scores = rouge1_with_rest(["Волки живут в лесу.", "Волки охотятся в лесу.", "Холодно."])
     assert scores[0] == scores[1] == 2 * 3 / 9
     assert scores[2] == 0
+    scores = rouge1_with_rest(["狼住在林里。", "狼在林里打猎。", "很冷。"])  # 5 characters, 6 and 2
+    assert scores[0] == scores[1] == 2 * 4 / 13
+    assert scores[2] == 0
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.3, 0.5, 0.9, 0.001])

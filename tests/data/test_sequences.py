@@ -60,6 +60,25 @@ def test_words_and_sentences_are_found(tokenizer):
     assert set(places) <= set(starts)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("房子很老。人们喜欢它！真的？！是的。", ["房子很老。", "人们喜欢它！", "真的？！", "是的。"]),
+        ("彼は「はい。」と言った。 終わり。", ["彼は「はい。」", "と言った。", " 終わり。"]),
+        ("One. Two.\n", ["One.", " Two.\n"]),
+        ("\n One.\n \n\n Two", ["\n One.", "\n \n\n Two"]),
+        ("One\n \nTwo \n", ["One", "\n \nTwo \n"]),
+        (" \n ", [" \n "]),
+        ("一。", ["一。"]),
+    ],
+)
+def test_sentences_are_not_blank_and_need_no_white_space(text: str, sentences: list[str]):
+    (document,) = read_documents([text], byte_tokenizer(purpose="masked"))
+    starts = np.union1d([0], np.flatnonzero(document.sentence_starts))
+    begins = [*document.characters[starts, 0], len(text)]
+    assert [text[begin:end] for begin, end in itertools.pairwise(begins)] == sentences
+
+
 def test_what_looks_like_a_special_token_is_text():
     (document,) = read_documents(["a <mask> and </s>"], MASKED)
     assert not set(document.ids) & set(MASKED.all_special_ids)

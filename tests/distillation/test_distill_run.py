@@ -189,6 +189,14 @@ def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tm
 
 
 @pytest.mark.slow
+def test_a_baseline_begins_with_the_student_s_folder(options, teacher):
+    del options["test_file"], options["validation_file"]
+    run(options, student=str(teacher), baseline="true", learning_rate=1e-9, targets="references")
+    for folder in (Path(options["output_dir"]), Path(options["output_dir"]) / "baseline"):
+        assert torch.allclose(weights(folder), weights(teacher), atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_baseline_becomes_as_long_as_its_student(options):
     del options["test_file"], options["validation_file"]
     options |= {"baseline": "true", "generation_num_beams": 1, "save_steps": 2, "targets": "references"}

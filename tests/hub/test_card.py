@@ -133,6 +133,12 @@ def test_scores_name_the_file_of_their_split() -> None:
         assert metadata_of(facts)["model-index"][0]["results"][0]["dataset"]["name"] == name
 
 
+def test_files_of_lines_have_no_fields() -> None:
+    files = {"dataset": None, "train_file": ["x/train.fi", "x/train.es"]}
+    card = text_of(replace(FACTS, settings={**FACTS.settings, **files}))
+    assert "to predict a line of `train.es` from that of `train.fi`" in card
+
+
 def test_what_is_known_stands_in_its_section() -> None:
     card = text_of()
     assert "with 3 encoder layers and 6 decoder layers of width 64, 1,234,567 parameters." in card

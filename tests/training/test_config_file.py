@@ -1,5 +1,6 @@
 """Defaults, then the file, then flags; mistakes are named; what was resolved repeats the run."""
 
+import json
 import re
 from pathlib import Path
 
@@ -56,6 +57,32 @@ def test_flags_replace_the_corpus_of_the_file_as_a_whole(write):
     assert (data.dataset, data.train_file, data.validation_file) == ("org/corpus", [], [])
     data = load_config(path, ["--train_file", "c.jsonl"]).data
     assert (data.train_file, data.validation_file) == (["c.jsonl"], ["b.jsonl"])
+
+
+FACTS = {"language": ["en", "de"], "data_name": "Corpus", "data_url": "https://a.org", "data_license": "mit"}
+
+
+@pytest.mark.parametrize(
+    ("corpus", "flags", "are_kept"),
+    [
+        ("dataset: org/corpus", ["--dataset", "org/corpus"], True),
+        ("dataset: org/corpus", ["--max_steps", "9"], True),
+        ("dataset: org/corpus", ["--dataset", "other"], False),
+        ("dataset: org/corpus", ["--train_file", "a.fi", "a.es"], False),
+        ("train_file: a.jsonl", ["--validation_file", "b.jsonl"], True),
+        ("train_file: a.jsonl", ["--train_file", "a.jsonl"], True),
+        ("train_file: a.jsonl", ["--train_file", "b.jsonl"], False),
+        ("train_file: a.jsonl", ["--dataset", "other"], False),
+        ("d_model: 64", ["--dataset", "other"], True),  # of no data set in the file
+    ],
+)
+def test_what_a_file_says_of_its_data_goes_with_them(write, corpus: str, flags: list[str], are_kept: bool):
+    path = write("\n".join([corpus, *(f"{name}: {json.dumps(value)}" for name, value in FACTS.items())]))
+    stated = load_config(path, flags).card
+    found = {name: getattr(stated, name) for name in FACTS}
+    assert found == (FACTS if are_kept else {**dict.fromkeys(FACTS), "language": []})
+    given = load_config(path, [*flags, "--data_name", "Mine"]).card
+    assert given.data_name == "Mine"
 
 
 def test_flags_replace_the_length_of_the_file(write):

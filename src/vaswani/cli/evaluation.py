@@ -411,6 +411,8 @@ def _evaluate_pairs(asked: Asked) -> Found:
     check_task(task)
     split, rows = asked.load(load_corpus, CorpusSpec, trained)
     options = {name: asked.options[name] for name in TRANSLATOR_DEFAULTS}
+    if trained.get("truncate") and options["max_source_length"] == "auto" and options["too_long"] is None:
+        options["max_source_length"] = trained["max_source_length"]  # as the training's own evaluation
     translator = Translator.from_pretrained(asked.models, **options)
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:

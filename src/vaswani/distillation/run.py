@@ -287,12 +287,16 @@ class DistillationRun(TrainingRun):
 
 
 class BaselineRun(TrainingRun):
-    """A training of a student of the same shape from random weights, on the references, for comparison."""
+    """A training of the same student on the references, without a teacher, for comparison.
+
+    It begins with the weights of the student's folder or, where the student's own are the teacher's, with new
+    ones.
+    """
 
     def __init__(self, config: DistillationConfig):
         training = training_of_baseline(config.training)
         super().__init__(RunConfig(config.model, config.data, training, config.card))
-        self.student = config.output_dir
+        self.student, self.begins_with = config.output_dir, config.distillation.student
 
     @property
     def expects_one_vocabulary(self) -> bool:
@@ -304,8 +308,12 @@ class BaselineRun(TrainingRun):
         return load_tokenizers(self.student)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """A model of the student's shape with new weights."""
-        return new_model(self.config, AutoModelForSeq2SeqLM, AutoConfig.from_pretrained(self.student))
+        """The student before training: that of its folder, or one of its shape with new weights."""
+        if self.begins_with in (RANDOM, FROM_TEACHER):
+            return new_model(self.config, AutoModelForSeq2SeqLM, AutoConfig.from_pretrained(self.student))
+        model = load_checkpoint(self.begins_with, self.config.training.device, torch.float32)[0]
+        begin_as_tokenizer(model, tokenizers[1])
+        return model
 
 
 def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:

@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from vaswani.data.sources.reading import table_format
 from vaswani.errors import UserError, one_line
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.run_files import HISTORY
@@ -250,6 +251,9 @@ def _training_task(run: RunMetadata) -> str:
         return f"trained on {data} to continue texts"
     if _is_trained_on_pairs(run):
         how = "distilled" if settings.get("teacher") else _began(settings) or "trained"
+        files = [Path(file) for file in settings.get("train_file") or []]
+        if len(files) == 2 and not any(map(table_format, files)):  # lines, without fields
+            return f"{how} on {data} to predict a line of `{files[1].name}` from that of `{files[0].name}`"
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
         return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
     how = "trained from new weights" if settings.get("from_scratch") else _began(settings) or "fine-tuned"

@@ -28,7 +28,9 @@ from vaswani.data.text.sequences import TOKENS, Document, SequenceBuilder
 Strategy = Literal["ind_orig", "random", "lead"]
 
 PEGASUS_MASK = "<mask_1>"  # of sentences, where <mask_2> is that of words
-_WORD = re.compile(r"\w+")
+# Chinese and Japanese have no spaces between words; there each character counts as one.
+_ALONE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 _SENTENCES = {"sentence_starts": List(Value("int32")), "gaps": List(Value("int32"))}
 
 
@@ -70,7 +72,7 @@ class GapChoice:
 def rouge1_with_rest(sentences: Sequence[str]) -> npt.NDArray[np.float64]:
     """Return the ROUGE-1 F1 of each sentence and the other ones together: float64 [S].
 
-    Words are lower-cased and not stemmed.
+    Words are lower-cased and not stemmed; each Chinese or Japanese character is one.
     """
     words = [Counter(_WORD.findall(sentence.lower())) for sentence in sentences]
     of_all: Counter[str] = Counter()

@@ -5,8 +5,8 @@ A document is a text of a corpus. For causal models the sequences are blocks of 
 (`SentenceSequences`), or two segments, where the second follows the first or is from another document
 (`SegmentPairs`). Those of encoder-decoders are in `span_denoising.py` and `gap_sentences.py`.
 
-A sentence ends at the end of a line, or at a punctuation mark before white space. A sentence that is longer
-than a sequence is split between words.
+A sentence ends at the end of a line, at a punctuation mark before white space, or at 。, ！ or ？ and the
+quotation marks behind them. A sentence that is longer than a sequence is split between words.
 
 N tokens of a document
 """
@@ -36,7 +36,8 @@ Columns = dict[str, list[Any]]
 DOCUMENTS_AT_ONCE = 1000  # documents that are packed together, and draw random segments from each other
 SHORT_PAIRS = 0.1  # share of shorter pairs, so that models see short texts (as in BERT's code)
 
-_SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
+# The group that matches, white space or nothing, begins the next sentence.
+_SENTENCE_END = re.compile(r"(?<=[.!?…])(\s+)|(\n\s*)|[。！？]+[」』”’）]*(\s*)")
 TOKENS = {"input_ids": List(Value("int32")), "length": Value("int32")}
 _WORDS = {"word_starts": List(Value("bool"))}
 _PAIRS = {"token_type_ids": List(Value("int8")), "next_sentence_label": Value("int8")}
@@ -102,8 +103,7 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
         words = np.array(encoding.word_ids, dtype=np.int64)
         characters = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         sentence_starts = np.zeros(len(words), dtype=bool)
-        ends = [match.start() for match in _SENTENCE_END.finditer(text)]
-        places = np.searchsorted(characters[:, 0], ends)
+        places = np.searchsorted(characters[:, 0], list(_sentence_ends(text)))
         sentence_starts[places[places < len(words)]] = True
         yield Document(
             ids=np.array(encoding.ids, dtype=np.int32),
@@ -112,6 +112,15 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
             characters=characters,
             text=text,
         )
+
+
+def _sentence_ends(text: str) -> Iterator[int]:
+    """Where the sentences of a text end, but the last; white space alone is none."""
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    for match in _SENTENCE_END.finditer(text):
+        end = match.start(match.lastindex or 0)
+        if first < end < last:
+            yield end
 
 
 def splits_words(tokenizer: PreTrainedTokenizerBase) -> bool:

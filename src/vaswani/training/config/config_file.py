@@ -26,6 +26,8 @@ from vaswani.training.config.options import BaseConfig, plain, sections, with_pr
 Config = TypeVar("Config", bound=BaseConfig)
 
 _FILES = tuple(f"{split}_file" for split in SPLITS)
+# What a configuration says of its data, which does not hold for other data.
+_FACTS = ("language", "data_name", "data_url", "data_license")
 # The fields of a file that a flag replaces by another field.
 REPLACED_BY = {
     "num_train_epochs": ("max_steps",),
@@ -50,8 +52,9 @@ def load_config(
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
     The file is a path, or the name of a configuration that ships with the package (see `find_config`).
-    The corpus is one choice: flags that name files replace the file's data set, and the other way round. So
-    is the length of the training, in updates or epochs.
+    The corpus is one choice: flags that name files replace the file's data set, and the other way round, and
+    what the file says of its data (languages, name, license) with it. So is the length of the training, in
+    updates or epochs.
 
     Raises:
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
@@ -66,12 +69,16 @@ def load_config(
     config_class = config_class.variant(in_file | first_values(flags))
     fields = _Fields(config_class)
     values = fields.of_yaml(in_file, path)
+    given = fields.of_flags(flags)
+    trains_on = {name: values[name] for name in ("dataset", "train_file") if name in values}
     for _, flag, _ in flags:
         for name in REPLACED_BY.get(flag, ()):
             values.pop(name, None)
-        if flag == "dataset" and "dataset" in values:
+        if flag == "dataset" and "dataset" in trains_on:
             values.pop("dataset_config", None)  # which chooses within the data set of the file
-    given = fields.of_flags(flags)
+        if flag in ("dataset", "train_file") and trains_on and trains_on.get(flag) != given.get(flag):
+            for name in _FACTS:
+                values.pop(name, None)
     values |= given
     try:
         config = config_class(
