@@ -70,7 +70,7 @@ def load_config(
     fields = _Fields(config_class)
     values = fields.of_yaml(in_file, path)
     given = fields.of_flags(flags)
-    trains_on = {name: values[name] for name in ("dataset", "train_file") if name in values}
+    trains_on: dict[str, Any] = {name: values[name] for name in ("dataset", "train_file") if name in values}
     for _, flag, _ in flags:
         for name in REPLACED_BY.get(flag, ()):
             values.pop(name, None)
