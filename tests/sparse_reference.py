@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vaswani.model.attention import eager_attention_forward
+from vaswani.model.sparse_attention import dense_mask
 from vaswani.model.sparse_pattern import SparsePattern
 
 any_pattern = st.builds(
@@ -36,9 +37,7 @@ def dense_reference(
     padding_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The model's reference for every kernel, under the pattern's dense mask."""
-    visible = pattern.to_dense(query.shape[-2])[None]
-    if padding_mask is not None:
-        visible = visible & padding_mask[:, None, None].bool()
+    visible = dense_mask(pattern, query.shape[-2], query.shape[-2], padding_mask=padding_mask)
     output, _ = eager_attention_forward(nn.Module(), query, key, value, visible, query.shape[-1] ** -0.5)
     return output.transpose(1, 2)
 

@@ -73,6 +73,32 @@ def test_every_field_moves_the_result(change: dict, implementation: str) -> None
     assert not torch.allclose(*results, atol=1e-4)
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "fields", [SPARSE, WITH_GLOBAL_TOKENS, {**SPARSE, "sparse_random_blocks": 3}], ids=str
+)
+def test_a_sequence_does_not_depend_on_its_batch(fields: dict, implementation: str) -> None:
+    model = tiny_model(implementation, **fields).double()
+    encoder = model.get_encoder()
+    lengths, ids = [61, 9, 61, 30, 0, 29, 57], tokens(7, 64)
+    mask = (torch.arange(64) < torch.tensor(lengths)[:, None]).long()
+    states = encoder(ids, attention_mask=mask).last_hidden_state
+    upstream = torch.randn_like(states) * mask[..., None]
+    weights = [weight for weight in encoder.parameters() if weight.requires_grad]
+    together = torch.autograd.grad(states, weights, upstream, allow_unused=True)
+    alone = [torch.zeros_like(weight) for weight in weights]
+    for row, length in enumerate(lengths):
+        if length:
+            own = encoder(ids[row : row + 1, :length]).last_hidden_state
+            torch.testing.assert_close(own[0], states[row, :length], rtol=0, atol=1e-10)
+            parts = torch.autograd.grad(own, weights, upstream[row : row + 1, :length], allow_unused=True)
+            alone = [
+                total if part is None else total + part for total, part in zip(alone, parts, strict=True)
+            ]
+    for expected, found in zip(alone, together, strict=True):
+        torch.testing.assert_close(torch.zeros_like(expected) if found is None else found, expected)
+
+
 def test_global_tokens_that_fill_blocks_are_global_blocks() -> None:
     data, weights = long_batch(), tiny_model(**SPARSE).state_dict()
     results = []

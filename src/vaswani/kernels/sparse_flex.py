@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from vaswani.model.sparse_attention import attend_by_pattern
+from vaswani.model.sparse_attention import attend_by_pattern, groups_of_sequences, in_groups
 from vaswani.model.sparse_pattern import SparsePattern
 
 TILE = 128  # tokens: in half precision the backward kernels of some GPUs have no smaller one
@@ -61,8 +61,21 @@ def flex_sparse_attention(
     """`attend_by_pattern` with FlexAttention.
 
     Dropout drops to the nearest 2⁻³², by one number drawn from PyTorch's global random state on the query's
-    device. A row of which dropout keeps nothing is zero.
+    device for each group of sequences. A row of which dropout keeps nothing is zero.
     """
+    groups = groups_of_sequences(pattern, query.shape[2], padding)
+    return in_groups(_attend_by_pattern, groups, query, key, value, pattern, padding, scaling, dropout)
+
+
+def _attend_by_pattern(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
     rows = _rows_apart(pattern, pattern.num_blocks(key.shape[2]), dropout)
     block_mask, first = _block_mask(pattern, key.shape[2], rows, key.device)
     apart, query = query.tensor_split([first], dim=2)

@@ -15,10 +15,17 @@ from typing import Any
 import torch
 
 from vaswani.kernels.native_library import native_library, why_not_compiled
-from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
+from vaswani.model.sparse_attention import (
+    attend_by_pattern,
+    block_table,
+    groups_of_sequences,
+    pattern_numbers,
+    pattern_of,
+)
 from vaswani.model.sparse_pattern import SparsePattern
 
 SOURCE = Path(__file__).with_name("sparse_native.cpp")
+SEED_STEP = 0x9E3779B97F4A7C15  # odd: any two groups differ
 LEVELS = 2**16  # of the random number that decides whether dropout drops a weight
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # The time of each stage, float64 [3]: products, softmax, and the rest. A benchmark of one thread sets it.
@@ -111,7 +118,7 @@ def _attention(
     """The output, and for the backward pass log2 Σ 2^score [B, H, N · b] of the scores of each row."""
     output, log_sums = _empty_results(query, pattern)
     inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
-    _call("vaswani_sparse_attention", *inputs, log_sums, {"output": output})
+    _call_in_groups("vaswani_sparse_attention", *inputs, log_sums, {}, {"output": output})
     return output, log_sums
 
 
@@ -147,9 +154,9 @@ def _backward(
     """The gradients of query, key and value from that of the output."""
     gradients = _empty(query), _empty(key), _empty(value)
     inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
-    names = ("output", "upstream", "grad_query", "grad_key", "grad_value")
-    states = dict(zip(names, (output, upstream, *gradients), strict=True))
-    _call("vaswani_sparse_attention_backward", *inputs, log_sums, states)
+    given = {"output": output, "upstream": upstream}
+    results = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
+    _call_in_groups("vaswani_sparse_attention_backward", *inputs, log_sums, given, results)
     return gradients
 
 
@@ -171,13 +178,50 @@ def _differentiate(ctx: Any, upstream: torch.Tensor, _: torch.Tensor) -> tuple[t
 _attention.register_autograd(_differentiate, setup_context=_save)
 
 
-def _call(
+def _call_in_groups(
     function: str,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     padding_mask: torch.Tensor | None,
     seed: torch.Tensor | None,
+    numbers: list[int],
+    scaling: float,
+    dropout: float,
+    log_sums: torch.Tensor,
+    given: dict[str, torch.Tensor],
+    results: dict[str, torch.Tensor],
+) -> None:
+    """Run a function of the library for each group of sequences, where their states lie.
+
+    It writes the `results` [B, H, n, D], which are zero behind each group, and reads what else is `given`.
+    """
+    number = 0 if seed is None else int(seed)
+    options = numbers, scaling, dropout
+    groups = groups_of_sequences(pattern_of(numbers), query.shape[2], padding_mask)
+    if groups is None or padding_mask is None:
+        states = {**given, **results}
+        _call(function, query, key, value, padding_mask, number, *options, log_sums, states)
+        return
+    for result in results.values():
+        result.zero_()
+    for group in groups:
+        place = group.rows, slice(None), slice(group.length)
+        states = {name: each[place] for name, each in {**given, **results}.items()}
+        mask = padding_mask[group.rows, : group.length]
+        inputs = query[place], key[place], value[place]
+        # Every group has dropout of its own; the sums of its shorter rows lie at the beginning of their part.
+        of_group = (number + group.rows.start * SEED_STEP) % 2**63
+        _call(function, *inputs, mask, of_group, *options, log_sums[group.rows], states)
+
+
+def _call(
+    function: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    seed: int,
     numbers: list[int],
     scaling: float,
     dropout: float,
@@ -206,7 +250,7 @@ def _call(
         num_threads=min(threads, batch * heads * num_segments),
         num_segments=num_segments,
         dropped_levels=round(dropout * LEVELS),
-        seed=0 if seed is None else int(seed),
+        seed=seed,
         stored=STORED[query.dtype],
         scaling=scaling,
         bias=bias.data_ptr(),

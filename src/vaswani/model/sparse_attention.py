@@ -8,12 +8,15 @@ B batch · H heads · n tokens, in N blocks of b · D head width
 R groups of q query rows, where the rows of a group see the same M keys in up to M / b blocks
 """
 
-from dataclasses import astuple
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from functools import lru_cache
+from itertools import groupby
 
 import torch
 from torch import nn
 
+from .input_checks import has_values
 from .kernel_slots import KernelSlot
 from .sparse_pattern import SparsePattern
 
@@ -32,6 +35,9 @@ def attend_by_pattern(
 ) -> torch.Tensor:
     """Self-attention under a pattern. A kernel may compute it faster.
 
+    In a padded batch each sequence has a pattern of its own length, so that its random blocks are the same
+    however far it is padded (see `groups_of_sequences`).
+
     Args:
         query, key, value: [B, H, n, D], of one floating dtype.
         pattern: which tokens see each other; its `num_heads` is H.
@@ -42,6 +48,20 @@ def attend_by_pattern(
     Returns:
         [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
     """
+    groups = groups_of_sequences(pattern, query.shape[2], padding_mask)
+    return in_groups(_attend_by_pattern, groups, query, key, value, pattern, padding_mask, scaling, dropout)
+
+
+def _attend_by_pattern(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """`attend_by_pattern` of sequences with as many blocks as the batch."""
     (batch, heads, length, width), size = query.shape, pattern.block_size
     num_blocks, dtype = pattern.num_blocks(length), query.dtype
     # In half precision, the sums of gradients over the rows that see a key would lose digits.
@@ -59,6 +79,63 @@ def attend_by_pattern(
         of_global = _attend(query[:, :, : first * size], key, value, seen[:, None, None], scaling, dropout)
         output = torch.cat([of_global, output], dim=2)
     return output[:, :, places].to(dtype)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring sequences of a batch with as many blocks, up to the block of their last visible tokens.
+
+    Args:
+        rows: their place in the batch.
+        length: their tokens and, behind them, those that fill the last block.
+    """
+
+    rows: slice
+    length: int
+
+
+def groups_of_sequences(
+    pattern: SparsePattern, length: int, padding_mask: torch.Tensor | None
+) -> list[Group] | None:
+    """The sequences of a batch by their number of blocks, on which random blocks depend; None if all have N.
+
+    Sequences without a visible token are in no group. In a graph that is traced, all have N.
+    """
+    num_blocks = pattern.num_blocks(length)
+    if padding_mask is None or not pattern.draws(num_blocks) or not has_values(padding_mask):
+        return None
+    ends = torch.arange(1, length + 1, device=padding_mask.device)
+    lengths = (padding_mask[:, :length].bool() * ends).amax(dim=1).tolist()
+    blocks = [pattern.num_blocks(each) if each else 0 for each in lengths]
+    if set(blocks) == {num_blocks}:
+        return None
+    groups, start = [], 0
+    for own, run in groupby(blocks):
+        rows = slice(start, start := start + len(list(run)))
+        if own:
+            groups.append(Group(rows, min(length, pattern.length(own))))
+    return groups
+
+
+def in_groups(
+    attend: Callable[..., torch.Tensor],
+    groups: list[Group] | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: SparsePattern,
+    padding_mask: torch.Tensor | None,
+    *options: float,
+) -> torch.Tensor:
+    """Call a function with the arguments of `attend_by_pattern` for each group; zeros behind each."""
+    if groups is None or padding_mask is None:
+        return attend(query, key, value, pattern, padding_mask, *options)
+    output = torch.zeros_like(query)
+    for group in groups:
+        states = (each[group.rows, :, : group.length] for each in (query, key, value))
+        mask = padding_mask[group.rows, : group.length]
+        output[group.rows, :, : group.length] = attend(*states, pattern, mask, *options)
+    return output
 
 
 def sparse_attention_step(
@@ -194,6 +271,12 @@ def dense_mask(
     """
     rows = past_length + torch.arange(num_rows, device=device)
     visible = pattern.to_dense(num_tokens, device)[None, :, rows]
+    groups = groups_of_sequences(pattern, num_tokens, padding_mask)
+    if groups is not None and padding_mask is not None:
+        visible = visible.new_zeros(len(padding_mask), *visible.shape[1:])
+        for group in groups:
+            own = pattern.to_dense(group.length, device)
+            visible[group.rows] = nn.functional.pad(own, (0, num_tokens - group.length) * 2)[:, rows]
     if padding_mask is not None:
         shown = padding_mask.to(device=device, dtype=torch.bool)
         shown = nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))

@@ -11,7 +11,8 @@ random blocks, query block i sees key block j when one of these holds. A block t
 
 R(i) are the r blocks with the smallest `block_hash(seed, layer, head, i, j)` among those that i does not see
 otherwise, or all of these if they are fewer. They depend on nothing else: neither on the device, the process,
-training or evaluation, nor a random state, nor (if causal) the length.
+training or evaluation, nor a random state, nor (if causal) the length. In a padded batch, n are the tokens of
+each sequence up to its last visible one (`sparse_attention.groups_of_sequences`).
 
 Global tokens (ETC, arXiv:2004.08483) have blocks of their own: the first t tokens fill ceil(t / b) global
 blocks, the last of which may have a gap, and the blocks of the other tokens begin after them.
@@ -175,9 +176,21 @@ class SparsePattern:
             )
         return blocks
 
+    def length(self, num_blocks: int) -> int:
+        """The most tokens in so many blocks."""
+        places = num_blocks * self.block_size
+        return (
+            min(places, self.global_tokens) if places <= self.global_tokens + self.gap else places - self.gap
+        )
+
     def num_global_rows(self, num_blocks: int) -> int:
         """The number of query blocks, from the start, that see every block."""
         return 0 if self.causal else min(self.in_blocks().global_blocks, num_blocks)
+
+    def draws(self, num_blocks: int) -> bool:
+        """Whether random blocks depend on N: some query block could see more blocks than are drawn for it."""
+        fixed = self.in_blocks().global_blocks + self.window_blocks // 2 + 1  # of the last query block
+        return not self.causal and 0 < self.random_blocks < num_blocks - fixed
 
     def key_blocks(self, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """The key blocks that each query block sees, without the query blocks that see everything.
