@@ -61,7 +61,7 @@ def _attend_by_pattern(
     scaling: float,
     dropout: float,
 ) -> torch.Tensor:
-    """`attend_by_pattern` of sequences with as many blocks as the batch."""
+    """`attend_by_pattern` of sequences with as many blocks as the batch or, in a traced graph, of any."""
     (batch, heads, length, width), size = query.shape, pattern.block_size
     num_blocks, dtype = pattern.num_blocks(length), query.dtype
     # In half precision, the sums of gradients over the rows that see a key would lose digits.
@@ -73,7 +73,11 @@ def _attend_by_pattern(
     groups = query.view(batch, heads, num_blocks, size, width)[:, :, first:]
     rows = place.view(num_blocks, size)[first:]
     options = padding_mask, scaling, dropout
-    output = _attend_to_blocks(groups, key, value, pattern, rows, num_blocks, *options).flatten(2, 3)
+    own_blocks = None
+    if padding_mask is not None and pattern.draws(num_blocks) and not has_values(padding_mask):
+        own_blocks = pattern.blocks_of(_ends(padding_mask[:, :length]))
+    blocks = visible_blocks(pattern_numbers(pattern), num_blocks, rows[:, 0] // size, own_blocks)
+    output = _attend_to_blocks(groups, key, value, pattern, rows, blocks, *options).flatten(2, 3)
     if first:
         seen = query.new_ones(1, 1, dtype=torch.bool) if padding_mask is None else padding_mask
         of_global = _attend(query[:, :, : first * size], key, value, seen[:, None, None], scaling, dropout)
@@ -99,14 +103,12 @@ def groups_of_sequences(
 ) -> list[Group] | None:
     """The sequences of a batch by their number of blocks, on which random blocks depend; None if all have N.
 
-    Sequences without a visible token are in no group. In a graph that is traced, all have N.
+    Sequences without a visible token are in no group. None, too, in a graph that is traced.
     """
     num_blocks = pattern.num_blocks(length)
     if padding_mask is None or not pattern.draws(num_blocks) or not has_values(padding_mask):
         return None
-    ends = torch.arange(1, length + 1, device=padding_mask.device)
-    lengths = (padding_mask[:, :length].bool() * ends).amax(dim=1).tolist()
-    blocks = [pattern.num_blocks(each) if each else 0 for each in lengths]
+    blocks = pattern.blocks_of(_ends(padding_mask[:, :length])).tolist()
     if set(blocks) == {num_blocks}:
         return None
     groups, start = [], 0
@@ -115,6 +117,12 @@ def groups_of_sequences(
         if own:
             groups.append(Group(rows, min(length, pattern.length(own))))
     return groups
+
+
+def _ends(padding_mask: torch.Tensor) -> torch.Tensor:
+    """The tokens of each sequence up to its last visible one: [B, n] -> int64 [B]."""
+    place = torch.arange(1, padding_mask.shape[1] + 1, device=padding_mask.device)
+    return (padding_mask.bool() * place).amax(dim=1)
 
 
 def in_groups(
@@ -164,8 +172,18 @@ def sparse_attention_step(
     # A causal pattern does not depend on the length, so that one table serves for twice as many tokens.
     num_blocks = 1 << (pattern.num_blocks(key.shape[2]) - 1).bit_length()
     padding_mask = None if padding_mask is None else padding_mask.bool()
+    numbers = pattern_numbers(pattern)
     outputs = [
-        _attend_to_blocks(part, key, value, pattern, row, num_blocks, padding_mask, scaling)
+        _attend_to_blocks(
+            part,
+            key,
+            value,
+            pattern,
+            row,
+            visible_blocks(numbers, num_blocks, row[:, 0] // pattern.block_size, None),
+            padding_mask,
+            scaling,
+        )
         for part, row in zip(query.unsqueeze(3).split(STEP, 2), rows.unsqueeze(1).split(STEP), strict=True)
     ]
     return torch.cat(outputs, dim=2).squeeze(3)
@@ -177,24 +195,31 @@ def _attend_to_blocks(
     value: torch.Tensor,
     pattern: SparsePattern,
     rows: torch.Tensor,
-    num_blocks: int,
+    blocks: torch.Tensor,
     padding_mask: torch.Tensor | None,
     scaling: float | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Attention of groups of rows: query [B, H, R, q, D] at the places int64 [R, q] -> [B, H, R, q, D]."""
+    """Attention of groups of rows: query [B, H, R, q, D] at the places int64 [R, q] -> [B, H, R, q, D].
+
+    The blocks int64 [B, H, R, M / b] that they see have 1 for B where they are the same for all sequences.
+    """
     size, num_tokens = pattern.block_size, key.shape[2]
-    blocks = visible_blocks(pattern_numbers(pattern), num_blocks, rows[:, 0] // size)  # [H, R, M / b]
-    places = (blocks[..., None] * size + torch.arange(size, device=rows.device)).flatten(2)  # [H, R, M]
+    places = (blocks[..., None] * size + torch.arange(size, device=rows.device)).flatten(3)  # [B, H, R, M]
     tokens = pattern.tokens(places)
-    seen = ((tokens >= 0) & (tokens < num_tokens))[None, :, :, None]  # [B, H, R, q, M], or 1 for B and q
+    seen = ((tokens >= 0) & (tokens < num_tokens))[:, :, :, None]  # [B, H, R, q, M], or 1 for B and q
     tokens = tokens.clamp(0, num_tokens - 1)
     if pattern.causal:
-        seen = seen & (places[:, :, None] <= rows[:, :, None])
+        seen = seen & (places[:, :, :, None] <= rows[:, :, None])
+    sequence: slice | torch.Tensor = slice(None)
+    if len(tokens) == 1:
+        tokens = tokens[0]
+    else:
+        sequence = torch.arange(len(tokens), device=rows.device)[:, None, None, None]
     if padding_mask is not None:
-        seen = seen & padding_mask[:, tokens.clamp(max=padding_mask.shape[1] - 1)].unsqueeze(3)
-    head = torch.arange(len(tokens), device=rows.device)[:, None, None]
-    keys, values = key[:, head, tokens], value[:, head, tokens]  # [B, H, R, M, D]
+        seen = seen & padding_mask[sequence, tokens.clamp(max=padding_mask.shape[1] - 1)].unsqueeze(3)
+    head = torch.arange(key.shape[1], device=rows.device)[:, None, None]
+    keys, values = key[sequence, head, tokens], value[sequence, head, tokens]  # [B, H, R, M, D]
     # For PyTorch's kernels, each group is a head of its own.
     heads = query.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2)
     return _attend(*heads, seen.flatten(1, 2), scaling, dropout).view_as(query)
@@ -228,20 +253,37 @@ def pattern_of(numbers: list[int]) -> SparsePattern:
 
 # An operator, because a compiler cannot trace how a pattern is drawn.
 @torch.library.custom_op("vaswani::visible_blocks", mutates_args=())
-def visible_blocks(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
-    """The key blocks that query blocks int64 [R] see, other than those that see all: int64 [H, R, L].
+def visible_blocks(
+    pattern: list[int], num_blocks: int, query_blocks: torch.Tensor, own_blocks: torch.Tensor | None
+) -> torch.Tensor:
+    """The key blocks that query blocks int64 [R] see, other than those that see all: int64 [B, H, R, L].
 
-    N, the number of blocks, stands for none.
+    N, the number of blocks, stands for none. With those of each sequence, int64 [B], each has a pattern of
+    its own length; otherwise B is 1.
     """
-    table = block_table(pattern_of(pattern), num_blocks, query_blocks.device)
-    return table[:, query_blocks - (num_blocks - table.shape[1])]
+    drawn, device = pattern_of(pattern), query_blocks.device
+    table = block_table(drawn, num_blocks, device)
+    first = num_blocks - table.shape[1]
+    if own_blocks is None:
+        return table[None, :, query_blocks - first]
+    tables = table.new_full((len(own_blocks), *table.shape), num_blocks)
+    for number, own in enumerate(own_blocks.tolist()):
+        if own > first:
+            blocks = block_table(drawn, own, device)
+            tables[number, :, : own - first, : blocks.shape[2]] = blocks.masked_fill(
+                blocks == own, num_blocks
+            )
+    return tables[:, :, query_blocks - first]
 
 
 @visible_blocks.register_fake
-def _(pattern: list[int], num_blocks: int, query_blocks: torch.Tensor) -> torch.Tensor:
+def _(
+    pattern: list[int], num_blocks: int, query_blocks: torch.Tensor, own_blocks: torch.Tensor | None
+) -> torch.Tensor:
     fitted = pattern_of(pattern).within(num_blocks)
     most = fitted.global_blocks + fitted.window_blocks + fitted.random_blocks
-    return query_blocks.new_empty(fitted.num_heads, query_blocks.shape[0], most)
+    batch = 1 if own_blocks is None else own_blocks.shape[0]
+    return query_blocks.new_empty(batch, fitted.num_heads, query_blocks.shape[0], most)
 
 
 @lru_cache(maxsize=256)

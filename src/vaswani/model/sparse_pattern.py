@@ -176,6 +176,11 @@ class SparsePattern:
             )
         return blocks
 
+    def blocks_of(self, lengths: torch.Tensor) -> torch.Tensor:
+        """`num_blocks` of several lengths: int64 [B] -> the same."""
+        places = lengths + self.gap * (lengths > self.global_tokens)
+        return (places + self.block_size - 1) // self.block_size
+
     def length(self, num_blocks: int) -> int:
         """The most tokens in so many blocks."""
         places = num_blocks * self.block_size
