@@ -42,6 +42,19 @@ def dense_reference(
     return output.transpose(1, 2)
 
 
+def under_pattern(
+    pattern: SparsePattern,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    lowest: float,
+) -> torch.Tensor:
+    """The library's additive mask [B, 1, T, S], or None, with `lowest` where a pattern shows nothing."""
+    mask = query.new_zeros(len(query), 1, query.shape[2], key.shape[2]) if mask is None else mask
+    mask, shown = mask.clamp(min=lowest), mask[:, 0, -1] > lowest  # the last row sees all but padding
+    return torch.where(dense_mask(pattern, *mask.shape[2:], padding_mask=shown), mask, lowest)
+
+
 PADDINGS = ["none", "left", "right", "holes", "empty"]
 
 

@@ -33,6 +33,7 @@ from transformers import (
 )
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from sparse_reference import under_pattern
 from tiny import GRAPHS_ALONE, enable_activation_checkpointing
 from vaswani import sparsify
 from vaswani.errors import UserError
@@ -172,10 +173,8 @@ def reference_attention(model: PreTrainedModel) -> Iterator[None]:
     def masked(module, query, key, value, attention_mask, *args, **kwargs):
         pattern = reference_pattern(module, model.config)
         if pattern is not None:
-            visible = pattern.to_dense(key.shape[2])
             lowest = torch.finfo(torch.float32).min  # Llama's softmax is in float32
-            mask = query.new_zeros(1) if attention_mask is None else attention_mask.clamp(min=lowest)
-            attention_mask = torch.where(visible, mask, lowest)
+            attention_mask = under_pattern(pattern, query, key, attention_mask, lowest)
         return original(module, query, key, value, attention_mask, *args, **kwargs)
 
     model.set_attn_implementation("eager")

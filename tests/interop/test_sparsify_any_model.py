@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from sparse_reference import under_pattern
 from vaswani import sparsify
 from vaswani.errors import UserError
 from vaswani.interop.attention_probe import find_attention
@@ -190,10 +191,9 @@ def attention_under(pattern_of: Callable[..., SparsePattern], model: PreTrainedM
         if "encoder_attn" not in name:
             layer = int(next(iter(part for part in name.split(".") if part.isdigit())))
             layer = 0 if model.config.model_type == "albert" else layer  # all layers share one
-            visible = pattern_of(layer, is_causal(model.config.model_type, name)).to_dense(key.shape[2])
+            pattern = pattern_of(layer, is_causal(model.config.model_type, name))
             lowest = torch.finfo(torch.float32).min
-            mask = query.new_zeros(1) if attention_mask is None else attention_mask.clamp(min=lowest)
-            attention_mask = torch.where(visible, mask, lowest)
+            attention_mask = under_pattern(pattern, query, key, attention_mask, lowest)
         return original(module, query, key, value, attention_mask, *args, **kwargs)
 
     file.eager_attention_forward = masked
