@@ -24,6 +24,7 @@ from vaswani import (
     VaswaniForConditionalGeneration,
 )
 from vaswani.model.attention import VaswaniAttention
+from vaswani.model.sparse_attention import dense_mask
 
 SPARSE = {"sparse_block_size": 2, "sparse_window_blocks": 1, "sparse_global_blocks": 1}
 LENGTH = 14
@@ -91,7 +92,7 @@ def visible(model: Any, kind: str, layer: int, data: dict[str, torch.Tensor]) ->
         mask = torch.ones(3, 1, 1, length, dtype=torch.bool)
     pattern = model.config.sparse_pattern(stack, layer)
     if pattern is not None:
-        return mask & pattern.to_dense(length)
+        return dense_mask(pattern, length, length, padding_mask=mask[:, 0, 0])
     seen = torch.ones(length, length, dtype=torch.bool)
     return mask & (seen.tril() if stack == "decoder" else seen)
 
