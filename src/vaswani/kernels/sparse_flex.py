@@ -76,6 +76,7 @@ def _attend_by_pattern(
     scaling: float,
     dropout: float,
 ) -> torch.Tensor:
+    """`attend_by_pattern` of sequences with as many blocks as the batch."""
     rows = _rows_apart(pattern, pattern.num_blocks(key.shape[2]), dropout)
     block_mask, first = _block_mask(pattern, key.shape[2], rows, key.device)
     apart, query = query.tensor_split([first], dim=2)

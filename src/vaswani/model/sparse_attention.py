@@ -286,7 +286,7 @@ def _(
     return query_blocks.new_empty(batch, fitted.num_heads, query_blocks.shape[0], most)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)  # the sequences of a batch can have many lengths
 def block_table(pattern: SparsePattern, num_blocks: int, device: torch.device) -> torch.Tensor:
     """`SparsePattern.key_blocks`, but N where there is none. Kept for each layer, length and device."""
     with torch.inference_mode(False):
