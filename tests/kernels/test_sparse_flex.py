@@ -11,8 +11,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from sparse_reference import PADDINGS, LargestTensor, assert_equal, dense_reference, paddings, states
 from vaswani.kernels import sparse_flex
+from vaswani.kernels.sequence_groups import in_groups
 from vaswani.kernels.sparse_flex import DROPOUT_LEVELS, TILE, keep_mask
-from vaswani.model.sparse_attention import attend_by_pattern, groups_of_sequences, in_groups
+from vaswani.model.sparse_attention import attend_by_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -230,8 +231,7 @@ def test_dropout_equals_dense_attention_with_the_same_weights_dropped(
     pattern = SparsePattern(num_heads=2, block_size=16, causal=causal)
     inputs, mask = states(3, 2, length, 8), paddings(length, padding)
     torch.manual_seed(1)
-    groups = groups_of_sequences(pattern, length, mask)  # each draws its own
-    expected = in_groups(with_the_same_dropout, groups, *inputs, pattern, mask, dropout)
+    expected = in_groups(with_the_same_dropout)(*inputs, pattern, mask, dropout)  # each group draws a seed
     torch.manual_seed(1)
     actual = flex_sparse_attention(*inputs, pattern, mask, dropout=dropout)
     assert_equal(actual, expected, inputs)

@@ -19,7 +19,6 @@ from sparse_reference import (
     paddings,
     states,
 )
-from vaswani import model
 from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.model.sparse_attention import (
     attend_by_pattern,
@@ -168,19 +167,6 @@ def test_large_scores_overflow_nowhere() -> None:
     torch.testing.assert_close(output, dense_reference(*inputs, pattern))
 
 
-@pytest.mark.parametrize("padding", ["right", "holes", "empty"])
-@pytest.mark.parametrize("global_tokens", [0, 5])
-def test_a_traced_graph_gives_each_sequence_its_own_pattern(
-    monkeypatch: pytest.MonkeyPatch, padding: str, global_tokens: int
-) -> None:
-    pattern = SparsePattern(2, 4, global_blocks=0 if global_tokens else 2, global_tokens=global_tokens)
-    inputs, mask = states(3, 2, 61, 8), paddings(61, padding)
-    expected = dense_reference(*inputs, pattern, mask)
-    monkeypatch.setattr(model.sparse_attention, "has_values", lambda tensor: False)
-    shown = mask[:, None, :, None]
-    assert_equal(sparse_attention(*inputs, pattern, mask) * shown, expected * shown, inputs)
-
-
 def test_an_empty_row_is_zero_and_moves_nothing() -> None:
     pattern = SparsePattern(num_heads=2, block_size=4)
     inputs = states(2, 2, 30, 8)
@@ -200,6 +186,8 @@ def test_gradients_are_exact_and_the_operator_is_well_made(causal: bool) -> None
     for own_blocks in (None, torch.tensor([6, 0, 4])):
         arguments = pattern_numbers(pattern), 6, torch.tensor([3, 5]), own_blocks
         torch.library.opcheck(torch.ops.vaswani.visible_blocks, arguments)
+    arguments = pattern_numbers(pattern), 22, torch.tensor([6, 0, 4])
+    torch.library.opcheck(torch.ops.vaswani.visible_pairs, arguments)
 
 
 @pytest.mark.slow

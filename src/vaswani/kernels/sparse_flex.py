@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from vaswani.model.sparse_attention import attend_by_pattern, groups_of_sequences, in_groups
+from vaswani.kernels.sequence_groups import in_groups
+from vaswani.model.sparse_attention import attend_by_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
 TILE = 128  # tokens: in half precision the backward kernels of some GPUs have no smaller one
@@ -49,6 +50,7 @@ def attend_on_cuda(
 
 
 @torch.compiler.disable  # the pattern is not for a compiler to trace, and the kernels are compiled as it is
+@in_groups
 def flex_sparse_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -63,20 +65,6 @@ def flex_sparse_attention(
     Dropout drops to the nearest 2⁻³², by one number drawn from PyTorch's global random state on the query's
     device for each group of sequences. A row of which dropout keeps nothing is zero.
     """
-    groups = groups_of_sequences(pattern, query.shape[2], padding)
-    return in_groups(_attend_by_pattern, groups, query, key, value, pattern, padding, scaling, dropout)
-
-
-def _attend_by_pattern(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    padding: torch.Tensor | None,
-    scaling: float,
-    dropout: float,
-) -> torch.Tensor:
-    """`attend_by_pattern` of sequences with as many blocks as the batch."""
     rows = _rows_apart(pattern, pattern.num_blocks(key.shape[2]), dropout)
     block_mask, first = _block_mask(pattern, key.shape[2], rows, key.device)
     apart, query = query.tensor_split([first], dim=2)

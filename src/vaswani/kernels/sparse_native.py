@@ -15,13 +15,8 @@ from typing import Any
 import torch
 
 from vaswani.kernels.native_library import native_library, why_not_compiled
-from vaswani.model.sparse_attention import (
-    attend_by_pattern,
-    block_table,
-    groups_of_sequences,
-    pattern_numbers,
-    pattern_of,
-)
+from vaswani.kernels.sequence_groups import groups_of_sequences, whole_batch
+from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
 from vaswani.model.sparse_pattern import SparsePattern
 
 SOURCE = Path(__file__).with_name("sparse_native.cpp")
@@ -196,23 +191,16 @@ def _call_in_groups(
 
     It writes the `results` [B, H, n, D], which are zero behind each group, and reads what else is `given`.
     """
-    number = 0 if seed is None else int(seed)
-    options = numbers, scaling, dropout
-    groups = groups_of_sequences(pattern_of(numbers), query.shape[2], padding_mask)
-    if groups is None or padding_mask is None:
-        states = {**given, **results}
-        _call(function, query, key, value, padding_mask, number, *options, log_sums, states)
-        return
-    for result in results.values():
-        result.zero_()
+    groups = groups_of_sequences(query, pattern_of(numbers), padding_mask)
+    if groups != [whole_batch(query)]:
+        for result in results.values():
+            result.zero_()
     for group in groups:
-        place = group.rows, slice(None), slice(group.length)
-        states = {name: each[place] for name, each in {**given, **results}.items()}
-        mask = padding_mask[group.rows, : group.length]
-        inputs = query[place], key[place], value[place]
+        inputs = group.states(query), group.states(key), group.states(value), group.mask(padding_mask)
         # Every group has dropout of its own; the sums of its shorter rows lie at the beginning of their part.
-        of_group = (number + group.rows.start * SEED_STEP) % 2**63
-        _call(function, *inputs, mask, of_group, *options, log_sums[group.rows], states)
+        of_group = 0 if seed is None else (int(seed) + group.rows.start * SEED_STEP) % 2**63
+        states = {name: group.states(each) for name, each in {**given, **results}.items()}
+        _call(function, *inputs, of_group, numbers, scaling, dropout, log_sums[group.rows], states)
 
 
 def _call(

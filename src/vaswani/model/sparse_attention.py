@@ -8,15 +8,12 @@ B batch · H heads · n tokens, in N blocks of b · D head width
 R groups of q query rows, where the rows of a group see the same M keys in up to M / b blocks
 """
 
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import lru_cache
-from itertools import groupby
 
 import torch
 from torch import nn
 
-from .input_checks import has_values
 from .kernel_slots import KernelSlot
 from .sparse_pattern import SparsePattern
 
@@ -36,7 +33,7 @@ def attend_by_pattern(
     """Self-attention under a pattern. A kernel may compute it faster.
 
     In a padded batch each sequence has a pattern of its own length, so that its random blocks are the same
-    however far it is padded (see `groups_of_sequences`).
+    however far it is padded (see `blocks_of_sequences`).
 
     Args:
         query, key, value: [B, H, n, D], of one floating dtype.
@@ -48,20 +45,6 @@ def attend_by_pattern(
     Returns:
         [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
     """
-    groups = groups_of_sequences(pattern, query.shape[2], padding_mask)
-    return in_groups(_attend_by_pattern, groups, query, key, value, pattern, padding_mask, scaling, dropout)
-
-
-def _attend_by_pattern(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    padding_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float,
-) -> torch.Tensor:
-    """`attend_by_pattern` of sequences with as many blocks as the batch or, in a traced graph, of any."""
     (batch, heads, length, width), size = query.shape, pattern.block_size
     num_blocks, dtype = pattern.num_blocks(length), query.dtype
     # In half precision, the sums of gradients over the rows that see a key would lose digits.
@@ -73,77 +56,32 @@ def _attend_by_pattern(
     groups = query.view(batch, heads, num_blocks, size, width)[:, :, first:]
     rows = place.view(num_blocks, size)[first:]
     options = padding_mask, scaling, dropout
-    own_blocks = None
-    if padding_mask is not None and pattern.draws(num_blocks) and not has_values(padding_mask):
-        own_blocks = pattern.blocks_of(_ends(padding_mask[:, :length]))
+    own_blocks = blocks_of_sequences(pattern, length, padding_mask)
     blocks = visible_blocks(pattern_numbers(pattern), num_blocks, rows[:, 0] // size, own_blocks)
     output = _attend_to_blocks(groups, key, value, pattern, rows, blocks, *options).flatten(2, 3)
     if first:
         seen = query.new_ones(1, 1, dtype=torch.bool) if padding_mask is None else padding_mask
-        of_global = _attend(query[:, :, : first * size], key, value, seen[:, None, None], scaling, dropout)
+        seen = seen[:, None, None]
+        if own_blocks is not None:
+            seen = seen & (place[: first * size] // size < own_blocks[:, None])[:, None, :, None]
+        of_global = _attend(query[:, :, : first * size], key, value, seen, scaling, dropout)
         output = torch.cat([of_global, output], dim=2)
     return output[:, :, places].to(dtype)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Neighbouring sequences of a batch with as many blocks, up to the block of their last visible tokens.
-
-    Args:
-        rows: their place in the batch.
-        length: their tokens and, behind them, those that fill the last block.
-    """
-
-    rows: slice
-    length: int
-
-
-def groups_of_sequences(
+def blocks_of_sequences(
     pattern: SparsePattern, length: int, padding_mask: torch.Tensor | None
-) -> list[Group] | None:
-    """The sequences of a batch by their number of blocks, on which random blocks depend; None if all have N.
+) -> torch.Tensor | None:
+    """The blocks of each sequence [B, n] up to its last visible token: int64 [B].
 
-    Sequences without a visible token are in no group. None, too, in a graph that is traced.
+    None where it makes no difference to have those of the batch, which hold the random blocks of all.
     """
-    num_blocks = pattern.num_blocks(length)
-    if padding_mask is None or not pattern.draws(num_blocks) or not has_values(padding_mask):
+    if padding_mask is None or not pattern.draws(pattern.num_blocks(length)):
         return None
-    blocks = pattern.blocks_of(_ends(padding_mask[:, :length])).tolist()
-    if set(blocks) == {num_blocks}:
-        return None
-    groups, start = [], 0
-    for own, run in groupby(blocks):
-        rows = slice(start, start := start + len(list(run)))
-        if own:
-            groups.append(Group(rows, min(length, pattern.length(own))))
-    return groups
-
-
-def _ends(padding_mask: torch.Tensor) -> torch.Tensor:
-    """The tokens of each sequence up to its last visible one: [B, n] -> int64 [B]."""
-    place = torch.arange(1, padding_mask.shape[1] + 1, device=padding_mask.device)
-    return (padding_mask.bool() * place).amax(dim=1)
-
-
-def in_groups(
-    attend: Callable[..., torch.Tensor],
-    groups: list[Group] | None,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: SparsePattern,
-    padding_mask: torch.Tensor | None,
-    *options: float,
-) -> torch.Tensor:
-    """Call a function with the arguments of `attend_by_pattern` for each group; zeros behind each."""
-    if groups is None or padding_mask is None:
-        return attend(query, key, value, pattern, padding_mask, *options)
-    output = torch.zeros_like(query)
-    for group in groups:
-        states = (each[group.rows, :, : group.length] for each in (query, key, value))
-        mask = padding_mask[group.rows, : group.length]
-        output[group.rows, :, : group.length] = attend(*states, pattern, mask, *options)
-    return output
+    shown = padding_mask[:, :length].bool()
+    return pattern.num_blocks_of(
+        (shown * torch.arange(1, shown.shape[1] + 1, device=shown.device)).amax(dim=1)
+    )
 
 
 def sparse_attention_step(
@@ -172,20 +110,10 @@ def sparse_attention_step(
     # A causal pattern does not depend on the length, so that one table serves for twice as many tokens.
     num_blocks = 1 << (pattern.num_blocks(key.shape[2]) - 1).bit_length()
     padding_mask = None if padding_mask is None else padding_mask.bool()
-    numbers = pattern_numbers(pattern)
-    outputs = [
-        _attend_to_blocks(
-            part,
-            key,
-            value,
-            pattern,
-            row,
-            visible_blocks(numbers, num_blocks, row[:, 0] // pattern.block_size, None),
-            padding_mask,
-            scaling,
-        )
-        for part, row in zip(query.unsqueeze(3).split(STEP, 2), rows.unsqueeze(1).split(STEP), strict=True)
-    ]
+    outputs = []
+    for part, row in zip(query.unsqueeze(3).split(STEP, 2), rows.unsqueeze(1).split(STEP), strict=True):
+        blocks = visible_blocks(pattern_numbers(pattern), num_blocks, row[:, 0] // pattern.block_size, None)
+        outputs.append(_attend_to_blocks(part, key, value, pattern, row, blocks, padding_mask, scaling))
     return torch.cat(outputs, dim=2).squeeze(3)
 
 
@@ -243,7 +171,11 @@ def _attend(
 
 def pattern_numbers(pattern: SparsePattern) -> list[int]:
     """A pattern, its global tokens in blocks, as an argument of PyTorch's operators."""
-    return [int(number) for number in astuple(pattern.in_blocks())]
+    return _numbers(pattern.in_blocks())
+
+
+def _numbers(pattern: SparsePattern) -> list[int]:
+    return [int(number) for number in astuple(pattern)]
 
 
 def pattern_of(numbers: list[int]) -> SparsePattern:
@@ -286,6 +218,24 @@ def _(
     return query_blocks.new_empty(batch, fitted.num_heads, query_blocks.shape[0], most)
 
 
+@torch.library.custom_op("vaswani::visible_pairs", mutates_args=())
+def visible_pairs(pattern: list[int], num_tokens: int, own_blocks: torch.Tensor) -> torch.Tensor:
+    """`SparsePattern.to_dense` of sequences with blocks of their own, int64 [B]: bool [B, H, n, n]."""
+    drawn, device = pattern_of(pattern), own_blocks.device
+    shape = len(own_blocks), drawn.num_heads, num_tokens, num_tokens
+    visible = torch.zeros(shape, dtype=torch.bool, device=device)
+    for number, own in enumerate(own_blocks.tolist()):
+        if length := min(num_tokens, drawn.length(own)):
+            visible[number, :, :length, :length] = drawn.to_dense(length, device)
+    return visible
+
+
+@visible_pairs.register_fake
+def _(pattern: list[int], num_tokens: int, own_blocks: torch.Tensor) -> torch.Tensor:
+    shape = own_blocks.shape[0], pattern_of(pattern).num_heads, num_tokens, num_tokens
+    return own_blocks.new_empty(shape, dtype=torch.bool)
+
+
 @lru_cache(maxsize=1024)  # the sequences of a batch can have many lengths
 def block_table(pattern: SparsePattern, num_blocks: int, device: torch.device) -> torch.Tensor:
     """`SparsePattern.key_blocks`, but N where there is none. Kept for each layer, length and device."""
@@ -312,13 +262,11 @@ def dense_mask(
         device: of the mask.
     """
     rows = past_length + torch.arange(num_rows, device=device)
-    visible = pattern.to_dense(num_tokens, device)[None, :, rows]
-    groups = groups_of_sequences(pattern, num_tokens, padding_mask)
-    if groups is not None and padding_mask is not None:
-        visible = visible.new_zeros(len(padding_mask), *visible.shape[1:])
-        for group in groups:
-            own = pattern.to_dense(group.length, device)
-            visible[group.rows] = nn.functional.pad(own, (0, num_tokens - group.length) * 2)[:, rows]
+    own_blocks = blocks_of_sequences(pattern, num_tokens, padding_mask)
+    if own_blocks is None:
+        visible = pattern.to_dense(num_tokens, device)[None, :, rows]
+    else:
+        visible = visible_pairs(_numbers(pattern), num_tokens, own_blocks.to(device))[:, :, rows]
     if padding_mask is not None:
         shown = padding_mask.to(device=device, dtype=torch.bool)
         shown = nn.functional.pad(shown, (0, num_tokens - shown.shape[1]))

@@ -12,7 +12,7 @@ random blocks, query block i sees key block j when one of these holds. A block t
 R(i) are the r blocks with the smallest `block_hash(seed, layer, head, i, j)` among those that i does not see
 otherwise, or all of these if they are fewer. They depend on nothing else: neither on the device, the process,
 training or evaluation, nor a random state, nor (if causal) the length. In a padded batch, n are the tokens of
-each sequence up to its last visible one (`sparse_attention.groups_of_sequences`).
+each sequence up to its last visible one (`sparse_attention.blocks_of_sequences`).
 
 Global tokens (ETC, arXiv:2004.08483) have blocks of their own: the first t tokens fill ceil(t / b) global
 blocks, the last of which may have a gap, and the blocks of the other tokens begin after them.
@@ -21,9 +21,11 @@ n tokens · N = ceil(n / b) blocks · H heads
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Number = TypeVar("Number", int, torch.Tensor)
 
 MAX_BLOCKS = 2**20
 _CHUNK = 2**18  # hashes computed at a time, so that memory does not grow with the square of the length
@@ -166,9 +168,7 @@ class SparsePattern:
         Raises:
             ValueError: for a length of more blocks than the hash can tell apart.
         """
-        if length > self.global_tokens:
-            length += self.gap
-        blocks = -(-length // self.block_size)
+        blocks = self._blocks(length)
         if blocks > MAX_BLOCKS:
             raise ValueError(
                 f"length={length} makes {blocks} blocks of {self.block_size}, more than {MAX_BLOCKS}; "
@@ -176,17 +176,17 @@ class SparsePattern:
             )
         return blocks
 
-    def blocks_of(self, lengths: torch.Tensor) -> torch.Tensor:
-        """`num_blocks` of several lengths: int64 [B] -> the same."""
-        places = lengths + self.gap * (lengths > self.global_tokens)
-        return (places + self.block_size - 1) // self.block_size
+    def num_blocks_of(self, lengths: torch.Tensor) -> torch.Tensor:
+        """`num_blocks` of lengths that are known to have few enough: int64 of any shape -> the same."""
+        return self._blocks(lengths)
+
+    def _blocks(self, length: Number) -> Number:
+        return (length + self.gap * (length > self.global_tokens) + self.block_size - 1) // self.block_size
 
     def length(self, num_blocks: int) -> int:
         """The most tokens in so many blocks."""
         places = num_blocks * self.block_size
-        return (
-            min(places, self.global_tokens) if places <= self.global_tokens + self.gap else places - self.gap
-        )
+        return places - min(max(places - self.global_tokens, 0), self.gap)
 
     def num_global_rows(self, num_blocks: int) -> int:
         """The number of query blocks, from the start, that see every block."""

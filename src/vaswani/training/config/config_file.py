@@ -26,8 +26,9 @@ from vaswani.training.config.options import BaseConfig, plain, sections, with_pr
 Config = TypeVar("Config", bound=BaseConfig)
 
 _FILES = tuple(f"{split}_file" for split in SPLITS)
+_DATA = ("dataset", "train_file")  # either is what a training reads
 # What a configuration says of its data, which does not hold for other data.
-_FACTS = ("language", "data_name", "data_url", "data_license")
+_OF_DATA = ("dataset_config", "language", "data_name", "data_url", "data_license")
 # The fields of a file that a flag replaces by another field.
 REPLACED_BY = {
     "num_train_epochs": ("max_steps",),
@@ -70,16 +71,11 @@ def load_config(
     fields = _Fields(config_class)
     values = fields.of_yaml(in_file, path)
     given = fields.of_flags(flags)
-    trains_on: dict[str, Any] = {name: values[name] for name in ("dataset", "train_file") if name in values}
-    for _, flag, _ in flags:
-        for name in REPLACED_BY.get(flag, ()):
-            values.pop(name, None)
-        if flag == "dataset" and "dataset" in trains_on:
-            values.pop("dataset_config", None)  # which chooses within the data set of the file
-        if flag in ("dataset", "train_file") and trains_on and trains_on.get(flag) != given.get(flag):
-            for name in _FACTS:
-                values.pop(name, None)
-    values |= given
+    replaced = {name for flag in given for name in REPLACED_BY.get(flag, ())}
+    data = {name: values[name] for name in _DATA if name in values}
+    if data and any(name in given and given[name] != data.get(name) for name in _DATA):
+        replaced.update(_OF_DATA)
+    values = {name: value for name, value in values.items() if name not in replaced} | given
     try:
         config = config_class(
             **{
