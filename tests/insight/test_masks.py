@@ -8,6 +8,7 @@ from matplotlib.colors import to_rgb
 from drawn import check_nothing_is_cut_off, legend, pixels_at
 from vaswani.errors import UserError
 from vaswani.insight.masks import LABELS, Cell, attention_masks, colours_of_cells, draw_masks
+from vaswani.model.sparse_attention import dense_mask
 from vaswani.model.sparse_pattern import SparsePattern
 
 SOURCES, TARGETS = [8, 5], [6, 4]
@@ -39,13 +40,14 @@ def later(query: int, key: int) -> Cell | None:
 
 def test_masks_are_those_of_the_definition():
     pattern = a_pattern()
-    visible = pattern.to_dense(8)[0]
-
-    def outside(query: int, key: int) -> Cell | None:
-        return None if visible[query, key] else OUTSIDE
-
+    padding_mask = torch.arange(8) < torch.tensor(SOURCES)[:, None]
+    visible = dense_mask(pattern, 8, 8, padding_mask=padding_mask)[:, 0]  # one head
     masks = attention_masks(SOURCES, TARGETS, pattern)
     for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
+
+        def outside(query: int, key: int, of_row: torch.Tensor = visible[row]) -> Cell | None:
+            return None if of_row[query, key] else OUTSIDE
+
         found = {name: mask[row].tolist() for name, mask in masks.items()}
         assert found == {
             "encoder": plain(8, 8, source, source),

@@ -99,7 +99,7 @@ def attention_masks(
         "encoder": _cells(full["encoder"], source, source),
         "decoder": _cells(full["decoder"], target, target, later, Cell.LATER),
         "cross": _cells(full["cross"], target, source),
-        "sparse": _cells(sparse["encoder"], source, source, ~sparse["encoder"].any(0), Cell.OUTSIDE),
+        "sparse": _cells(sparse["encoder"], source, source, ~sparse["encoder"], Cell.OUTSIDE),
     }
 
 
@@ -157,7 +157,7 @@ def _cells(
         seen: bool [B, T, S].
         queries: which are real, bool [B, T].
         keys: likewise, bool [B, S].
-        hidden: which pairs are hidden whatever the padding, bool [T, S].
+        hidden: which pairs are hidden for another reason than padding, bool [T, S] or [B, T, S].
         reason: why.
     """
     cells = torch.full(seen.shape, Cell.PADDING, dtype=torch.int8)
