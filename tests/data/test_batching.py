@@ -538,6 +538,18 @@ class TestStream:
         next(stream)
         assert told == [0, 1]
 
+    def test_rows_that_are_left_out_are_told_by_one_process(self, caplog):
+        rows = [{"input_ids": [5] * length} for length in (3, 9, 4, 12)]
+        for rank in (0, 1):
+            caplog.clear()
+            report = RowReport(kept=len(rows), empty=2)
+            stream = TokenBudgetStream(rows, 8, num_replicas=2, rank=rank, report=report)
+            next(itertools.islice(stream, 1, None))  # a pass has one batch
+            assert "max_tokens_per_batch=8 are left out, as one of 9 tokens." in caplog.messages[0]
+            ended = [message for message in caplog.messages if "has ended" in message]
+            told = "Pass 1 over the stream has ended: kept 2 of 6 rows; left out: 2 empty, 2 over-long."
+            assert ended[:1] == ([told] if rank == 0 else [])
+
     def test_several_workers_would_repeat_rows_and_are_refused(self):
         loader = DataLoader(TokenBudgetStream(tokenized_rows(), 200), batch_size=None, num_workers=2)
         with pytest.raises(UserError, match="not by 2 workers; set dataloader_num_workers to 0 or 1"):

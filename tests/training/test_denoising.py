@@ -1,6 +1,7 @@
 """Pre-trainings of encoder-decoders: what they leave, resuming, each field, and what is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -150,6 +151,15 @@ def test_a_pretrained_model_is_fine_tuned_with_its_tokenizer_by_the_command_line
     flags += ["--max_rows", "3", *as_flags(files)]
     assert command_line(["evaluate", *flags]) in (0, None)
     assert "rouge1" in capfd.readouterr().out
+
+
+def test_rows_of_a_stream_that_fit_no_batch_are_told(tiny, caplog):
+    del tiny["test_file"], tiny["validation_file"]
+    run(tiny, **SPANS, streaming=True, max_tokens_per_batch=40, max_steps=80, save_strategy="no")
+    assert "fit no batch of max_tokens_per_batch=40 are left out, as one of 4" in caplog.text
+    assert re.search(
+        r"Pass 1 over the stream has ended: kept \d+ of \d+ rows; left out: \d+ over-long", caplog.text
+    )
 
 
 # -------------------------------------------------------------------------------- repeating and resuming

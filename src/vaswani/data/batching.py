@@ -500,11 +500,20 @@ def _lengths(row: Example) -> tuple[int, int]:
 
 
 def _within_budget(examples: Iterable[Example], max_tokens: int, report: RowReport) -> Iterator[Example]:
+    told = False
     for row in examples:
-        if sum(_lengths(row)) <= max_tokens:
+        tokens = sum(_lengths(row))
+        if tokens <= max_tokens:
             yield row
-        else:
-            report.leave_out("over_long", 1)
+            continue
+        report.leave_out("over_long", 1)
+        if not told:
+            logger.warning(
+                "Rows that fit no batch of max_tokens_per_batch=%d are left out, as one of %d tokens.",
+                max_tokens,
+                tokens,
+            )
+            told = True
 
 
 class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
@@ -523,7 +532,8 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         seed: not negative.
         num_replicas: processes that take turns at the batches; each reads the whole stream.
         rank: of this process.
-        report: counts rows beyond the budget, which are left out, as over-long.
+        report: counts rows beyond the budget, which are left out, as over-long. Where rows are left out, for
+            whatever reason, the first of the processes tells at the end of each pass.
         on_pass: is called with the number of each pass, from 0, when it begins.
         splitter: as for `token_budget_batches`.
     """
@@ -544,6 +554,7 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         self.on_pass = on_pass
         self.num_replicas = num_replicas
         self.rank = rank
+        self.report = report
         self._one_pass = partial(
             token_budget_batches, examples, max_tokens, buffer_size, seed, report=report, splitter=splitter
         )
@@ -562,6 +573,8 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
             if self.on_pass is not None:
                 self.on_pass(epoch)
             yield from self._one_pass(epoch=epoch)
+            if self.rank == 0 and self.report is not None and self.report.left_out:
+                logger.warning("Pass %d over the stream has ended: %s.", epoch + 1, str(self.report))
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,11 @@ class RowReport:
         """All rows read."""
         return sum(asdict(self).values()) - self.truncated
 
+    @property
+    def left_out(self) -> int:
+        """Rows that are not used."""
+        return self.rows - self.kept
+
     def reset(self) -> None:
         """Reset all counts for a new pass over the rows."""
         for count in fields(self):

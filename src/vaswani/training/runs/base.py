@@ -115,6 +115,7 @@ class BaseRun(ABC):
             splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
         trainer = self.build_trainer(splits, tokenizers, model)
         trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
+        trainer.stream_report = corpus.reports["train"]
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
             _announce(counts, trainer, corpus.seen_in_training, self.labels())

@@ -34,6 +34,7 @@ from transformers.trainer_utils import (
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.bpe_dropout import PairSplitter, SplitAnew
+from vaswani.data.sources.corpus import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes
@@ -123,6 +124,7 @@ class BaseTrainer(Trainer):
         self.identity: dict[str, Any] = {}
         self.settings: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
+        self.stream_report: RowReport | None = None
         self.extra_modules: dict[str, torch.nn.Module] = {}
         self.forward_options: dict[str, Any] = {}
         self.objective: Objective = Objective()
@@ -513,6 +515,7 @@ class BaseTrainer(Trainer):
             seed=self._data_seed,
             num_replicas=self.num_replicas,
             rank=self.args.process_index // self.get_tp_size(),
+            report=self.stream_report,
             on_pass=getattr(self.train_data_collator, "set_epoch", None),
             splitter=self.splitter,
         )
