@@ -82,9 +82,12 @@ def begin_copy(stdout: Path, stderr: Path | None = None) -> None:
 
 def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_dir: str) -> None:
     from vaswani.cli import run
+    from vaswani.training.runs import base as base_run
     from vaswani.training.trainer.seq2seq import Trainer
 
     begin_copy(log_of(output_dir, rank))
+    if rank > 0:
+        del base_run.train_tokenizer  # the first process learns the vocabulary for all
     faulthandler.enable()  # says where a training crashes
     faulthandler.dump_traceback_later(SECONDS - 10)  # or hangs
     if num_processes > 1:

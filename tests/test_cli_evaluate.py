@@ -354,6 +354,21 @@ def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, ca
     assert record_of(capfd, "--model", tmp_path / "model", "--data", table, *flags)["rows"] == 1
 
 
+def test_an_output_with_fewer_lines_than_its_data_is_told(tmp_path: Path, capfd) -> None:
+    save_toy_checkpoint(tmp_path / "model")
+    files = [tmp_path / "one", tmp_path / "two"]
+    for file, text in zip(files, ("one\n\ntwo\n", "1\n2\n3\n"), strict=True):
+        file.write_text(text)
+    output = tmp_path / "out.txt"
+    arguments = ["--model", tmp_path / "model", "--data", *files, "--num_beams", "1", "--max_length", "4"]
+    errors = evaluate(capfd, *arguments, "--output", output)[2]
+    assert f"kept 2 of 3 rows; left out: 1 empty; {output} gets a line for each of 2" in errors
+    assert len(output.read_text().splitlines()) == 2
+    errors = evaluate(capfd, *arguments, "--output", output, "--max_rows", "1")[2]
+    assert f"of which 1 are used; {output} gets a line for each of 1" in errors
+    assert "gets a line" not in evaluate(capfd, *arguments)[2]
+
+
 def test_what_cannot_be_evaluated_is_named(tmp_path: Path, capfd) -> None:
     AutoModelForMultipleChoice.from_config(toy_config()).save_pretrained(tmp_path / "choices")
     toy_tokenizer().save_pretrained(tmp_path / "choices")

@@ -417,6 +417,15 @@ class TestFolders:
         corpus = load_corpus(CorpusSpec(dataset=str(data / "saved"), streaming=streaming))
         assert pairs(corpus.split("train")) == [("a", "b")]
 
+    def test_splits_that_the_library_would_keep_in_memory(self, streaming, data, monkeypatch):
+        monkeypatch.setattr(datasets.config, "IN_MEMORY_MAX_SIZE", 10**9)
+        splits = {name: Dataset.from_dict({"source": [name], "target": ["b"]}) for name in ("train", "test")}
+        DatasetDict(splits).save_to_disk(data / "saved")
+        corpus = load_corpus(CorpusSpec(dataset=str(data / "saved"), streaming=streaming))
+        assert {name: pairs(rows) for name, rows in corpus.splits.items()} == {
+            name: [(name, "b")] for name in splits
+        }
+
     def test_saved_labels_are_no_text(self, streaming, data):
         Dataset.from_dict({"source": ["a"], "target": [3]}).save_to_disk(data / "saved")
         with pytest.raises(

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vaswani.data.bpe_dropout import BpeDropout
 from vaswani.data.tokenization import (
     SPECIAL_TOKENS,
+    _in_fixed_order,
     load_tokenizers,
     save_tokenizers,
     train_tokenizer,
@@ -197,6 +199,29 @@ def test_batches_from_a_generator_give_the_same_tokenizer():
     expected = train_tokenizer(list(mixed()), 400).backend_tokenizer.to_str()
     assert train_tokenizer(batches(), 400).backend_tokenizer.to_str() == expected
     assert train_tokenizer(mixed(), 400).backend_tokenizer.to_str() == expected
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_the_same_texts_give_the_same_tokenizer(kind):
+    """The library's hash tables have another order each time."""
+    found = [train_tokenizer(mixed(), 400, kind=kind).backend_tokenizer.to_str() for _ in range(4)]
+    assert found == found[:1] * 4
+
+
+def test_unigram_scores_are_those_of_the_library():
+    trained = Tokenizer(models.Unigram())
+    bytes_ = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.UnigramTrainer(vocab_size=400, initial_alphabet=bytes_, show_progress=False)
+    trained.train_from_iterator(["aaa bb", "aab bab"], trainer)
+    expected = json.loads(trained.to_str())["model"]["vocab"]
+    found = dict(_in_fixed_order(expected))
+    assert found.keys() == dict(expected).keys()
+    assert sorted(found.values()) == pytest.approx(sorted(score for _, score in expected))
+    for piece, score in expected:
+        if set(piece) <= set("ab") or piece == " b":
+            assert found[piece] == pytest.approx(score)
+    unused = [piece for piece in found if not set(piece) & set("ab")]
+    assert unused == sorted(unused)
 
 
 def test_an_error_in_the_corpus_is_not_swallowed():

@@ -128,8 +128,9 @@ class Asked:
         """Load the rows (see `load_split`) by the fields that are given, or else were those of a training."""
         known = {name: trained.get(name) if value is None else value for name, value in self.fields.items()}
         fields = {name: value for name, value in known.items() if value is not None}
-        rows = {name: self.options[name] for name in ("max_rows", "dataset_config")}
-        return load_split(load, spec_class, self.files, self.split, **rows, **fields, **more)
+        more |= {name: self.options[name] for name in ("max_rows", "dataset_config")}
+        output = self.options["output_name"]
+        return load_split(load, spec_class, self.files, self.split, output=output, **fields, **more)
 
     def opened(self, of_class: Any, **more: Any) -> Any:
         """Load the model as the argument of a class for inference."""
@@ -272,7 +273,8 @@ def evaluate(
         ),
     ] = None,
     output_name: Annotated[
-        str | None, typer.Option("--output", metavar="FILE", help="Write the outputs, one per line.")
+        str | None,
+        typer.Option("--output", metavar="FILE", help="Write the outputs, a line for each scored row."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")

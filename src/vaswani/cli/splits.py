@@ -43,6 +43,7 @@ def load_split(
     files: list[str],
     split: str,
     max_rows: int | None = None,
+    output: str | None = None,
     **fields: Any,
 ) -> tuple[str, "Dataset"]:
     """Return the name and the rows of a split (see `located`); report how many there are.
@@ -53,6 +54,7 @@ def load_split(
         files: of the split, or the data set.
         split: of a data set.
         max_rows: number of rows to keep, evenly spread; None means all.
+        output: file that gets a line for each row that is kept.
         fields: of `spec_class`.
     """
     from vaswani.data.evenly_spread import at_most
@@ -61,6 +63,9 @@ def load_split(
     corpus = load(spec_class(**place, **fields), [split])
     whole: Any = corpus.split(split)
     rows = at_most(whole, max_rows)
+    report = corpus.reports[split]
     used = f", of which {max_rows:,} are used" if len(rows) < len(whole) else ""
-    warn(f"{split} of {' and '.join(files)}: {corpus.reports[split]}{used}")
+    if output is not None and len(rows) < report.rows:
+        used += f"; {output} gets a line for each of {len(rows):,}"
+    warn(f"{split} of {' and '.join(files)}: {report}{used}")
     return split, rows

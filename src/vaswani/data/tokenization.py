@@ -18,6 +18,7 @@ text has markers of it among its special tokens.
 
 import copy
 import itertools
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -117,7 +118,33 @@ def train_tokenizer(
         tokenizer = Tokenizer(models.BPE())
     tokenizer = _with_characters(tokenizer) if kind == "char" else _with_words(tokenizer, purpose)
     _in_thread(lambda: tokenizer.train_from_iterator(_not_empty(texts), trainer))
+    if kind == "unigram":
+        tokenizer.model = models.Unigram(_in_fixed_order(json.loads(tokenizer.to_str())["model"]["vocab"]))
     return _for_transformers(tokenizer, purpose, markers, **framing)
+
+
+_STEP = 1e-4  # between the scores that the trainer gives to characters which the texts do not have
+_DIGITS = 6  # of scores; the trainer's sums differ in the fourteenth
+
+
+def _in_fixed_order(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Return the pieces of a unigram vocabulary in an order that depends on nothing but the texts.
+
+    The trainer lists pieces of equal score in the order of a hash table, which is another each time. In such
+    an order it also gives scores, from the lowest upwards, to the characters that the texts do not have.
+    Special tokens, which come first, have 0.
+    """
+    specials = [(piece, score) for piece, score in pieces if score == 0]
+    scores = {piece: round(score, _DIGITS) for piece, score in pieces if score != 0}
+    characters = [piece for piece in scores if len(piece) == 1]
+    steps = {scores[piece] for piece in characters}
+    score, missing = min(scores.values(), default=0.0), []
+    while score in steps:
+        missing += [piece for piece in characters if scores[piece] == score]
+        score = round(score + _STEP, _DIGITS)
+    highest_first = sorted((scores[piece] for piece in missing), reverse=True)
+    scores |= dict(zip(sorted(missing), highest_first, strict=True))
+    return specials + sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _in_thread(work: Callable[[], object]) -> None:

@@ -637,7 +637,7 @@ def _folder_files(folder: Path, endings: Sequence[str]) -> dict[str, list[str]]:
 
 def _open_saved(folder: Path) -> Mapping[str, Dataset]:
     try:
-        saved = datasets.load_from_disk(str(folder))
+        saved = datasets.load_from_disk(str(folder), keep_in_memory=False)  # its files identify it
     except Exception as error:  # a damaged folder can raise anything
         raise UserError(
             f"cannot open the data set saved in {folder}: {type(error).__name__}: {one_line(error)}"

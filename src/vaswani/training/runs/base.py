@@ -14,13 +14,14 @@ from typing import Any
 import datasets
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
 from transformers import AutoConfig, EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
-from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import RunError, UserError, listing
 from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.card import handwritten_card, write_card
@@ -198,7 +199,18 @@ class BaseRun(ABC):
 
     # -------------------------------------------------------------------------------- what several kinds use
 
-    def vocabulary_texts(self, corpus: Corpus, columns: Sequence[str]) -> Iterator[list[str]]:
+    def new_tokenizer(
+        self, corpus: Corpus, columns: Sequence[str], **options: Any
+    ) -> PreTrainedTokenizerBase:
+        """A tokenizer whose vocabulary the first process learns from columns of training, for all."""
+        trained = None
+        if PartialState().is_main_process:
+            texts, data = self._vocabulary_texts(corpus, columns), self.config.data
+            options |= {"kind": data.tokenizer_kind, "model_max_length": self.positions}
+            trained = train_tokenizer(texts, data.vocab_size, **options)
+        return broadcast_object_list([trained])[0]
+
+    def _vocabulary_texts(self, corpus: Corpus, columns: Sequence[str]) -> Iterator[list[str]]:
         """The texts of training from which a vocabulary is learned, in batches."""
         rows = corpus.split("train")
         if self.config.data.tokenizer_rows is not None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.sequences import SegmentPairs, SequenceBuilder, boundary_token_ids, make_sequences
-from vaswani.data.tokenization import Purpose, check_vocab_size, train_tokenizer
+from vaswani.data.tokenization import Purpose, check_vocab_size
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_rows
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record
@@ -154,15 +154,9 @@ class PretrainingRun(BaseRun):
     def _new_tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerBase:
         if self.given_tokenizer is not None:
             return self.given_tokenizer
-        data = self.config.data
-        options: dict[str, Any] = {
-            "purpose": self.purpose,
-            "token_types": isinstance(self.sequence_builder, SegmentPairs),
-            "markers": self.markers,
-            "model_max_length": self.positions,
-        }
-        texts = self.vocabulary_texts(corpus, ["text"])
-        return train_tokenizer(texts, data.vocab_size, kind=data.tokenizer_kind, **options)
+        pairs = isinstance(self.sequence_builder, SegmentPairs)
+        options = {"purpose": self.purpose, "token_types": pairs, "markers": self.markers}
+        return self.new_tokenizer(corpus, ["text"], **options)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A new model with the heads that are trained, or the one that the run goes on with."""

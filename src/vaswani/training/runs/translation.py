@@ -26,7 +26,7 @@ from vaswani.data.evenly_spread import at_most, evenly_spread
 from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
-from vaswani.data.tokenization import check_vocab_size, load_tokenizers, train_tokenizer
+from vaswani.data.tokenization import check_vocab_size, load_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_scores
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
@@ -169,15 +169,7 @@ class TrainingRun(BaseRun):
         if self.given_tokenizers is not None:
             return self.given_tokenizers
         sides = [("source", "target")] if data.shared_vocab else [("source",), ("target",)]
-        trained = [
-            train_tokenizer(
-                self.vocabulary_texts(corpus, side),
-                data.vocab_size,
-                kind=data.tokenizer_kind,
-                model_max_length=self.positions,
-            )
-            for side in sides
-        ]
+        trained = [self.new_tokenizer(corpus, side) for side in sides]
         return trained[0], trained[-1]
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
