@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, resolved
 from vaswani import VaswaniConfig
+from vaswani.cli import run as command_line
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers, train_tokenizer
 from vaswani.errors import UserError
@@ -447,7 +448,7 @@ def test_a_limit_that_leaves_only_special_tokens_is_refused_before_the_corpus_is
 
 
 @pytest.mark.slow
-def test_targets_that_do_not_come_back_from_their_tokens_are_shown(tiny_run, caplog):
+def test_targets_that_do_not_come_back_from_their_tokens_are_shown_and_scored(tiny_run, caplog, capfd):
     def lossy(run, corpus):
         tokenizer = train_tokenizer(corpus.split("train")["target"][:], 280)
         tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
@@ -463,6 +464,14 @@ def test_targets_that_do_not_come_back_from_their_tokens_are_shown(tiny_run, cap
         r"100 of 100 targets do not come back from their tokens: '(\d{4})-(\d\d)-(\d\d)' becomes '\1\2\3'\.",
         warning,
     )
+    folder = tiny_run["output_dir"]
+    found = json.loads((Path(folder) / "evaluation.json").read_text())
+    assert all("-" in example["reference"] for example in found["examples"])
+    flags = ["--model", folder, "--data", tiny_run["test_file"]]
+    assert command_line(["evaluate", *flags, "--json"]) == 0
+    expected = json.loads(capfd.readouterr().out.splitlines()[-1])
+    for name, score in found["metrics"].items():
+        assert score["value"] == pytest.approx(expected[name]), name
 
 
 @pytest.mark.slow

@@ -65,6 +65,8 @@ def tokenize_corpus(
     max_target_length: int | None = None,
     report: RowReport | None = None,
     truncated: Collection[str] = (),
+    *,
+    keep_targets: bool = False,
 ) -> Dataset | datasets.IterableDataset:
     """Tokenize a corpus; leave out and count rows that are too long or have no tokens.
 
@@ -80,10 +82,11 @@ def tokenize_corpus(
         report: receives the counts; use each report for one call.
         truncated: `"source"`, `"target"` or both: sides on which texts that are too long are truncated, with
             their special tokens kept, instead of left out.
+        keep_targets: keep the column `target` too, for scores: a tokenizer may lose something of a text.
 
     Returns:
         Columns `input_ids` and `labels` (lists of int32, with special tokens), `source_length` and
-        `target_length` (int32).
+        `target_length` (int32), and `target` if it is kept.
 
     Raises:
         UserError: a column is missing, a tokenizer does not end sequences or does not know the language of
@@ -102,14 +105,15 @@ def tokenize_corpus(
         truncated=("source" in truncated, "target" in truncated),
     )
     report = report if report is not None else RowReport()
+    features = Features({**TOKEN_FEATURES, "target": Value("string")}) if keep_targets else TOKEN_FEATURES
     if isinstance(dataset, Dataset):
-        return _tokenize_whole(dataset, codecs, limits, report)
+        return _tokenize_whole(dataset, codecs, limits, report, features)
     return dataset.map(
         partial(_encode_fit, limits, report),
         batched=True,
         remove_columns=columns,
-        features=TOKEN_FEATURES,
-        fn_kwargs=codecs,
+        features=features,
+        fn_kwargs={**codecs, "features": features},
     )
 
 
@@ -207,14 +211,17 @@ def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: in
     return codec
 
 
-def _encode(rows: dict[str, list[str]], sources: TextCodec, targets: TextCodec) -> dict[str, list[Any]]:
-    """Tokenize rows; a text with only special tokens counts as empty."""
+def _encode(
+    rows: dict[str, list[str]], sources: TextCodec, targets: TextCodec, features: Features
+) -> dict[str, list[Any]]:
+    """Tokenize rows to columns; a text with only special tokens counts as empty."""
     input_ids, labels = _text_ids(sources, rows["source"]), _text_ids(targets, rows["target"])
     return {
         "input_ids": input_ids,
         "labels": labels,
         "source_length": [len(ids) for ids in input_ids],
         "target_length": [len(ids) for ids in labels],
+        **{name: rows[name] for name in features.keys() & rows.keys()},
     }
 
 
@@ -229,24 +236,29 @@ def _encode_fit(
     rows: dict[str, list[str]],
     sources: TextCodec,
     targets: TextCodec,
+    features: Features,
 ) -> dict[str, list[Any]]:
     """Tokenize rows of a stream, without those that do not fit."""
-    tokens = _encode(rows, sources, targets)
+    tokens = _encode(rows, sources, targets, features)
     source, target = (np.asarray(tokens[name]) for name in ("source_length", "target_length"))
     fit = limits.fitting(source, target, report)
     return limits.truncate({name: [column[i] for i in fit] for name, column in tokens.items()})
 
 
 def _tokenize_whole(
-    dataset: Dataset, codecs: dict[str, TextCodec], limits: _LengthLimits, report: RowReport
+    dataset: Dataset,
+    codecs: dict[str, TextCodec],
+    limits: _LengthLimits,
+    report: RowReport,
+    features: Features,
 ) -> Dataset:
     keys = [tokenizer_key(codec.tokenizer, __file__, text_codec.__file__) for codec in codecs.values()]
     if all(keys):
-        parts = [dataset._fingerprint, *map(str, keys), *map(str, limits.frames)]
+        parts = [dataset._fingerprint, *map(str, keys), *map(str, limits.frames), *features]
         key = hashlib.sha256("".join(parts).encode()).hexdigest()
-        return _tokenize_to_file(dataset, codecs, limits, report, key)
+        return _tokenize_to_file(dataset, codecs, limits, report, features, key)
     scratch = Path(tempfile.mkdtemp(prefix="vaswani-tokens-"))
-    tokens = _tokenize_to_file(dataset, codecs, limits, report, secrets.token_hex(16), scratch)
+    tokens = _tokenize_to_file(dataset, codecs, limits, report, features, secrets.token_hex(16), scratch)
     weakref.finalize(tokens, shutil.rmtree, scratch, ignore_errors=True)
     return tokens
 
@@ -256,12 +268,17 @@ def _tokenize_to_file(
     codecs: dict[str, TextCodec],
     limits: _LengthLimits,
     report: RowReport,
+    features: Features,
     key: str,
     folder: Path | None = None,
 ) -> Dataset:
     """Return the rows that fit, from the cache or from a folder of this process alone."""
-    options: dict[str, Any] = {"folder": folder, "fn_kwargs": codecs, "desc": "Tokenizing"}
-    tokens = map_to_file(dataset, _encode, TOKEN_FEATURES, key, **options)
+    options: dict[str, Any] = {
+        "folder": folder,
+        "fn_kwargs": {**codecs, "features": features},
+        "desc": "Tokenizing",
+    }
+    tokens = map_to_file(dataset, _encode, features, key, **options)
     source, target = token_lengths(tokens)
     fit = limits.fitting(source, target, report)
     if not fit.size:
@@ -273,7 +290,7 @@ def _tokenize_to_file(
     if not is_cut:
         return tokens
     key = hashlib.sha256(f"{key} {limits!r}".encode()).hexdigest()
-    return map_to_file(tokens, limits.truncate, TOKEN_FEATURES, key, folder, desc="Truncating")
+    return map_to_file(tokens, limits.truncate, features, key, folder, desc="Truncating")
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):

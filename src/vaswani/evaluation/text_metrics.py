@@ -182,11 +182,6 @@ def score_texts(
     return scores, signatures
 
 
-def decode(token_ids: Any, targets: TextCodec) -> list[str]:
-    """Decode token ids [rows, length], in which −100 is padding."""
-    return targets.decode(np.where(token_ids == IGNORED_LABEL, targets.tokenizer.pad_token_id, token_ids))
-
-
 class TextMetrics:
     """The `compute_metrics` of a `Seq2SeqTrainer` that evaluates with `predict_with_generate`.
 
@@ -206,8 +201,19 @@ class TextMetrics:
         self.references: list[str] = []
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Score generated token ids [rows, length] against label ids [rows, length]."""
-        self.predictions = decode(prediction.predictions, self.targets)
-        self.references = decode(prediction.label_ids, self.targets)
-        self.scores, self.signatures = score_texts(self.predictions, self.references, self.task)
+        """Score generated token ids [rows, length] against label ids [rows, length].
+
+        What the tokenizer loses of a text, the references lack too.
+        """
+        return self.compare(self.decode(prediction.predictions), self.decode(prediction.label_ids))
+
+    def decode(self, token_ids: Any) -> list[str]:
+        """Decode token ids [rows, length], in which −100 is padding."""
+        padding = self.targets.tokenizer.pad_token_id
+        return self.targets.decode(np.where(token_ids == IGNORED_LABEL, padding, token_ids))
+
+    def compare(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        """Score texts against one reference each."""
+        self.predictions, self.references = predictions, references
+        self.scores, self.signatures = score_texts(predictions, references, self.task)
         return self.scores

@@ -231,7 +231,9 @@ class TrainingRun(BaseRun):
             if data.truncate:
                 limits, truncated = (data.max_source_length, limits[1]), ["source"]
             rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
-        tokenized = tokenize_corpus(rows, *tokenizers, *limits, report, truncated)
+        tokenized = tokenize_corpus(
+            rows, *tokenizers, *limits, report, truncated, keep_targets=split != "train"
+        )
         if isinstance(tokenized, IterableDataset):
             return tokenized
         lengths = [np.array(tokenized[name][:]) for name in ("source_length", "target_length")]

@@ -478,10 +478,10 @@ class BaseTrainer(Trainer):
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         gathered = {row[0]: row for row in gather_object(rows)}  # once, where processes had the same batches
         rows = [gathered[number] for number in sorted(gathered)]
-        return self._evaluation_output(rows, gather_object(losses), metric_key_prefix)
+        return self._evaluation_output(dataloader.dataset, rows, gather_object(losses), metric_key_prefix)
 
     def _evaluation_output(
-        self, rows: list[tuple[int, Any, Any]], losses: list[tuple[float, int]], prefix: str
+        self, dataset: Any, rows: list[tuple[int, Any, Any]], losses: list[tuple[float, int]], prefix: str
     ) -> EvalLoopOutput:
         metrics = {}
         if losses:
@@ -489,12 +489,14 @@ class BaseTrainer(Trainer):
         predictions, labels = (
             _pad(column) for column in ([row[1] for row in rows], [row[2] for row in rows])
         )
-        metrics |= self.scores(predictions, labels)
+        metrics |= self.scores(dataset, predictions, labels)
         metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
         return EvalLoopOutput(predictions, labels, metrics, num_samples=len(rows))  # type: ignore[arg-type]
 
-    def scores(self, predictions: np.ndarray | None, labels: np.ndarray | None) -> dict[str, float]:
-        """The result of `compute_metrics`; empty where predictions or labels are missing."""
+    def scores(
+        self, dataset: Any, predictions: np.ndarray | None, labels: np.ndarray | None
+    ) -> dict[str, float]:
+        """The result of `compute_metrics`; empty where predictions or labels of a data set are missing."""
         if self.compute_metrics is None or predictions is None or labels is None:
             return {}
         return self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))

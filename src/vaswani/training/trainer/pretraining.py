@@ -141,7 +141,9 @@ class PretrainingTrainer(BaseTrainer):
         """Bytes of the text of labels [N], given the tokens before them [N]."""
         return self._bytes[labels] - (before == self._begin).long() * self._bytes_in_front
 
-    def scores(self, predictions: np.ndarray | None, labels: np.ndarray | None) -> dict[str, float]:
+    def scores(
+        self, dataset: Any, predictions: np.ndarray | None, labels: np.ndarray | None
+    ) -> dict[str, float]:
         """The scores of all rows; their sums [rows, 7] are kept as `sums`."""
         if predictions is None:
             return {}

@@ -8,6 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Seq2SeqTrainer
@@ -15,6 +16,7 @@ from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.trainer_utils import PredictionOutput
 
 from vaswani.data.tokenization import save_tokenizers
+from vaswani.evaluation.text_metrics import TextMetrics
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
@@ -28,7 +30,8 @@ from vaswani.training.trainer.objective import Count
 class Trainer(BaseTrainer, Seq2SeqTrainer):
     """Trains an encoder-decoder model on a tokenized parallel corpus.
 
-    Data sets hold `input_ids` and `labels` (lists of token ids); a batch holds `args.max_tokens_per_batch` of
+    Data sets hold `input_ids` and `labels` (lists of token ids), and may hold `target`, the texts that
+    `TextMetrics` compares with in place of the decoded labels. A batch holds `args.max_tokens_per_batch` of
     them at most, padding included. Predictions come back in the order of the data set, each row once,
     whatever the batches and the number of processes.
 
@@ -142,6 +145,16 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         if not options.keys() & {"max_length", "max_new_tokens"}:
             defaults["max_length"] = self.args.generation_max_length
         return {name: value for name, value in defaults.items() if value is not None} | options
+
+    def scores(
+        self, dataset: Any, predictions: np.ndarray | None, labels: np.ndarray | None
+    ) -> dict[str, float]:
+        """As in `BaseTrainer`; `TextMetrics` compares with the texts of a data set that has them."""
+        metrics = self.compute_metrics
+        has_texts = "target" in (getattr(dataset, "column_names", None) or ())
+        if predictions is None or not has_texts or not isinstance(metrics, TextMetrics):
+            return super().scores(dataset, predictions, labels)
+        return metrics.compare(metrics.decode(predictions), dataset["target"][:])
 
     def prediction_step(  # type: ignore[override]  # the loss is a tensor, whatever the library's hints say
         self,
