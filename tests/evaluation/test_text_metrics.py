@@ -12,6 +12,7 @@ from transformers import EvalPrediction
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
+from vaswani.evaluation.confidence import row_statistics, score_of_sum
 from vaswani.evaluation.text_metrics import (
     METRICS,
     Bleu,
@@ -104,6 +105,29 @@ def test_rouge_of_nothing_is_nothing_and_its_signature_says_how_it_was_computed(
 def test_rouge_says_so_where_it_counts_no_words():
     with pytest.warns(UserWarning, match="1 of 2 references have no word of a-z or 0-9"):
         Rouge().compute(predictions=["一只猫", "a cat"], references=["一只猫", "a cat"])
+
+
+@pytest.mark.parametrize(
+    ("references", "tokens"),
+    [
+        (["我喜欢在公园里散步。", "今天下雨了 (OK)。"], "zh"),
+        (["私は公園を散歩するのが好きです。", "今日は雨です。"], "char"),
+        (["ฉันชอบเดินเล่นในสวน", "วันนี้ฝนตก"], "char"),
+        (["The character 水 means water.", "Hello"], "13a"),
+        (["나는 공원을 산책하는 것을 좋아한다.", "오늘은 비가 온다."], "13a"),
+        (["", "123"], "13a"),
+    ],
+)
+def test_the_tokens_of_bleu_are_those_of_the_script(references, tokens):
+    predictions = [reference[:-2] for reference in references]
+    for metric, lowercase in ((Bleu, False), (LowercasedBleu, True)):
+        found = metric().compute(predictions=predictions, references=references)
+        assert f"|tok:{tokens}|" in found.pop("signature")
+        expected = sacrebleu.corpus_bleu(predictions, [references], tokenize=tokens, lowercase=lowercase)
+        (name,) = found
+        assert found[name] == expected.score
+        statistics = row_statistics(predictions, references, "translation")[name]
+        assert score_of_sum(name, statistics.sum(0)) == pytest.approx(expected.score)
 
 
 @pytest.mark.parametrize("metric", [Bleu, Chrf, ExactMatch, Rouge])

@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from peft import PrefixTuningConfig, get_peft_model
 from torch import nn
 
 from tiny import batch, tiny_config, tiny_model
@@ -138,16 +139,112 @@ def replace_forward(model: Any) -> None:
     linear.forward = lambda states: 3.0 * plain(states)
 
 
-@pytest.mark.parametrize("change", [add_hook, replace_module, replace_forward])
+def favour(module: Any, inputs: Any, output: Any) -> None:
+    """A hook that raises the score of a token."""
+    output.logits[..., 7] += 3.0
+
+
+def double_states(module: Any, inputs: Any, output: Any) -> None:
+    output.last_hidden_state.mul_(-2.0)
+
+
+class Favouring(VaswaniForConditionalGeneration):
+    """A model that somebody derived."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        favour(self, args, output)
+        return output
+
+
+def derive(model: Any) -> None:
+    model.__class__ = Favouring
+
+
+def hook_model(model: Any) -> None:
+    model.register_forward_hook(favour)
+
+
+def hook_base_model(model: Any) -> None:
+    model.model.register_forward_hook(double_states)
+
+
+def hook_activation(model: Any) -> None:
+    model.model.decoder.layers[0].activation_fn.register_forward_hook(lambda module, inputs, output: -output)
+
+
+def replace_forward_of_model(model: Any) -> None:
+    plain = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = plain(*args, **kwargs)
+        favour(model, args, output)
+        return output
+
+    model.forward = forward
+
+
+def leave_out_a_layer(model: Any) -> None:
+    layers = model.model.decoder.layers
+    model.model.decoder.layers = nn.ModuleList([layers[0], *layers[2:]])
+
+
+def swap_layers(model: Any) -> None:
+    layers = model.model.decoder.layers
+    model.model.decoder.layers = nn.ModuleList([layers[1], layers[0], *layers[2:]])
+
+
+CHANGES = [
+    *(add_hook, replace_module, replace_forward, derive, hook_model, hook_base_model, hook_activation),
+    *(replace_forward_of_model, leave_out_a_layer, swap_layers),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_what_somebody_changed_in_the_decoder_takes_effect(change: Any, num_beams: int) -> None:
-    model, data = tiny_model().double(), batch(rows=3)
+def test_what_somebody_changed_takes_effect(change: Any, num_beams: int) -> None:
+    model, data = tiny_model(decoder_layers=3).double(), batch(rows=3)
     before = generated(model, data, num_beams=num_beams)
     change(model)
     with steps() as counted:
         after = generated(model, data, num_beams=num_beams)
     assert not counted.called
     assert after != before
+    whole, scores = generated(model, data, num_beams=num_beams, use_cache=False)
+    assert after == (whole, scores and pytest.approx(scores))
+
+
+def test_a_hook_to_all_modules_is_called_in_each_step() -> None:
+    model, calls = tiny_model(), []
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: calls.append(1) if module is model else None
+    )
+    with hook:
+        generated(model, batch(rows=3))
+    assert len(calls) >= 12
+
+
+def test_a_decoder_in_training_mode_drops_in_each_step() -> None:
+    """As uncertainty is estimated by dropout (Gal and Ghahramani, 2016)."""
+    model = tiny_model(dropout=0.5)
+    model.model.decoder.train()
+    with steps() as counted:
+        found = [generated(model, batch(rows=3))[0] for _ in range(2)]
+    assert not counted.called
+    assert found[0] != found[1]
+
+
+def test_prefix_tuning_of_peft_continues_its_own_cache() -> None:
+    model, data = tiny_model(encoder_attention_heads=2, decoder_attention_heads=2), batch(rows=4)
+    prefix = PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)
+    adapted = get_peft_model(model, prefix).eval()
+    written = torch.tensor(generated(adapted, data)[0])
+    assert len(generated(adapted, data, num_beams=2)[0]) == 4
+    sources = {name: data[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        logits = adapted(**sources, decoder_input_ids=written[:, :-1]).logits
+    logits[:, :12, model.config.eos_token_id] = -torch.inf  # `min_new_tokens`
+    assert torch.equal(logits.argmax(-1)[:, :12], written[:, 1:13])
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Sto
 
 from marian import marian_like
 from tiny import batch, tiny_model, tokens
-from vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
+from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM, VaswaniForConditionalGeneration
 from vaswani.inference.decoding import LengthLimits
 from vaswani.kernels.beam_search_cache import BeamSearchCache
 from vaswani.model.compatibility import CACHE_NAME
@@ -45,6 +45,22 @@ def test_step_by_step_equals_all_at_once(implementation: str, norm_order: str) -
         )
         steps.append(output.logits)
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["full", "sparse"])
+def test_a_causal_model_has_a_cache_of_fixed_size(attention: str) -> None:
+    sparse = {"sparse_block_size": 4, "sparse_window_blocks": 1, "sparse_random_blocks": 1}
+    shape = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    config = VaswaniDecoderConfig(vocab_size=60, **shape, decoder_attention=attention, **sparse)
+    torch.manual_seed(0)
+    model, prompt = VaswaniForCausalLM(config).eval(), tokens(3, 9, vocab_size=60)
+    mask = torch.ones_like(prompt)
+    mask[0, :4] = 0
+    for padding in (None, mask):
+        options = {"attention_mask": padding, "max_new_tokens": 12, "do_sample": False}
+        expected = model.generate(prompt, **options, use_cache=False)
+        assert model.generate(prompt, **options).tolist() == expected.tolist()
+        assert model.generate(prompt, **options, cache_implementation="static").tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("implementation", KERNELS)

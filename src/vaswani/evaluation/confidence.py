@@ -16,7 +16,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
-from vaswani.evaluation.text_metrics import rouge_f1
+from vaswani.evaluation.text_metrics import bleu_metric, rouge_f1
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)  # a 95 % confidence interval
@@ -74,7 +74,7 @@ def row_statistics(predictions: Sequence[str], references: Sequence[str], task: 
 
 def _bleu_statistics(pairs: list[tuple[str, str]], lowercase: bool = False) -> list[list[int]]:
     """Tokens of a prediction and of its reference, right n-grams and all n-grams of each order."""
-    bleu = BLEU(lowercase=lowercase)  # with the options of `METRICS`
+    bleu = bleu_metric([reference for _, reference in pairs], lowercase)
     scores = (bleu.corpus_score([prediction], [[reference]]) for prediction, reference in pairs)
     return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
 

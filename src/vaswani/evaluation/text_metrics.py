@@ -36,14 +36,33 @@ def _describe(description: str, citation: str) -> evaluate.MetricInfo:
     )
 
 
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+# Kana; Thai and Lao; Tibetan and Burmese; Khmer.
+_OTHERS_WITHOUT_SPACES = re.compile("[\u3040-\u30ff\uff66-\uff9f\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff]")
+
+
+def bleu_metric(references: Sequence[str], lowercase: bool = False) -> BLEU:
+    """Return sacreBLEU's BLEU with tokens that suit the script of the references; its signature tells them.
+
+    Most languages have sacreBLEU's default, `13a`, and Chinese `zh`. Japanese and other languages that put no
+    spaces between words have `char`: their characters are the tokens.
+    """
+    text = "".join(references)
+    letters = sum(map(str.isalpha, text))
+    han, others = len(_HAN.findall(text)), len(_OTHERS_WITHOUT_SPACES.findall(text))
+    if 2 * (han + others) <= letters:
+        return BLEU(lowercase=lowercase)
+    return BLEU(lowercase=lowercase, tokenize="char" if 10 * others > han else "zh")
+
+
 class Bleu(evaluate.Metric):
-    """Corpus BLEU (Papineni et al., 2002), computed by sacreBLEU (Post, 2018)."""
+    """Corpus BLEU (Papineni et al., 2002), computed by sacreBLEU (Post, 2018); see `bleu_metric`."""
 
     def _info(self) -> evaluate.MetricInfo:
         return _describe("Corpus BLEU, 0 to 100, with sacreBLEU's signature.", "Post, 2018, arXiv:1804.08771")
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-        metric = BLEU()
+        metric = bleu_metric(references)
         score = metric.corpus_score(predictions, [references]).score
         return {"bleu": score, "signature": str(metric.get_signature())}
 
@@ -55,7 +74,7 @@ class LowercasedBleu(evaluate.Metric):
         return _describe("Corpus BLEU of lower-cased texts, 0 to 100.", "Post, 2018, arXiv:1804.08771")
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-        metric = BLEU(lowercase=True)
+        metric = bleu_metric(references, lowercase=True)
         score = metric.corpus_score(predictions, [references]).score
         return {"bleu_lowercased": score, "signature": str(metric.get_signature())}
 

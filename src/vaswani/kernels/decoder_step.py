@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
+from torch.nn.modules.module import _has_any_global_hook
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils.output_capturing import capture_outputs
 
@@ -25,6 +26,7 @@ from vaswani.kernels.short_attention import gains_from_short_attention, weights_
 from vaswani.model.attention import VaswaniAttention, additive_mask
 from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
+from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
 from vaswani.model.operators import Linear, OutputProjection
 from vaswani.model.stacks import VaswaniDecoder, VaswaniDecoderLayer
 
@@ -41,26 +43,38 @@ PLAIN_MODULES = (
 
 def is_plain(model: Any) -> bool:
     """Whether the decoder does what its modules say: none is replaced, hooked, sharded or quantized."""
-    decoder = model.get_decoder()
-    activations = {id(layer.activation_fn) for layer in decoder.layers}
-    modules = [module for module in decoder.modules() if id(module) not in activations]
+    decoder, layers = model.get_decoder(), model.get_decoder().layers
+    activations = [layer.activation_fn for layer in layers]  # may be of any type
     return (
-        not model.training
+        not any(module.training for module in (model, *decoder.modules()))
         and model.config._attn_implementation == "sdpa"
         and model.dtype != torch.float16  # in which the layers clamp their sums
         and not torch.is_autocast_enabled(model.device.type)
-        and all(_is_plain(module) for module in (*modules, model.get_output_embeddings()))
+        and not _has_any_global_hook()
+        and [layer.self_attn.layer_idx for layer in layers] == list(range(len(layers)))  # places in the cache
+        and len(layers) == model.config.decoder_layers
+        and type(model).forward is VaswaniForConditionalGeneration.forward
+        and type(model.model).forward is VaswaniModel.forward
+        and all(map(_is_called_alone, (model, model.model, *activations)))
+        and all(
+            type(module) in PLAIN_MODULES and _is_called_alone(module) and _has_plain_parameters(module)
+            for module in (*decoder.modules(), model.get_output_embeddings())
+            if module not in activations
+        )
     )
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_called_alone(module: nn.Module) -> bool:
+    """Whether a call of a module runs the `forward` of its class, and nothing before or after."""
     return (
-        type(module) in PLAIN_MODULES
-        and "forward" not in vars(module)
+        "forward" not in vars(module)
         and not module._forward_pre_hooks
         and all(map(_only_records, module._forward_hooks.values()))
-        and all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
     )
+
+
+def _has_plain_parameters(module: nn.Module) -> bool:
+    return all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
 
 
 def _only_records(hook: Callable[..., Any]) -> bool:

@@ -157,11 +157,14 @@ def share_sources(
 ) -> SearchCache | None:
     """Undo the repetition of the sources in the arguments of a search, and give it a cache that needs none.
 
-    None where the caller's own cache is used, or none.
+    None where the caller's own cache is used, or none, or the caller prepares the inputs of each step.
     """
     cache = arguments.get(CACHE_NAME)
     is_users = cache is _given_cache.get()
-    if not isinstance(cache, EncoderDecoderCache) or is_users or cache.get_seq_length():
+    prepares = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    if prepares is not prepare_inputs_for_generation or is_users:
+        return None
+    if not isinstance(cache, EncoderDecoderCache) or cache.get_seq_length():
         return None
     num_copies = max(generation_config.num_beams, generation_config.num_return_sequences)
     encoded = arguments["encoder_outputs"]

@@ -62,6 +62,25 @@ def cache_capacity(cache: Cache) -> int:
     return layers.get_max_cache_shape(0)  # the name in older versions
 
 
+@takes_cache
+def padding_mask_of_cache(
+    config: Any,
+    inputs_embeds: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Cache,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """Return the padding mask of a step with a cache of fixed size, [B, its size].
+
+    A model's `create_masks_for_generate`. The library would make the mask [B, 1, T, size], from which
+    positions cannot be computed, and which sparse attention does not take.
+    """
+    if attention_mask is None:
+        return None
+    size = cache_capacity(past_key_values)
+    return torch.nn.functional.pad(attention_mask, (0, size - attention_mask.shape[1]))
+
+
 def keep_positions(states: torch.Tensor, kept: int | torch.Tensor) -> torch.Tensor:
     """The states [B, T, K] of some positions, like `slice_logits_to_keep` of newer versions.
 

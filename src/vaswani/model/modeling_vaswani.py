@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
-from .compatibility import CACHE_NAME, cache_capacity, keep_positions, takes_cache
+from .compatibility import CACHE_NAME, keep_positions, padding_mask_of_cache, takes_cache
 from .configuration_vaswani import VaswaniConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import smoothed_loss, token_loss_function
@@ -171,19 +171,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             kwargs["encoder_outputs"] = BaseModelOutput(*encoded) if is_tuple else type(encoded)(**encoded)
         return super().generate(*args, **kwargs)
 
-    @staticmethod
-    @takes_cache
-    def create_masks_for_generate(
-        config, inputs_embeds, attention_mask, past_key_values, **kwargs
-    ) -> torch.Tensor | None:
-        """The padding mask of a step with a cache of fixed size, [B, its size].
-
-        The library would make it [B, 1, T, size], from which positions cannot be computed.
-        """
-        if attention_mask is None:
-            return None
-        size = cache_capacity(past_key_values)
-        return nn.functional.pad(attention_mask, (0, size - attention_mask.shape[1]))
+    create_masks_for_generate = staticmethod(padding_mask_of_cache)
 
     @can_return_tuple
     @auto_docstring

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple
 
-from .compatibility import CACHE_NAME, keep_positions, takes_cache
+from .compatibility import CACHE_NAME, keep_positions, padding_mask_of_cache, takes_cache
 from .configuration_vaswani import VaswaniDecoderConfig
 from .input_checks import check_labels, check_logits_to_keep, check_loss_options
 from .losses import (
@@ -88,6 +88,8 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.loss_function = next_token_loss_function
         self.post_init()
+
+    create_masks_for_generate = staticmethod(padding_mask_of_cache)
 
     @can_return_tuple
     @auto_docstring
