@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from vaswani.kernels import short_attention
 from vaswani.kernels.dropout import LEVELS, draw_kept
@@ -112,6 +113,7 @@ class _NativeAttention(torch.autograd.Function):
         return output.transpose(1, 2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The gradients of query, key and value from that of the output, [B, T, H, D]."""
         query, key, value, weights, kept = ctx.saved_tensors

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from vaswani.kernels import onednn
 from vaswani.model import operators
@@ -62,6 +63,7 @@ class _HalfLinear(torch.autograd.Function):
         return outputs[: states.numel() // states.shape[-1]].view(*states.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         kept, factor = ctx.saved_tensors
         of_states, of_weight = ctx.dtypes

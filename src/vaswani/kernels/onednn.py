@@ -127,6 +127,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return differentiable_gradients(ctx, grad)
         states, weight = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad.flatten(0, -2)
@@ -135,6 +137,21 @@ class _Product(torch.autograd.Function):
             product_over_rows(rows, states.flatten(0, -2)) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )
+
+
+def differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a product's states, weight and bias, by operators whose own gradients are known.
+
+    A backward pass whose gradients are differentiated again (`create_graph=True`) asks for them.
+    """
+    states, weight = ctx.saved_tensors
+    needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+    rows = grad.flatten(0, -2)
+    return (
+        grad @ weight if needs_states else None,
+        rows.t() @ states.flatten(0, -2) if needs_weight else None,
+        rows.sum(0) if needs_bias else None,
+    )
 
 
 def onednn_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

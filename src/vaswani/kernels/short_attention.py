@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from vaswani.kernels.dropout import LEVELS, draw_kept, drop
@@ -150,6 +151,7 @@ class _ShortAttention(torch.autograd.Function):
         return (weights if kept is None else drop(weights, kept, num_dropped_levels)) @ value
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Softmax's gradient is w · (g − Σ w g)."""
         query, key, value, weights, kept = ctx.saved_tensors
