@@ -1,6 +1,7 @@
 """`vaswani evaluate` of models of every kind: the scores of the training that made them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,24 @@ def test_the_scores_of_a_finetuning_come_back(finetuned: Path, capfd, task: str)
     assert status == 0
     for score in expected["metrics"].values():
         assert f"{score['name']} {score['value']:.2f} (95 % interval {score['low']:.2f} to " in printed
+
+
+def test_predictions_are_of_the_field_that_was_trained(finetuned: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finetuned / "classification", tmp_path / "run")
+    settings = (folder / "training_config.yaml").read_text()
+    (folder / "training_config.yaml").write_text(
+        settings.replace("text_field: text\n", "text_field: title\n")
+    )
+    toys = toy_rows("classification", 30, 3)
+    rows = [{"title": row["text"], "text": "awful", "label": row["label"]} for row in toys]
+    table, output = write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
+
+    def predicted(*more: object) -> list[str]:
+        arguments = ["--model", folder, "--input", table, "--output", output, "--device", "cpu", *more]
+        assert run(["predict", *map(str, arguments)]) == 0
+        return [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
+
+    assert predicted() == predicted("--text_field", "title") != predicted("--text_field", "text")
 
 
 def test_a_decoder_that_classifies(finetuned: Path, tmp_path: Path, capfd) -> None:

@@ -29,6 +29,8 @@ from vaswani.data.labels.label_parsing import read_label, read_text
         ("regression", "", None),
         ("regression", "nan", None),
         ("regression", None, None),
+        ("multi_label", [1, 0], ["1", "0"]),
+        ("multi_label", ["1", "1"], ["1"]),
         ("tagging", "O B-PER", ["O", "B-PER"]),
         ("tagging", ["O", 7], ["O", "7"]),
         ("tagging", None, None),
@@ -54,6 +56,17 @@ def test_the_separator_parts_labels():
         ("regression", True, "takes a number"),
         ("regression", "inf", "takes a number"),
         ("tagging", [["O"]], "has a list"),
+        ("tagging", [1, -100], "has the tag -100, which marks words without a tag; every word needs one"),
+        ("classification", float("inf"), "has inf where a label is expected"),
+        ("multi_label", [1, float("nan")], "has nan where a label is expected"),
+        (
+            "multi_label",
+            [1, 0, 1],
+            r"has \[1, 0, 1\], a 0 or 1 for each label; give the names of a row's labels",
+        ),
+        ("multi_label", [0.0, 0.0], "a 0 or 1 for each label"),
+        ("multi_label", [True, True, False], "a 0 or 1 for each label"),
+        ("multi_label", "[0, 0, 1]", "a 0 or 1 for each label"),
     ],
 )
 def test_what_is_no_label_is_refused(task, cell, message):

@@ -294,6 +294,12 @@ def test_a_tuned_model_keeps_the_numbers_of_its_labels(toys, options, tmp_path):
     again = json.loads((tmp_path / "more" / "config.json").read_text())
     assert {name: again[name] for name in turned} == turned
 
+    backwards = dict(reversed(turned["id2label"].items()))  # as a tool may write them that sorts texts
+    path.write_text(json.dumps({**config, **turned, "id2label": backwards}))
+    run(options, model=options["output_dir"], output_dir=tmp_path / "once more")
+    again = json.loads((tmp_path / "once more" / "config.json").read_text())
+    assert {name: again[name] for name in turned} == turned
+
 
 # ----------------------------------------------------------------------------------------- rows that are long
 

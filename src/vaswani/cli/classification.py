@@ -26,7 +26,9 @@ def predict(
     ],
     input_name: InputName = "-",
     output_name: OutputName = "-",
-    text_field: Annotated[str | None, table_field("text_field", "text, or the words", "text")] = None,
+    text_field: Annotated[
+        str | None, table_field("text_field", "text, or the words", "as in training, or text")
+    ] = None,
     text_pair_field: Annotated[
         str | None,
         typer.Option(
@@ -67,10 +69,13 @@ def predict(
     check_not_input(output_name, input_name)
     folder = local_folder(model, loading["revision"], weights=False)
     is_tagger = task_of_checkpoint(folder) == "tagging"
+    trained = read_settings(folder)
     if text_pair_field is None:  # a model of pairs reads no single texts
-        text_pair_field = read_settings(folder).get("text_pair_field")
-    where: dict[str, Any] = {"option": "text_field", "default": "text", "pair_field": text_pair_field}
-    with open_texts(input_name, text_field, added=ADDED, words=is_tagger, **where) as texts:
+        text_pair_field = trained.get("text_pair_field")
+    where: dict[str, Any] = {"default": trained.get("text_field") or "text", "pair_field": text_pair_field}
+    with open_texts(
+        input_name, text_field, added=ADDED, words=is_tagger, option="text_field", **where
+    ) as texts:
         begin_work()
         with LineWriter(output_name) as writer:
             classifier = Classifier.from_pretrained(

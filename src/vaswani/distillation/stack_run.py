@@ -47,6 +47,7 @@ from vaswani.errors import UserError, listing
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import auto_class_of, read_run_metadata
+from vaswani.inference.classify.classification import names_of
 from vaswani.inference.prompt.continuation import LanguageModel
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.finetuning import FinetuningRun
@@ -379,7 +380,7 @@ class TaskRun(StackDistillation, FinetuningRun):
         """The labelled texts; the teachers must know these labels, by the same numbers."""
         corpus = super().load()
         for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
-            known = list((teacher.config.id2label or {}).values())
+            known = names_of(teacher.config)
             if self.task.names and known != self.task.names:
                 raise UserError(
                     f"teacher={name} tells the labels {listing(known)} apart, and the rows have "

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.sources.reading import shown
 
 TASKS = ("classification", "multi_label", "regression", "tagging")
@@ -51,7 +52,7 @@ def read_label(cell: Any, task: str, separator: str = ",") -> str | list[str] | 
         "classification": _name,
         "multi_label": lambda cell: _several(cell, separator),
         "regression": _number,
-        "tagging": _names,
+        "tagging": _tags,
     }
     return readers[task](cell)
 
@@ -62,7 +63,7 @@ def _name(cell: Any) -> str:
         return cell.strip()
     if isinstance(cell, bool):
         return json.dumps(cell)
-    if isinstance(cell, int | float) and cell == int(cell):
+    if isinstance(cell, int | float) and math.isfinite(cell) and cell == int(cell):
         return str(int(cell))
     if isinstance(cell, list):
         raise ValueError(f"has a list, {shown(cell)}, where one label is expected; see task")
@@ -73,7 +74,10 @@ def _several(cell: Any, separator: str) -> list[str]:
     """Return the distinct labels in their order."""
     if isinstance(cell, str):
         cell = _list_of_json(cell, otherwise=cell.split(separator))
-    names = [_name(item) for item in (cell if isinstance(cell, list) else [cell])]
+    items = cell if isinstance(cell, list) else [cell]
+    names = [_name(item) for item in items]
+    if len(set(names)) < len(names) and all(item in (0, 1) for item in items):
+        raise ValueError(f"has {shown(cell)}, a 0 or 1 for each label; give the names of a row's labels")
     return [name for name in dict.fromkeys(names) if name]
 
 
@@ -93,6 +97,15 @@ def _number(cell: Any) -> float | None:
     if math.isinf(number):
         raise ValueError(f"has {shown(cell)} where task=regression takes a number")
     return None if math.isnan(number) else number
+
+
+def _tags(cell: Any) -> list[str] | None:
+    """Return a sequence of tags."""
+    if isinstance(cell, list) and IGNORED_LABEL in cell:
+        raise ValueError(
+            f"has the tag {IGNORED_LABEL}, which marks words without a tag; every word needs one, such as O"
+        )
+    return _names(cell)
 
 
 def _names(cell: Any) -> list[str] | None:

@@ -26,6 +26,7 @@ from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.evaluation.summary import metric_lines, type_lines
 from vaswani.hub.weights import check_weights
+from vaswani.inference.classify.classification import names_of
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
@@ -154,7 +155,7 @@ class FinetuningRun(BaseRun):
 
     def _in_the_models_order(self, names: list[str]) -> list[str]:
         """A model that tells these labels apart already keeps the numbers that it knows them by."""
-        known = list((self.pretrained.config.id2label or {}).values())
+        known = names_of(self.pretrained.config)
         return known if sorted(known) == sorted(names) else names
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
