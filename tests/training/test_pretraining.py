@@ -346,7 +346,9 @@ def test_going_on_is_repeated_by_its_configuration_and_resumed(tiny, models, tmp
 @pytest.mark.slow
 def test_a_head_that_the_model_lacks_is_new(tiny, models, capsys):
     run(going_on(tiny, "pairs", models["pairs"]) | {"next_sentence": False}, max_steps=1)
-    assert "new weights" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "new weights" not in printed
+    assert "left out: model.pooler.dense, next_sentence\n" in printed
     base = Path(tiny["output_dir"]) / "base"
     AutoModel.from_pretrained(models["masked"]).save_pretrained(base)
     AutoTokenizer.from_pretrained(models["masked"]).save_pretrained(base)

@@ -131,9 +131,7 @@ class StackDistillation(BaseRun):
         """
         seed_everything(self.config)
         if self.options.student not in (RANDOM, FROM_TEACHER):
-            model, new = load_with_head(self.pretrained, self.auto_class, fields)
-            if new:
-                PartialState().print(f"new weights: {', '.join(new)}", flush=True)
+            model, _ = load_with_head(self.pretrained, self.auto_class, fields)
         else:
             teacher = self.teachers[0]
             (stack,) = stacks(teacher)

@@ -74,12 +74,9 @@ def new_model(config: BaseConfig, auto_class: Any, shape: PreTrainedConfig) -> P
 def pretrained_model(
     config: BaseConfig, pretrained: Pretrained, auto_class: Any, fields: dict[str, Any]
 ) -> PreTrainedModel:
-    """As `load_with_head`, with the run's seed and attention kernel; print which weights are new."""
+    """As `load_with_head`, with the run's seed and attention kernel."""
     seed_everything(config)
-    model, new = load_with_head(pretrained, auto_class, fields, **kernel_options(config))
-    if new:
-        PartialState().print(f"new weights: {', '.join(new)}", flush=True)
-    return model
+    return load_with_head(pretrained, auto_class, fields, **kernel_options(config))[0]
 
 
 def model_with_head(
@@ -124,7 +121,7 @@ class Pretrained:
         if most is not None and length > most:
             raise UserError(
                 f"{name}={length}, but {self.folder} has positions for {most} tokens; set {name} to {most} "
-                "or less"
+                "or less (more than the tokenizer's model_max_length are not used)"
             )
 
 
@@ -223,7 +220,7 @@ def _longest(
 def load_with_head(
     pretrained: Pretrained, auto_class: Any, fields: dict[str, Any], **options: Any
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Load a model with a head for a task, in float32.
+    """Load a model with a head for a task, in float32; print which weights are new and which are left out.
 
     Args:
         pretrained: the model.
@@ -251,6 +248,10 @@ def load_with_head(
     ]
     check_places(folder, missing=of_base[0], unplaced=of_base[1])
     _fit_to_tokenizer(model, pretrained)
+    left_out = dict.fromkeys(name.rpartition(".")[0] or name for name in sorted(report["unexpected_keys"]))
+    for what, names in (("new weights", new), ("left out", left_out)):
+        if names:
+            PartialState().print(f"{what}: {', '.join(names)}", flush=True)
     return model, new
 
 
