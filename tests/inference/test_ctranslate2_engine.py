@@ -403,7 +403,6 @@ def test_options_that_an_engine_lacks_are_refused(exported, monkeypatch):
             "repetition_penalty=1.5 with num_beams=4 is not supported by engine=ctr",
         ),
         ({"stop_strings": ["x"]}, "has stop_strings=..x.., which is not supported by engine=ctranslate2"),
-        ({"renormalize_logits": True}, "has renormalize_logits=True"),
         ({"eos_token_id": 9999}, "has eos_token_id=9999, and the model has no such token"),
         ({"max_new_tokens": -3}, "cannot be used"),
     ],

@@ -243,8 +243,8 @@ REFUSED = {
         r"config.json has dropout 0.1 in .*one and 0.25 in .*other: only checkpoints of one model",
     ),
     "generation": (
-        lambda folder: edit(folder / "generation_config.json", max_length=7),
-        r"generation_config.json has max_length (no value|None|\d+) in .*one and 7 in .*other",
+        lambda folder: edit(folder / "generation_config.json", eos_token_id=7),
+        r"generation_config.json has eos_token_id \d+ in .*one and 7 in .*other",
     ),
     "vocabulary": (change_vocabulary, r"tokenizer.json has model.vocab.! 3 in .*one and 4 in .*other"),
     "no tokenizer": (
@@ -283,6 +283,16 @@ REFUSED = {
         r"config.json is damaged: its hash differs",
     ),
 }
+
+
+def test_searches_may_differ_and_the_mean_has_the_first(tmp_path: Path, caplog) -> None:
+    folders = [save_toy_checkpoint(tmp_path / name) for name in ("one", "other")]
+    for folder, beams in zip(folders, (3, 5), strict=True):
+        edit(folder / "generation_config.json", num_beams=beams)
+    average(folders, tmp_path / "mean")
+    assert json.loads((tmp_path / "mean" / "generation_config.json").read_text())["num_beams"] == 3
+    assert "generation_config.json has num_beams 3 in" in caplog.text
+    assert "the mean keeps that of the first" in caplog.text
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -1,5 +1,6 @@
 """Models in CTranslate2 compute what they compute here, for each field that it can hold."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from library_models import randomize
 from transformers import BertConfig, BertModel
 
+from library_tokenizers import library_tokenizers
 from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizers
 from vaswani import (
     Translator,
@@ -23,10 +25,13 @@ from vaswani import (
     VaswaniForTokenClassification,
 )
 from vaswani.cli import run
+from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.interop.folders import export_folder
 from vaswani.interop.to_ctranslate2 import ACTIVATIONS, QUANTIZATIONS, export_to_ctranslate2
+
+__all__ = ["library_tokenizers"]
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -104,6 +109,40 @@ def test_scores_of_an_encoder_decoder_are_equal(fields, separate, tmp_path):
         expected = logits.log_softmax(-1).gather(-1, sequences[0, 1:, None])[:, 0]
         np.testing.assert_allclose(result.log_probs, expected, atol=2e-5)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("lm_head_bias", [False, True])
+@pytest.mark.parametrize("quantization", [None, "int8", "float16"])
+def test_padding_that_is_never_written_has_no_part_in_scores(lm_head_bias, quantization, tmp_path):
+    tokenizer, _ = toy_tokenizers(False)
+    model = make(VaswaniForConditionalGeneration, len(tokenizer), lm_head_bias=lm_head_bias)
+    sources, targets = tokens_of(tokenizer), [tokens[:-1] for tokens in tokens_of(tokenizer)[::-1]]
+    found = []
+    for bad_words in (None, [[0]]):
+        model.generation_config.bad_words_ids = bad_words
+        folder = exported(model, (tokenizer, tokenizer), tmp_path / str(bad_words), quantization=quantization)
+        scores = ctranslate2.Translator(folder).score_batch(sources, targets)
+        found.append(np.concatenate([result.log_probs for result in scores]))
+    padding = tokenizer.pad_token
+    only = ctranslate2.Translator(folder).score_batch([["one"]], [[padding]])[0].log_probs[0]
+    assert only < -1000
+    assert (found[1] > found[0]).all()  # as padding had a part of what is one
+
+
+@pytest.mark.parametrize("kind", ["marian of two vocabularies", "fsmt"])
+def test_each_side_has_its_vocabulary(kind, library_tokenizers, tmp_path):
+    tokenizers = load_tokenizers(library_tokenizers[kind])
+    sides = [
+        TextCodec(tokenizer, side).vocabulary()
+        for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True)
+    ]
+    sizes = {"vocab_size": len(sides[0]), "decoder_vocab_size": len(sides[1])}
+    model = make(VaswaniForConditionalGeneration, **sizes)
+    folder = Path(exported(model, tokenizers, tmp_path / "out"))
+    for side, expected in zip(("source", "target"), sides, strict=True):
+        found = json.loads((folder / f"{side}_vocabulary.json").read_text())
+        assert {token: number for number, token in enumerate(found)} == expected
+    assert sides[0] != sides[1]
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)

@@ -57,6 +57,7 @@ from vaswani.training.runs.models import new_model
 from vaswani.training.runs.translation import TrainingRun, begin_as_tokenizer, model_config
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
+from vaswani.unwritten_padding import unwritten_padding
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "word_dropout")
 # With student=teacher, only these fields can differ from the teacher's, and the dropouts that it has.
@@ -230,7 +231,9 @@ class DistillationRun(TrainingRun):
             "max_tokens_per_batch": self.config.training.max_tokens_per_batch,
         }
         data = fingerprint_rows(rows, ["input_ids", "labels"])
-        cache = self._open_cache("logits", rows, data=data, **conditions)
+        padding = unwritten_padding(self.teacher.model)
+        left_out = {} if padding is None else {"left_out": [padding]}
+        cache = self._open_cache("logits", rows, data=data, **conditions, **left_out)
         teach = partial(teacher_logits, self.teacher.model)
         with progress_of_rows(len(rows), "The teacher rates tokens") as progress:
             store_logits(cache, teach, rows, collator, progress=progress.update, **conditions)

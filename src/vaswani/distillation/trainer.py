@@ -24,6 +24,7 @@ from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.config.arguments import TrainingArguments
 from vaswani.training.trainer.objective import Count
 from vaswani.training.trainer.seq2seq import Trainer
+from vaswani.unwritten_padding import without_padding
 
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
 
@@ -214,13 +215,22 @@ def check_no_consistency(args: TrainingArguments) -> None:
 
 @torch.no_grad()
 def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A teacher's logits [B, T, V] for the labels of a batch [B, T], in its own dtype."""
+    """A teacher's logits [B, T, V] for the labels of a batch [B, T], in its own dtype.
+
+    Padding that the teacher never writes is as improbable as its least probable token.
+    """
     config, device = teacher.config, teacher.device
     start = shift_tokens_right(batch["labels"], config.pad_token_id, config.decoder_start_token_id)
     with torch.autocast(device.type, enabled=False):
-        return teacher(
+        logits = teacher(
             input_ids=batch["input_ids"].to(device),
             attention_mask=batch["attention_mask"].to(device),
             decoder_input_ids=start.to(device),
             use_cache=False,
         ).logits
+    padding = torch.tensor([config.pad_token_id], device=device)
+    of_padding = without_padding(teacher, logits).index_select(-1, padding)  # [B, T, 1]
+    if of_padding.isneginf().any():  # of an ensemble it may be so by itself
+        least = logits.index_fill(-1, padding, torch.inf).amin(-1, keepdim=True)
+        logits = logits.index_copy(-1, padding, torch.where(of_padding.isneginf(), least, of_padding))
+    return logits

@@ -194,11 +194,21 @@ def _check_alike(folders: Sequence[Path]) -> list[Places]:
 
 
 def _check_same_configs(one: Path, other: Path) -> None:
-    for name in CONFIGS:
-        values = [read_object(path / name) if (path / name).exists() else {} for path in (one, other)]
-        kinds = [{"model_type": each.get("model_type", _ABSENT)} for each in values]  # named first
-        if found := _difference(kinds[0] | values[0], kinds[1] | values[1]):
-            raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
+    """Raise `UserError` for other models; tell how the searches of equal ones differ."""
+    values = [read_object(path / CONFIGS[0]) for path in (one, other)]
+    kinds = [{"model_type": each.get("model_type", _ABSENT)} for each in values]  # named first
+    if found := _difference(kinds[0] | values[0], kinds[1] | values[1]):
+        raise _unlike(f"config.json has {found[0]}", found[1], one, found[2], other)
+    name = CONFIGS[1]
+    values = [read_object(path / name) if (path / name).exists() else {} for path in (one, other)]
+    tokens = [{key: value for key, value in each.items() if key.endswith("_token_id")} for each in values]
+    if found := _difference(tokens[0], tokens[1]):
+        raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
+    if found := _difference(values[0], values[1]):
+        logger.warning(
+            "%s has %s %s in %s and %s in %s; the mean keeps that of the first.",
+            *(name, found[0], found[1], one, found[2], other),
+        )
 
 
 def _check_same_tokenizers(one: Path, other: Path) -> None:

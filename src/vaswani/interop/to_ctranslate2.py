@@ -14,13 +14,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+from vaswani.unwritten_padding import unwritten_padding
 
 QUANTIZATIONS = (
     *("float32", "float16", "bfloat16"),
     *("int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
 )
+NEVER = -1e4  # a logit, also in float16
 USUAL_POSITIONS = 2048  # a table of 4 MB at width 512
 INSTALL = 'install it with: pip install "vaswani[ctranslate2]"'
 # Names of `ACT2FN` with those of CTranslate2's `Activation`.
@@ -119,7 +122,7 @@ def _translator(model: Any, max_positions: int) -> Any:
     from ctranslate2.specs import transformer_spec
 
     encoder = _encoder_stack(model.config, model.model.encoder, max_positions)
-    decoder = _decoder_stack(model.config, model.model.decoder, model.lm_head, max_positions)
+    decoder = _decoder_stack(model, max_positions)
     return transformer_spec.TransformerSpec(encoder, decoder)
 
 
@@ -127,7 +130,7 @@ def _generator(model: Any, max_positions: int) -> Any:
     """Return the specification of a causal language model, with its weights."""
     from ctranslate2.specs import transformer_spec
 
-    decoder = _decoder_stack(model.config, model.model.decoder, model.lm_head, max_positions)
+    decoder = _decoder_stack(model, max_positions)
     return transformer_spec.TransformerDecoderModelSpec(decoder)
 
 
@@ -173,17 +176,23 @@ def _encoder_stack(
     return spec
 
 
-def _decoder_stack(config: VaswaniFamilyConfig, ours: Any, head: nn.Linear, max_positions: int) -> Any:
+def _decoder_stack(model: Any, max_positions: int) -> Any:
+    """Return the specification of a decoder and its output layer."""
     from ctranslate2.specs import transformer_spec
 
+    config = model.config
     spec = transformer_spec.TransformerDecoderSpec(
         *_shape(config, "decoder"),
         **_norms(config),
         activation=_activation(config),
         with_encoder_attention=config.is_encoder_decoder,
     )
-    _fill_stack(spec, spec.embeddings, config, ours, max_positions)
-    _linear(spec.projection, head)
+    _fill_stack(spec, spec.embeddings, config, model.model.decoder, max_positions)
+    _linear(spec.projection, model.lm_head)
+    if (padding := unwritten_padding(model)) is not None:
+        if model.lm_head.bias is None:
+            spec.projection.bias = torch.zeros(len(model.lm_head.weight))
+        spec.projection.bias[padding] = NEVER
     return spec
 
 
@@ -277,7 +286,8 @@ def _set_vocabularies(
     """Give a specification the tokens by id, and the names of the special ones."""
     config: Any = model.config
     target = tokenizers[-1]
-    target_tokens = _tokens(target, getattr(config, "decoder_vocab_size", config.vocab_size))
+    vocabulary = TextCodec(target, "target").vocabulary()
+    target_tokens = _tokens(vocabulary, getattr(config, "decoder_vocab_size", config.vocab_size))
     spec.config.layer_norm_epsilon = config.layer_norm_eps
     spec.config.unk_token = target.unk_token or target_tokens[config.pad_token_id or 0]
     eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
@@ -288,14 +298,15 @@ def _set_vocabularies(
         return
     spec.config.decoder_start_token = target_tokens[config.decoder_start_token_id]
     spec.config.add_source_bos = spec.config.add_source_eos = False
-    spec.register_source_vocabulary(_tokens(tokenizers[0], config.vocab_size))
+    source_tokens = _tokens(TextCodec(tokenizers[0], "source").vocabulary(), config.vocab_size)
+    spec.register_source_vocabulary(source_tokens)
     spec.register_target_vocabulary(target_tokens)
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
+def _tokens(vocabulary: dict[str, int], size: int) -> list[str]:
     """Return the tokens by id; an embedding without a token gets a name that no text contains."""
     tokens = [f"<unused {number}>" for number in range(size)]
-    for token, number in tokenizer.get_vocab().items():
+    for token, number in vocabulary.items():
         if number < size:
             tokens[number] = token
     return tokens

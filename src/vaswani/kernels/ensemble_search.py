@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from vaswani.kernels.search import ARGUMENTS, own_loop, prepared_steps, share_sources
 from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
+from vaswani.unwritten_padding import without_padding
 
 OF_THE_SEARCH = {*ARGUMENTS, "synced_gpus", "streamer"}  # and not of a model
 
@@ -60,7 +61,8 @@ class EnsembleSearchCache:
     ) -> torch.Tensor:
         """Return the averaged log-probabilities [rows computed, V] after the last of `num_new` tokens."""
         logits = [
-            own[CACHE_NAME].next_logits(member, sequences, num_new, own) for member, own in self.members
+            without_padding(member, own[CACHE_NAME].next_logits(member, sequences, num_new, own))
+            for member, own in self.members
         ]
         return self.average([each.float().log_softmax(-1) for each in logits])
 

@@ -49,7 +49,6 @@ LACKING: dict[str, Any] = {
     "force_words_ids": [],
     "guidance_scale": 1.0,
     "diversity_penalty": 0.0,
-    "renormalize_logits": False,
     "watermarking_config": None,
     "stop_strings": [],
     "max_time": None,

@@ -24,6 +24,7 @@ from vaswani.errors import UserError
 from vaswani.inference.decoding import Side, masking_inputs, position_limit
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
+from vaswani.unwritten_padding import without_padding
 
 
 @dataclass
@@ -146,7 +147,10 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             )
             for member, state, cache in zip(self.members, states, caches, strict=True)
         ]
-        log_probs = [output.logits.float().log_softmax(-1) for output in outputs]
+        log_probs = [
+            without_padding(member, output.logits).float().log_softmax(-1)
+            for member, output in zip(self.members, outputs, strict=True)
+        ]
         new_cache: Any = (
             EnsembleCache([getattr(output, CACHE_NAME) for output in outputs]) if use_cache else None
         )

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.inference.decoding import masking_inputs
+from vaswani.unwritten_padding import without_padding
 
 _LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
 
@@ -47,7 +48,7 @@ def token_log_probs(
             **masking_inputs(model, sequences[rows, :-1]),
         ).logits  # [rows, T, V]
         targets = sequences[rows, 1:]
-        of_tokens = log_probs_of(logits, targets)  # [rows, T]
+        of_tokens = log_probs_of(without_padding(model, logits), targets)  # [rows, T]
         counts = torch.arange(targets.shape[1], device=states.device) < lengths[rows, None]
         log_probs.append(of_tokens.masked_fill(~counts, 0.0))
     return torch.cat(log_probs)

@@ -29,6 +29,7 @@ from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOp
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import sequence_log_probs
 from vaswani.inference.translate.token_stream import TokenStream
+from vaswani.unwritten_padding import unwritten_padding
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,8 @@ class TorchEngine(Engine):
         given: dict[str, Any] = {"num_beams": options.num_beams}
         if options.num_beams > 1:
             given |= {"length_penalty": options.length_penalty, "early_stopping": False}
+            if unwritten_padding(self.model) is not None:
+                given["renormalize_logits"] = True  # after what is banned has lost its part
         for name in ("no_repeat_ngram_size", "repetition_penalty"):
             if (value := getattr(options, name)) is not None:
                 given[name] = value
