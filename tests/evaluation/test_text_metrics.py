@@ -9,7 +9,6 @@ import pytest
 import sacrebleu
 from transformers import EvalPrediction
 
-from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import row_statistics, score_of_sum
@@ -22,7 +21,6 @@ from vaswani.evaluation.text_metrics import (
     Rouge,
     TextMetrics,
     check_task,
-    decode,
     score_texts,
 )
 
@@ -198,7 +196,7 @@ def test_padding_of_labels_and_predictions_is_not_text(tokenizer):
     long, short = tokenizer(["the cat sat", "two"])["input_ids"]
     rows = np.full((2, len(long) + 3), -100)
     rows[0, : len(long)], rows[1, : len(short)] = long, short
-    assert decode(rows, TextCodec(tokenizer, "target")) == ["the cat sat", "two"]
+    assert TextMetrics(tokenizer).decode(rows) == ["the cat sat", "two"]
 
 
 @pytest.mark.parametrize("task", ["translation", "summarization"])
