@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from real_processes import start
 from run_records import assert_same_weights
 
 from launched_copies import LaunchedCopies
-from tiny_runs import as_flags
+from tiny_runs import as_flags, resolved
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.files import named_configs
@@ -227,6 +228,30 @@ def test_a_number_of_processes_that_cannot_be(options, capsys, number):
     assert (
         capsys.readouterr().err == f"vaswani: num_processes={number} must be at least 1 and at most 1,024\n"
     )
+
+
+def test_the_launcher_leaves_the_devices_to_its_processes(options, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("vaswani.training.launch.launcher.launch", lambda *_: 0)
+    monkeypatch.setattr(
+        "vaswani.training.config.config_file.load_config",
+        lambda *_: (
+            seen.append(os.environ.get("ACCELERATE_USE_CPU"))
+            or SimpleNamespace(output_dir="", training=SimpleNamespace(use_cpu=False))
+        ),
+    )
+    assert run(["train", *as_flags(options), "--num_processes", "2"]) == 0
+    assert seen == ["true"]
+    assert "ACCELERATE_USE_CPU" not in os.environ
+
+
+def test_one_process_has_one_of_several_devices(options, caplog):
+    arguments = resolved(options).training
+    arguments._n_gpu = 4
+    arguments._use_one_device()
+    assert arguments.n_gpu == 1
+    assert "There are 4 GPUs, and one is used; --num_processes 4 uses all." in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,13 @@ def _training_command(name: str, help: str, example: str, config_class: str, run
         with ends_on_sigterm(lambda: "before training began"):
             from vaswani.training.config.config_file import load_config
 
-            resolved = load_config(path, context.args, _imported(config_class))
             if num_processes != 1:
+                from vaswani.training.launch.processes import devices_left_alone
+
+                with devices_left_alone():
+                    resolved = load_config(path, context.args, _imported(config_class))
                 return _launch(context, config, num_processes, resolved)
-            _run_training(_imported(run), resolved)
+            _run_training(_imported(run), load_config(path, context.args, _imported(config_class)))
         return None
 
 

@@ -46,7 +46,8 @@ def is_plain(model: Any) -> bool:
     decoder, layers = model.get_decoder(), model.get_decoder().layers
     activations = [layer.activation_fn for layer in layers]  # may be of any type
     return (
-        not any(module.training for module in (model, *decoder.modules()))
+        not model.training
+        and not any(module.training for module in decoder.modules() if hasattr(module, "dropout"))
         and model.config._attn_implementation == "sdpa"
         and model.dtype != torch.float16  # in which the layers clamp their sums
         and not torch.is_autocast_enabled(model.device.type)

@@ -209,7 +209,7 @@ def _block_mask(
     return BlockMask(seq_lengths=lengths, BLOCK_SIZE=(TILE, TILE), **lists), first
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)  # the sequences of a batch can have many lengths, in each layer
 def _tile_lists(
     pattern: SparsePattern,
     num_blocks: int,

@@ -183,8 +183,8 @@ def pattern_of(numbers: list[int]) -> SparsePattern:
     return SparsePattern(*numbers)  # type: ignore[arg-type]  # one is 0 or 1, for causal
 
 
-# An operator, because a compiler cannot trace how a pattern is drawn.
-@torch.library.custom_op("vaswani::visible_blocks", mutates_args=())
+# Operators, because a compiler cannot trace how a pattern is drawn; nor can a CUDA graph record it.
+@torch.library.custom_op("vaswani::visible_blocks", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def visible_blocks(
     pattern: list[int], num_blocks: int, query_blocks: torch.Tensor, own_blocks: torch.Tensor | None
 ) -> torch.Tensor:
@@ -218,7 +218,7 @@ def _(
     return query_blocks.new_empty(batch, fitted.num_heads, query_blocks.shape[0], most)
 
 
-@torch.library.custom_op("vaswani::visible_pairs", mutates_args=())
+@torch.library.custom_op("vaswani::visible_pairs", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def visible_pairs(pattern: list[int], num_tokens: int, own_blocks: torch.Tensor) -> torch.Tensor:
     """`SparsePattern.to_dense` of sequences with blocks of their own, int64 [B]: bool [B, H, n, n]."""
     drawn, device = pattern_of(pattern), own_blocks.device

@@ -247,6 +247,8 @@ class Embedder(FromPretrained):
         """Return the vectors of each text of a batch: [d], [T, d] or [W, d]."""
         lengths = torch.tensor([len(of_text["input_ids"]) for of_text in tokens])
         states = self._states(tokens, int(lengths.max()))
+        if unit == "word":
+            states = states.cpu()  # whose slices are many and small
         vectors = [of_text[:length] for of_text, length in zip(states, lengths, strict=True)]
         if unit == "text":
             vectors = list(_pooled(states, lengths, self.pooling))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -24,6 +26,21 @@ def choose_device() -> None:
     """
     if _started_processes() > 1 and not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
+
+
+@contextmanager
+def devices_left_alone() -> Iterator[None]:
+    """Resolve the configuration of processes to come without a context on a GPU, which takes its memory."""
+    name = "ACCELERATE_USE_CPU"
+    before = os.environ.get(name)
+    if torch.cuda.is_available():
+        os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def trains_on_cpu(use_cpu: bool) -> bool:

@@ -79,7 +79,7 @@ class BaseRun(ABC):
             with sigterm_held_back():
                 self._train(trainer)
             if trainer.is_world_process_zero():
-                print(f"peak memory: {peak_memory() / 1e9:.2f} GB", flush=True)
+                print(f"peak memory: {peak_memory(self.config.training.device) / 1e9:.2f} GB", flush=True)
                 with suppress(UserError):  # without matplotlib, or when a short run has logged nothing
                     save_curves(folder)
             return self.evaluate(trainer, splits, tokenizers)
@@ -374,10 +374,10 @@ def _announce(counts: dict[str, str], trainer: BaseTrainer, seen: list[str], lab
     )
 
 
-def peak_memory() -> int:
-    """Return the most bytes that tensors held on the GPU, or this process on a CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that tensors held on a GPU, or this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     import resource  # not there on Windows
 
     unit = 1 if sys.platform == "darwin" else 1024

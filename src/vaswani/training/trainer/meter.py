@@ -63,6 +63,8 @@ class Meter(TrainerCallback):
             dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
             dtype = dtypes.get(self.accelerator.mixed_precision, torch.float32)
             self._peak = matrix_peak(self.accelerator.device, dtype)
+            if self.accelerator.device.type == "cuda":  # the products are no part of the training
+                torch.cuda.reset_peak_memory_stats(self.accelerator.device)
         self._start_again()
 
     def count(self, inputs: dict[str, Any]) -> None:
