@@ -133,6 +133,19 @@ def test_scores_name_the_file_of_their_split() -> None:
         assert metadata_of(facts)["model-index"][0]["results"][0]["dataset"]["name"] == name
 
 
+def test_a_name_is_of_the_training_data_where_the_scores_are_of_a_file() -> None:
+    facts = replace(FACTS, evaluation={**FACTS.evaluation, "split": "test"})
+    assert "of the test split of pairs, decoded" in section(text_of(facts, data_name="pairs"), "Results")
+    with_file = text_of(facts, data_name="pairs", dataset=None, test_file=["dir/newstest.tsv"])
+    assert "of the test split of newstest.tsv, decoded" in section(with_file, "Results")
+    assert "It was trained on pairs" in with_file
+
+
+def test_an_example_begins_with_the_prefix_of_the_sources() -> None:
+    assert 'tokenizer(["turn: ' in section(text_of(FACTS, source_prefix="turn: "), "Use")
+    assert 'tokenizer(["turn: ' not in section(text_of(FACTS), "Use")
+
+
 def test_files_of_lines_have_no_fields() -> None:
     files = {"dataset": None, "train_file": ["x/train.fi", "x/train.es"]}
     card = text_of(replace(FACTS, settings={**FACTS.settings, **files}))

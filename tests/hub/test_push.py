@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from loopback_hub import LoopbackHub, Run
 from toy_translation import save_toy_checkpoint, toy_model, toy_sources
 from vaswani import VaswaniConfig
-from vaswani.hub.push import code_files
+from vaswani.hub.push import _stale, code_files
 
 pytestmark = pytest.mark.slow  # each command is a process of its own
 
@@ -182,6 +183,33 @@ def test_weights_of_an_earlier_push_do_not_stay(hub: LoopbackHub, run: Run, tmp_
     run(["push", "--model", str(folder), "--repo", "toy"])
     left = {name for name in hub.files("ada/toy") if name.startswith("model.") or name in shards}
     assert left == {"model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("files", "stale"),
+    [
+        (
+            {"model.safetensors", "tokenizer.json"},
+            {
+                *("adapter_config.json", "adapter_model.safetensors", "adapted_sample.json", "vocab.json"),
+                *("target_tokenizer/tokenizer.json", "model-00001-of-00002.safetensors"),
+            },
+        ),
+        (
+            {"adapter_config.json", "adapter_model.safetensors", "adapted_sample.json"},
+            {"model.safetensors", "model-00001-of-00002.safetensors"},
+        ),
+    ],
+    ids=["a model with one tokenizer", "an adapter without tokenizers"],
+)
+def test_what_would_go_before_the_pushed_files_is_deleted(files: set[str], stale: set[str]) -> None:
+    there = {
+        *("README.md", "notes.txt", "tokenizer.json", "vocab.json", "target_tokenizer/tokenizer.json"),
+        *("model.safetensors", "model-00001-of-00002.safetensors"),
+        *("adapter_config.json", "adapter_model.safetensors", "adapted_sample.json"),
+    }
+    api: Any = SimpleNamespace(list_repo_files=lambda *_, **__: sorted(there))
+    assert set(_stale(api, "ada/toy", None, dict.fromkeys(files))) == stale
 
 
 def test_the_libraries_own_ways_of_pushing_bring_code_and_a_card(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from library_tokenizers import KINDS, SOURCES, TARGETS
+from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
 from library_translators import OF_ANY_TOKENIZER, save_translator
 from toy_alignment import reversed_rows, reversing_model
 from toy_translation import SHAPE, toy_model, toy_tokenizer
@@ -22,6 +22,8 @@ from vaswani.inference.align.attention import attention_of_pairs
 from vaswani.inference.align.links import AlignmentErrors, GoldLinks, aligned_words
 from vaswani.inference.align.words import words_by_decoding, words_of_texts
 from vaswani.inference.translate.ensembling import Ensemble
+
+__all__ = ["library_tokenizers"]
 
 ROWS = reversed_rows(60, seed=-9)
 TURNED = [(target, source) for source, target in ROWS]
@@ -334,3 +336,15 @@ def test_wrong_pairs_and_models() -> None:
         model.model.encoder.layers[0].fc1.weight[3] = math.nan
     with pytest.raises(RunError, match="not finite numbers"):
         Aligner(model, toy_tokenizer())([("one", "1")])
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\ufeff", "\x01"])
+def test_a_target_of_which_the_tokenizer_leaves_no_word_has_no_links(
+    text: str, library_tokenizers: dict[str, Path]
+) -> None:
+    source, target = load_tokenizers(library_tokenizers["marian"])
+    sizes = {"vocab_size": max(len(source), 1 + max(source.get_vocab().values()))}
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**{**SHAPE, **sizes}))
+    found = Aligner(model, source, target)([(SOURCES[0], text), (SOURCES[0], TARGETS[0]), (text, TARGETS[0])])
+    assert not found[0].links
+    assert found[1].links

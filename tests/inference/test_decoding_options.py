@@ -18,7 +18,6 @@ from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.errors import UserError
 from vaswani.inference.cross_attention import cross_attention
 from vaswani.inference.decoding import GNMTLengthPenalty
-from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.sides import EncodedText
 from vaswani.inference.translate.engine import Output, SearchOptions
 from vaswani.inference.translate.ensembling import Ensemble
@@ -81,24 +80,15 @@ def test_a_sample_depends_on_the_seed_and_its_place_and_not_on_the_batch(kind: s
     )
 
 
-def test_sampling_works_where_only_deterministic_algorithms_are_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_sampling_works_where_only_deterministic_algorithms_are_allowed() -> None:
     """Its sums of probabilities are refused on a GPU."""
-    seen, drawn = [], SeededSampling._drawn
-
-    def recorded(*args: Any) -> Any:
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return drawn(*args)
-
-    monkeypatch.setattr(SeededSampling, "_drawn", recorded)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = toy_model().cuda()
+    torch.use_deterministic_algorithms(True)
     try:
-        translator_of("toy", temperature=1.0, seed=5)(["one two"])
-        assert seen
-        assert not any(seen)
-        assert torch.are_deterministic_algorithms_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        translator = Translator(model, toy_tokenizer(), max_length=24, temperature=1.0, top_p=0.9, seed=5)
+        assert translator(SENTENCES) != [""] * len(SENTENCES)
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -32,6 +32,7 @@ from transformers import (
 
 from toy_translation import WORDS, toy_model, toy_sources, toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
+from vaswani.data.text_codec import for_languages
 from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
 from vaswani.errors import RunError, UserError
 from vaswani.inference.embed import embedding
@@ -300,6 +301,17 @@ def test_words_are_made_of_their_sub_words(pooling: str, tokenizer_name: str) ->
         width = (2 if pooling == "first_last" else 1) * WIDTH
         empty = torch.zeros(0, width, dtype=torch.float64)
         assert_equal(result.vectors, torch.stack(expected) if expected else empty)
+
+
+@pytest.mark.parametrize("tokenizer_name", ["bert", "translation", "causal"])
+def test_words_are_not_those_of_the_prefix(tokenizer_name: str) -> None:
+    prefix = "seven nine "
+    tokenizer, _ = for_languages(*[tokenizer_of(tokenizer_name)] * 2, source_prefix=prefix)
+    model, text = model_of("bert"), "one two"
+    (found,) = Embedder(model, tokenizer).embed_words([text])
+    (whole,) = Embedder(model, tokenizer_of(tokenizer_name)).embed_words([prefix + text])
+    assert found.words == ["one", "two"]
+    assert_equal(found.vectors, whole.vectors[2:])
 
 
 def test_words_may_be_given_as_lists() -> None:

@@ -113,6 +113,17 @@ def test_words_that_are_attended_to_are_copied(kind: str, search: dict[str, Any]
 
 
 @BOTH
+def test_a_word_that_is_copied_may_not_be_a_banned_one(kind: str) -> None:
+    options = {"num_beams": 3, "replace_unknown": True}
+    texts = Translator(word_model(kind), word_tokenizer(), **options)(SENTENCES)
+    banned = next(word for word in texts[1].split() if word not in DIGITS)
+    translator = Translator(word_model(kind), word_tokenizer(), **options, banned_phrases=[banned])
+    for translation in translator.translate(SENTENCES):
+        assert banned not in translation.text
+        assert translation.text or "none that is banned" in str(translation.problem)
+
+
+@BOTH
 def test_the_word_with_most_attention_is_the_one(kind: str) -> None:
     translator = Translator(word_model(kind), word_tokenizer(), num_beams=1, replace_unknown=True)
     right = 0

@@ -18,6 +18,7 @@ from tiny_runs import cache_of_its_own, leave_out_curves
 from toy_translation import save_toy_checkpoint
 from vaswani import Translator
 from vaswani.errors import UserError
+from vaswani.hub.adapters import add_adapter
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.interop.folders import merge_folder
 from vaswani.training.runs.translation import ContinuedRun, train
@@ -192,6 +193,17 @@ def test_an_adapter_that_does_not_fit_is_refused(fault: str, trained: Path, tmp_
     told = {"damaged": "is damaged", "missing": "has no adapter_model", "not finite": "NaN"}
     with pytest.raises(UserError, match=told.get(fault, "does not fit")):
         load_checkpoint(folder, device="cpu")
+
+
+def test_an_adapter_names_the_model_by_the_name_that_was_given(tmp_path: Path) -> None:
+    """A model of the Hub lies in a folder of the cache, which is no use to others."""
+    folder = save_toy_checkpoint(tmp_path / "snapshot")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert model.name_or_path == str(folder)
+    adapted = add_adapter(model, "ada/base", rank=2, alpha=4, dropout=0.0, targets=[])
+    adapted.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "ada/base"
 
 
 def another_base(trained: Path, folder: Path, change: float) -> Path:

@@ -100,6 +100,7 @@ def add_adapter(
         base_model_name_or_path=base,
     )
     adapted: Any = peft.get_peft_model(model, config)
+    adapted.active_peft_config.base_model_name_or_path = base  # PEFT has put the folder of a cache there
     adapted.create_or_update_model_card = lambda folder: None  # a run writes its own card
     adapted.adapted_sample = sample
     return adapted

@@ -210,7 +210,8 @@ def _hub_dataset(run: RunMetadata) -> str | None:
 def name_of_data(run: RunMetadata, split: str = "train") -> str:
     """Return the stated name of the data, or the file names of a split, without local folders."""
     settings = run.settings
-    if name := settings.get("data_name") or _hub_dataset(run):
+    has_files = split != "train" and settings.get(f"{split}_file")
+    if not has_files and (name := settings.get("data_name") or _hub_dataset(run)):
         return name
     paths = settings.get(f"{split}_file") or settings.get("train_file") or []
     if settings.get("dataset"):
@@ -277,12 +278,14 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), {})
     text = next((example[name] for name in ("source", "text", "prompt") if name in example), "Guten Tag!")
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
+    prefix = run.settings.get("source_prefix") or ""
+    text = _shortened(text if text.startswith(prefix) else prefix + text)
     if _pipeline(run) == "question-answering":
         pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")
         question, context = map(_shortened, pair)
         return usage(run.config, repo_id, question, context, adapts=_adapted(run))
     target = run.target_tokenizer
-    return usage(run.config, repo_id, _shortened(text), target_tokenizer=target, adapts=_adapted(run))
+    return usage(run.config, repo_id, text, target_tokenizer=target, adapts=_adapted(run))
 
 
 def _adapted(run: RunMetadata) -> str | None:

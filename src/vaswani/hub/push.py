@@ -149,7 +149,7 @@ def push_folder(
             api.create_branch(url.repo_id, branch=revision, exist_ok=True)
         files = _files(folder, facts, _card(api, url.repo_id, revision, folder, facts))
         operations = [CommitOperationAdd(name, content) for name, content in files.items()]
-        stale = [CommitOperationDelete(name) for name in _stale_weights(api, url.repo_id, revision, files)]
+        stale = [CommitOperationDelete(name) for name in _stale(api, url.repo_id, revision, files)]
         api.create_commit(
             url.repo_id, [*operations, *stale], commit_message=message, revision=revision or "main"
         )
@@ -204,8 +204,14 @@ def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: R
     return str(model_card(facts, repo_id)).encode()
 
 
-def _stale_weights(api: HfApi, repo_id: str, revision: str | None, files: dict[str, Any]) -> Iterator[str]:
-    """Yield weight files of earlier pushes that this one would leave in the repository."""
+def _stale(api: HfApi, repo_id: str, revision: str | None, files: dict[str, Any]) -> Iterator[str]:
+    """Yield files of earlier pushes that this one would leave in the repository, and that go before its own.
+
+    Tokenizers that were pushed alone stay where this push has none.
+    """
+    has_tokenizers = any(fnmatchcase(name, pattern) for name in files for pattern in TOKENIZERS)
+    of_tokenizers = (*TOKENIZERS, f"{TARGET_SUBFOLDER}/*") if has_tokenizers else ()
     for name in api.list_repo_files(repo_id, revision=revision):
-        if name not in files and any(fnmatchcase(name, pattern) for pattern in WEIGHTS):
+        patterns = (*WEIGHTS, *ADAPTERS, *of_tokenizers)
+        if name not in files and any(fnmatchcase(name, pattern) for pattern in patterns):
             yield name

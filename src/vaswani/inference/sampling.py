@@ -12,8 +12,7 @@ R rows of a batch · N generated tokens · V vocabulary
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +59,11 @@ class SeededSampling(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Return scores [R, V] of 0 for the tokens that are drawn, and minus infinity for others."""
-        with _any_algorithms():
-            return self._drawn(input_ids, scores)
+        if scores.is_cuda and torch.are_deterministic_algorithms_enabled():  # its sums would be refused
+            return self._drawn(input_ids.cpu(), scores.cpu()).to(scores.device)
+        return self._drawn(input_ids, scores)
 
-    def _drawn(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def _drawn(self, input_ids: Any, scores: Any) -> Any:
         precision = torch.float32 if scores.device.type == "mps" else torch.float64
         relative: Any = (scores - scores.amax(dim=-1, keepdim=True)).to(precision)  # at most 0
         relative = relative / self.sampling.temperature
@@ -77,15 +77,3 @@ class SeededSampling(LogitsProcessor):
         drawn = drawn.clamp(max=scores.shape[1] - 1)  # of rows that are not finite, which fail later
         excluded: Any = torch.full_like(scores, -math.inf)
         return excluded.scatter(1, drawn, 0.0)
-
-
-@contextmanager
-def _any_algorithms() -> Iterator[None]:
-    """Allow sums whose last bit is not deterministic on a GPU, where these are refused."""
-    asked = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(asked, warn_only=only_warns)

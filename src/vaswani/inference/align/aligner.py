@@ -165,9 +165,9 @@ class Aligner(FromPretrained):
         )
 
     def _read(self, token_ids: list[int], words: Words | None) -> list[int]:
-        """Return a target up to its last word, as later tokens count for no word."""
+        """Return a target up to its last word, if it has any, as later tokens count for no word."""
         places = [place for place, word in enumerate(words or []) if word is not None]
-        return token_ids[: places[-1] + 1]
+        return token_ids[: places[-1] + 1] if places else token_ids
 
 
 def _checked(pair: Any) -> Pair:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, source_prefix
 from vaswani.errors import RunError, UserError, check_positive, one_line
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
@@ -280,7 +280,11 @@ class Embedder(FromPretrained):
         pooling = self.subtoken_pooling
         nothing = states.new_zeros(1, states.shape[1])  # the state of a word without tokens
         spans = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
-        offsets = [(0, 0) if self._is_blank(token) else span for token, span in spans]
+        before = len(source_prefix(self.tokenizer))
+        offsets = [
+            (0, 0) if self._is_blank(token) or end <= before else (max(0, start - before), end - before)
+            for token, (start, end) in spans
+        ]
         words = tokens_of_words(sentence, offsets)
         vectors = [pooling(states[of_word] if of_word else nothing) for of_word in words]
         return torch.stack(vectors) if vectors else pooling(nothing)[None][:0]

@@ -554,10 +554,13 @@ class Translator:
         kept = [
             written
             for written in found
-            if written.text.startswith(row.line.prefix) and all(phrase in written.text for phrase in required)
+            if written.text.startswith(row.line.prefix)
+            and all(phrase in written.text for phrase in required)
+            and not any(phrase in written.text for phrase in self.banned_phrases)  # as of a replaced word
         ]
         if not kept:
-            return Translation(sentence, problem="no text that was found has its prefix and required phrases")
+            problem = "no text that was found has its prefix and required phrases, and none that is banned"
+            return Translation(sentence, problem=problem)
         hypotheses = [self._hypothesis(written) for written in kept]
         return Translation(sentence, _ranked(hypotheses) if self._ranks_by_score else tuple(hypotheses))
 
