@@ -236,7 +236,7 @@ def test_tables_and_what_is_too_long_are_not_streamed(model: Path, tmp_path: Pat
     translator = Translator(toy_model(), toy_tokenizer(), num_beams=1)
     assert (status, output.splitlines()) == (0, ["", *translator(["one"])])
     assert "line 1 is left empty: it has " in errors
-    assert "translated 2 lines; 1 too long and left empty" in errors
+    assert "translated 2 lines; 1 not translated and left empty" in errors
 
 
 @pytest.mark.process
@@ -477,7 +477,7 @@ def test_what_is_too_long_is_skipped_unless_it_may_be_cut_off(model: Path, tmp_p
     status, output, errors = in_process(capfd, *command)
     assert (status, [bool(line) for line in output.split("\n")]) == (0, [True, False, True, False])
     assert "line 2 is left empty: it has " in errors
-    assert "translated 3 lines; 1 too long and left empty" in errors
+    assert "translated 3 lines; 1 not translated and left empty" in errors
     status, output, errors = in_process(capfd, *command, "--too_long", "cut")
     assert (status, [bool(line) for line in output.split("\n")]) == (0, [True, True, True, False])
     assert "translated 3 lines; 1 of which only the beginning was read" in errors

@@ -74,7 +74,7 @@ def test_a_line_too_long_for_the_model_is_named_and_left_empty() -> None:
     assert report == LineReport(lines=3, too_long=1)
     cut = Translator(model, toy_tokenizer(), max_source_length=40)
     written, report, warnings = translate_bytes(cut, text)
-    assert (all(written), warnings, report.source_cut_off, report.too_long) == (True, [], 1, 0)
+    assert (all(written), warnings, report.source_cut_off, report.left_empty) == (True, [], 1, 0)
     assert "1 of which only the beginning was read" in str(report)
     records = [json.loads(line) for line in translate_bytes(cut, text, n_best=1)[0]]
     assert [record.get("source_cut_off") for record in records] == [None, True, None]

@@ -40,7 +40,7 @@ class LineReport:
 
     lines: int = 0
     empty: int = 0
-    too_long: int = 0
+    left_empty: int = 0
     not_utf8: int = 0
     source_cut_off: int = 0
     cut_off: int = 0
@@ -51,7 +51,7 @@ class LineReport:
     def __str__(self) -> str:
         counts = {
             "empty": self.empty,
-            "too long and left empty": self.too_long,
+            "not translated and left empty": self.left_empty,
             "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
             "of which only the beginning was read": self.source_cut_off,
             "cut off at the length limit": self.cut_off,

@@ -68,7 +68,7 @@ def translate_lines(
         report.source_cut_off += translation.source_cut_off
         report.cut_off += any(not best.complete for best in translation.hypotheses[:1])
         if translation.problem:
-            report.too_long += 1
+            report.left_empty += 1
             warn(f"{texts.place} is left empty: {translation.problem}")
         write(_line(texts, translation, n_best, output_field))
     return report
@@ -108,7 +108,7 @@ def stream_lines(
         try:
             pieces = translator.stream(text, prefix=prefix, number=number)
         except UserError as error:
-            report.too_long += 1
+            report.left_empty += 1
             warn(f"{texts.place} is left empty: {error}")
         else:
             report.cut_off += not _write_all(pieces, write)
