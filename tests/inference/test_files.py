@@ -71,7 +71,7 @@ def test_a_line_too_long_for_the_model_is_named_and_left_empty() -> None:
     assert [bool(line) for line in written] == [True, False, True]
     assert len(warnings) == 1
     assert warnings[0].startswith("line 2 is left empty: it has ")
-    assert report == LineReport(lines=3, too_long=1)
+    assert report == LineReport(lines=3, left_empty=1)
     cut = Translator(model, toy_tokenizer(), max_source_length=40)
     written, report, warnings = translate_bytes(cut, text)
     assert (all(written), warnings, report.source_cut_off, report.left_empty) == (True, [], 1, 0)
