@@ -196,6 +196,15 @@ def test_a_baseline_begins_with_the_student_s_folder(options, teacher):
         assert torch.allclose(weights(folder), weights(teacher), atol=1e-6)
 
 
+def test_what_a_student_s_folder_keeps_is_told(options, teacher, capsys):
+    del options["test_file"], options["validation_file"]
+    options |= {"student": str(teacher), "targets": "references", "max_steps": 1, "save_strategy": "no"}
+    run(options, d_model=640, dropout=0.45)
+    kept = json.loads((Path(options["output_dir"]) / "config.json").read_text())
+    told = f"student={teacher} keeps its own fields: d_model={kept['d_model']} (not 640), dropout="
+    assert told in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_baseline_becomes_as_long_as_its_student(options):
     del options["test_file"], options["validation_file"]

@@ -90,7 +90,7 @@ def test_a_student_learns_to_begin_as_it_will_translate(teacher: Path, student: 
     run = run_of(teacher, targets="references", student=student)
     tokenizers = run.teacher.tokenizers
     (language,) = TextCodec(tokenizers[1], "target").start_options().values()
-    assert run.teacher.model.config.decoder_start_token_id != language
+    assert run.teacher.model.config.decoder_start_token_id == language
     assert run.build_model(tokenizers).config.decoder_start_token_id == language
 
 

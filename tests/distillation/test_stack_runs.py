@@ -1,19 +1,24 @@
 """Distillations of one stack from command to report: language models, and models of labels."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from tiny_runs import as_flags, cache_of_its_own, leave_out_curves
 from toy_labels import TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from toy_texts import write_texts
 from vaswani.data.tokenization import load_tokenizers
+from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.config import DistillationConfig
+from vaswani.distillation.mixture import LossMixture
 from vaswani.distillation.run import distill
 from vaswani.distillation.stack_run import MaskedLMDistillation, TaskRun
 from vaswani.errors import UserError
@@ -96,6 +101,45 @@ def test_a_language_model(
     student = load_checkpoint(tmp_path / "run", auto_class=None)[0]
     assert student.config.num_hidden_layers == 2
     resumes_to_the_same_bits(tmp_path / "run", **options)
+
+
+def test_a_run_that_resumes_finds_the_same_teacher(
+    language_models: dict[str, Path], texts: dict[str, str], tmp_path: Path
+) -> None:
+    teacher = shutil.copytree(language_models["masked"], tmp_path / "teacher")
+    options = {**texts, "objective": "masked", "teacher": teacher, "save_steps": 2, "baseline": False}
+    distill(config_for(tmp_path / "run", **options))
+    weights = load_file(teacher / "model.safetensors")
+    save_file({name: 1.01 * tensor for name, tensor in weights.items()}, teacher / "model.safetensors")
+    (teacher / "model_hashes.json").unlink()
+    with pytest.raises(UserError, match=r"the data changed since .* was saved: teacher is not what it was"):
+        distill(config_for(tmp_path / "run", **options, resume_from_checkpoint="true"))
+
+
+def test_a_teacher_of_numbers_has_one_output(
+    classifiers: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    teacher, rows = classifiers["classification"][0], classifiers["regression"][1]
+    options = {"task": "regression", "teacher": teacher, "dataset": rows}
+    with pytest.raises(UserError, match="outputs, and task=regression needs one; give a teacher"):
+        distill(config_for(tmp_path / "run", **options))
+
+
+def test_relations_need_keys_as_wide_as_queries(tmp_path: Path) -> None:
+    shape = {
+        "vocab_size": 61,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+    }
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2)
+    model = LlamaForSequenceClassification(config)
+    objectives = DistillationObjectives(relation_weight=1.0, relation_heads=2)
+    args = SimpleNamespace(tensor_parallel_size=1, device="cpu")
+    trainer: Any = SimpleNamespace(model=model, args=args)
+    with pytest.raises(UserError, match="of one width, and those of a 'llama' model have 16, 8 and 8"):
+        LossMixture(trainer, model, objectives)
 
 
 def test_a_causal_student_learns_its_teachers_texts_alone(

@@ -14,8 +14,14 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LEDConfig,
+    LEDForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
@@ -253,6 +259,34 @@ def test_the_attention_of_each_layer_goes_with_it() -> None:
     assert student_from_teacher(teacher_of("ours", encoder_attention="sparse"), 2).config.layer_attention(
         "encoder"
     ) == ["sparse", "sparse"]
+
+
+def test_lists_of_the_library_go_with_the_layers() -> None:
+    """The sixth layer of Gemma 3 sees all, the others a window; each encoder layer of LED has its own."""
+    shape = {
+        "vocab_size": 61,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 6,
+        "head_dim": 4,
+    }
+    config = Gemma3TextConfig(
+        **shape, num_attention_heads=4, num_key_value_heads=2, sliding_window=4, pad_token_id=0
+    )
+    teacher = Gemma3ForCausalLM(config)
+    student: Any = student_from_teacher(teacher, decoder_layers=[0, 5])
+    assert student.config.layer_types == ["sliding_attention", "full_attention"]
+    assert [layer.self_attn.is_sliding for layer in student.model.layers] == [True, False]
+    student.config.validate()
+    windows = {"attention_window": [4, 8, 16, 8], "max_encoder_position_embeddings": 32}
+    led: Any = LEDForConditionalGeneration(LEDConfig(**{**SHAPE, **IDS, **windows}))
+    assert student_from_teacher(led, encoder_layers=[0, 2]).config.attention_window == [4, 16]
+    types = [[["global", "local"], 2]]
+    neo = GPTNeoForCausalLM(
+        GPTNeoConfig(vocab_size=61, hidden_size=16, num_layers=4, num_heads=4, attention_types=types)
+    )
+    with pytest.raises(UserError, match="'gpt_neo' model tells its layers apart by attention_types"):
+        student_from_teacher(neo, decoder_layers=[0, 2])
 
 
 def test_models_of_one_stack_take_one_number() -> None:

@@ -76,6 +76,12 @@ def ours(**fields: Any) -> PreTrainedModel:
     )
 
 
+def sparse() -> PreTrainedModel:
+    """Its blocks are counted from the first column, so that padding on the left would shift them."""
+    blocks = {"sparse_block_size": 4, "sparse_window_blocks": 1, "sparse_global_blocks": 1}
+    return ours(decoder_attention="sparse", **blocks, sparse_random_blocks=1)
+
+
 def gpt2(**fields: Any) -> PreTrainedModel:
     shape = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64, "initializer_range": WIDE}
     return GPT2LMHeadModel(GPT2Config(**{"vocab_size": 320, **shape, **SPECIAL, **fields}))
@@ -117,7 +123,7 @@ def bart() -> PreTrainedModel:
     )
 
 
-ALL_MODELS = [gpt2, llama, ours, gpt_neox, bloom, openai_gpt, bart]
+ALL_MODELS = [gpt2, llama, ours, sparse, gpt_neox, bloom, openai_gpt, bart]
 
 
 def naive_log_prob(

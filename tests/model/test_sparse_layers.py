@@ -17,7 +17,7 @@ from tiny import (
     tiny_model,
     tokens,
 )
-from vaswani import VaswaniForConditionalGeneration
+from vaswani import VaswaniEncoderConfig, VaswaniEncoderModel, VaswaniForConditionalGeneration
 from vaswani.model.compatibility import CACHE_NAME
 
 SPARSE = {
@@ -271,3 +271,20 @@ def test_a_mask_for_each_query_is_refused() -> None:
 def test_impossible_configurations(fields: dict, message: str) -> None:
     with pytest.raises(Exception, match=message):
         tiny_config(**fields)
+
+
+def test_padding_on_the_left_is_told_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("vaswani.model.input_checks.logger.warning_once", told.append)
+    shape = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+    model = VaswaniEncoderModel(VaswaniEncoderConfig(vocab_size=60, **shape, encoder_attention="sparse"))
+    ids, mask = torch.randint(3, 60, (2, 8)), torch.ones(2, 8, dtype=torch.long)
+    left, right = mask.clone(), mask.clone()
+    left[0, :3] = right[0, 5:] = 0
+    model.train()(input_ids=ids, attention_mask=left)
+    for given in (None, mask, right):
+        model.eval()(input_ids=ids, attention_mask=given)
+    assert told == []
+    model(input_ids=ids, attention_mask=left)
+    assert len(told) == 1
+    assert told[0].startswith("Sparse attention counts blocks from the first column of a batch")

@@ -246,12 +246,14 @@ def test_the_launcher_leaves_the_devices_to_its_processes(options, monkeypatch):
     assert "ACCELERATE_USE_CPU" not in os.environ
 
 
-def test_one_process_has_one_of_several_devices(options, caplog):
+def test_one_process_has_one_of_several_devices(options, monkeypatch):
     arguments = resolved(options).training
-    arguments._n_gpu = 4
-    arguments._use_one_device()
+    arguments._n_gpu = 4  # as transformers counts them
+    told = []
+    monkeypatch.setattr("vaswani.training.config.arguments.logger.warning_once", told.append)
     assert arguments.n_gpu == 1
-    assert "There are 4 GPUs, and one is used; --num_processes 4 uses all." in caplog.text
+    assert arguments.train_batch_size == arguments.per_device_train_batch_size
+    assert told[0] == "There are 4 GPUs, and one is used; --num_processes 4 uses all."
 
 
 @pytest.mark.parametrize(

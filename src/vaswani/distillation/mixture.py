@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import cosine_loss, relation_loss
-from vaswani.distillation.recording import Recorder, stacks
+from vaswani.distillation.recording import Recorder, last_self_attention, stacks
 from vaswani.errors import UserError
 from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.objective import Count
@@ -63,11 +63,20 @@ class LossMixture:
                 f"{self.trainer.args.tensor_parallel_size} splits them; set one of them to its default, or "
                 "use fsdp_size"
             )
-        for width in (self.teacher.config.hidden_size, self.trainer.model.config.hidden_size):
-            if width % heads:
-                raise UserError(
-                    f"relation_heads={heads} does not divide the width {width}; give one that does"
-                )
+        for model in (self.teacher, self.trainer.model):
+            for stack in stacks(model).values():
+                widths: list[Any] = [module.out_features for module in last_self_attention(stack)]
+                query, *others = widths
+                if set(others) != {query}:
+                    raise UserError(
+                        f"relation_weight={weight} needs queries, keys and values of one width, and those of "
+                        f"a {model.config.model_type!r} model have {query}, {others[0]} and {others[1]}; set "
+                        "it to 0"
+                    )
+                if query % heads:
+                    raise UserError(
+                        f"relation_heads={heads} does not divide the width {query}; give one that does"
+                    )
 
     @contextmanager
     def maps(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ class Recorder:
         for name, stack in stacks(model).items():
             self._record(stack, name, "states")
             if projections:
-                for role, module in zip(PROJECTIONS, _last_self_attention(stack), strict=True):
+                for role, module in zip(PROJECTIONS, last_self_attention(stack), strict=True):
                     self._record(module, name, role)
 
     def take(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -68,7 +68,7 @@ def _is_causal(model: PreTrainedModel) -> bool:
     )
 
 
-def _last_self_attention(stack: nn.Module) -> list[nn.Module]:
+def last_self_attention(stack: nn.Module) -> list[nn.Module]:
     """The projections to queries, keys and values of the first attention, which is self-attention."""
     layers = next((part for part in stack.children() if isinstance(part, nn.ModuleList)), nn.ModuleList())
     for module in layers[-1].modules() if len(layers) else ():

@@ -147,6 +147,10 @@ class DistillationRun(TrainingRun):
             check_same_vocabulary(self.teacher.tokenizers, (source, target), whose)
         return source, target
 
+    def identity(self, corpus: Corpus) -> dict[str, Any]:
+        """Also the teacher, which a resumed run learns from too."""
+        return {**super().identity(corpus), "teacher": self.teacher.fingerprint}
+
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The student before training; it begins targets as its tokenizer does."""
         student = self._build_student(tokenizers)
@@ -172,7 +176,9 @@ class DistillationRun(TrainingRun):
                 self.teacher.model, model.encoder_layers, model.decoder_layers, **dropouts
             )
             return student.float()
-        return self.given_student[0]
+        student = self.given_student[0]
+        _tell_kept_fields(model, student.config, options.student)
+        return student
 
     # ---------------------------------------------------------------------------------- the teacher's outputs
 
@@ -343,6 +349,16 @@ def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> 
                 f"student=teacher copies layers, whose {field.name} is {of_teacher}, not {value}; leave "
                 f"{field.name} out, or set student=random"
             )
+
+
+def _tell_kept_fields(model: ModelArguments, student: PreTrainedConfig, folder: str) -> None:
+    """Print the given fields that differ from those of a student's folder, which has its own."""
+    given = {field.name: getattr(model, field.name) for field in fields(ModelArguments)}
+    usual = {field.name: default_of(field) for field in fields(ModelArguments)}
+    own = {name: getattr(student, name) for name in given if hasattr(student, name)}
+    if ignored := [name for name, value in own.items() if given[name] not in (value, usual[name])]:
+        kept = ", ".join(f"{name}={own[name]} (not {given[name]})" for name in ignored)
+        _say(f"student={folder} keeps its own fields: {kept}")
 
 
 def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:

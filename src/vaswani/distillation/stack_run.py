@@ -92,6 +92,11 @@ class StackDistillation(BaseRun):
             return parse_layers(self.options.student_layers, "student_layers")
         return max(1, self.opened_teachers[0].config.num_hidden_layers // 2)
 
+    def identity(self, corpus: Corpus) -> dict[str, Any]:
+        """Also the teachers, which a resumed run learns from too."""
+        found = super().identity(corpus)
+        return {**found, "teacher": list(map(fingerprint_model, self.teachers))} if self.teaches else found
+
     def check(self) -> None:
         """Raise `UserError` for what would fail only later."""
         super().check()  # type: ignore[safe-super]  # of the kind of training
@@ -379,6 +384,11 @@ class TaskRun(StackDistillation, FinetuningRun):
         corpus = super().load()
         for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
             known = names_of(teacher.config)
+            if self.config.data.task == "regression" and teacher.config.num_labels != 1:
+                raise UserError(
+                    f"teacher={name} has {teacher.config.num_labels} outputs, and task=regression needs one; "
+                    "give a teacher that was trained on numbers"
+                )
             if self.task.names and known != self.task.names:
                 raise UserError(
                     f"teacher={name} tells the labels {listing(known)} apart, and the rows have "

@@ -36,6 +36,8 @@ _DEPTH_FIELDS = {
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
 }
+# Lists with a value for each layer, in encoder-decoders: ours, and LED's.
+_OF_LAYERS = {"encoder": ("encoder_attention", "attention_window"), "decoder": ("decoder_attention",)}
 
 
 def student_from_teacher(
@@ -179,12 +181,24 @@ def _choose(wanted: int | Sequence[int], num_layers: int, stack: str) -> list[in
 def _set_depth(config: PreTrainedConfig, stack: str, layers: list[int]) -> None:
     """Change the configuration to that of a stack with these layers."""
     names = _DEPTH_FIELDS[stack] if config.is_encoder_decoder else ("num_hidden_layers",)
+    depth = next(getattr(config, name) for name in names if hasattr(config, name))
+    if hasattr(config, "attention_types"):
+        raise UserError(
+            f"a {config.model_type!r} model tells its layers apart by attention_types, of which no part can "
+            f"be taken; leave out {stack}_layers"
+        )
+    for name, value in config.to_dict().items():
+        is_of_layers = name in _OF_LAYERS[stack] if config.is_encoder_decoder else _may_be_of_layers(name)
+        if is_of_layers and isinstance(value, list | tuple) and len(value) == depth:
+            setattr(config, name, [value[index] for index in layers])
     for name in names:
         if hasattr(config, name):
             setattr(config, name, len(layers))
-    of_each_layer = getattr(config, f"{stack}_attention", None)  # ours: full or sparse
-    if isinstance(of_each_layer, list):
-        setattr(config, f"{stack}_attention", [of_each_layer[index] for index in layers])
+
+
+def _may_be_of_layers(name: str) -> bool:
+    """Whether a list in a configuration can have a value for each layer, such as `layer_types`."""
+    return name != "architectures" and "token" not in name
 
 
 def _teacher_name(name: str, copied: dict[str, list[int]], weights: dict[str, torch.Tensor]) -> str:

@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from vaswani.errors import UserError
 from vaswani.model.attention import eager_attention_forward, sparse_attention_forward
+from vaswani.model.input_checks import can_be_checked, warn_of_left_padding
 from vaswani.model.sparse_pattern import SparsePattern
 
 IMPLEMENTATION = "vaswani_sparse"
@@ -62,6 +63,8 @@ def sparse_mask(
         UserError: the mask is more than causal or bidirectional with padding, or has a wrong length.
     """
     _check_mask(mask_function, attention_mask, kv_offset, kwargs.get("local_size"))
+    if attention_mask is not None and can_be_checked(attention_mask):
+        warn_of_left_padding(attention_mask)
     if mask_function is bidirectional_mask_function:
         return _shown(attention_mask, batch_size, kv_length, device).to(BOTH_WAYS)[:, None, None]
     if isinstance(q_offset, int) and attention_mask is not None:

@@ -12,6 +12,9 @@ from math import isfinite
 from typing import Any
 
 import torch
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 IGNORED_LABEL = -100
 
@@ -33,6 +36,15 @@ def has_values(tensor: Any) -> bool:
 def can_be_checked(values: torch.Tensor) -> bool:
     """Return True if the tensor has values and they can be read without waiting for a device."""
     return values.device.type == "cpu" and values.numel() > 0 and has_values(values)
+
+
+def warn_of_left_padding(mask: torch.Tensor) -> None:
+    """Warn once where padding [B, S] is on the left of a sequence, whose sparse pattern it shifts."""
+    if has_values(mask) and not bool(mask[:, 0].all()):
+        logger.warning_once(
+            "Sparse attention counts blocks from the first column of a batch: with padding on the left, a "
+            "sequence has other results than alone. Pad on the right, or batch sequences of one length."
+        )
 
 
 def check_attention_mask(

@@ -35,6 +35,7 @@ from .input_checks import (
     check_ids,
     check_no_lost_arguments,
     check_position_ids,
+    warn_of_left_padding,
 )
 from .kernel_slots import KernelSlot, prepare_kernels
 from .operators import Linear, dropout, word_dropout
@@ -271,10 +272,15 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
         Raises `ValueError` if some layers are sparse and the mask holds more than padding.
         """
-        if attention_mask is None or attention_mask.ndim == 2:
-            return attention_mask
+        if attention_mask is None:
+            return None
         stack = self.layer_class.stack
-        if "sparse" in self.config.layer_attention(stack):
+        is_sparse = "sparse" in self.config.layer_attention(stack)
+        if attention_mask.ndim == 2:
+            if is_sparse and not self.training:
+                warn_of_left_padding(attention_mask)
+            return attention_mask
+        if is_sparse:
             raise ValueError(
                 f"sparse attention takes a padding mask [batch, length]; got {list(attention_mask.shape)}. "
                 f"Set {stack}_attention='full' to give each query its own mask."

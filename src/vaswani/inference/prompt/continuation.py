@@ -24,6 +24,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     LogitsProcessorList,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteria,
@@ -206,9 +207,10 @@ class LanguageModel:
         """
         found: dict[Draft, TokenIds] = {}
         times = Counter(drafts)
-        shifts_positions = "position_ids" not in self._forward_arguments  # left padding would shift them
+        # Left padding would shift positions, and the blocks of sparse attention.
+        shifts = "position_ids" not in self._forward_arguments or _is_sparse(self.model.config)
         tokens = {draft: len(draft.prompt) + draft.max_new_tokens for draft in times}
-        for batch in batches(tokens, self.max_tokens_per_batch, equal=shifts_positions):
+        for batch in batches(tokens, self.max_tokens_per_batch, equal=shifts):
             with within_memory("texts", len(batch), len(batch[0].prompt)):
                 continuations = self._generate(batch, sampling, stop)
             found.update(zip(batch, continuations, strict=True))
@@ -329,3 +331,9 @@ def check_causal(model: PreTrainedModel) -> None:
             f"{type(model).__name__} sees the tokens that it predicts; give a causal model "
             "such as 'vaswani_decoder', 'gpt2' or 'llama'"
         )
+
+
+def _is_sparse(config: PreTrainedConfig) -> bool:
+    """Whether layers have sparse attention, of this package or given by it to another model."""
+    ours, implementation = getattr(config, "decoder_attention", ""), config._attn_implementation or ""
+    return "sparse" in ours or "sparse" in implementation

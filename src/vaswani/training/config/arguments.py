@@ -6,7 +6,6 @@ the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer
 
 import importlib.util
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -18,6 +17,7 @@ import transformers
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SaveStrategy, SchedulerType
+from transformers.utils import logging
 
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.sources.corpus import CorpusSpec
@@ -40,7 +40,7 @@ from vaswani.training.launch.processes import (
     trains_on_cpu,
 )
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
 LOWER_IS_BETTER = ("mse", "perplexity")  # metrics; the library knows it of losses only
@@ -351,7 +351,6 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         store = join_processes(int(self.ddp_timeout), trains_on_cpu(self.use_cpu))
         super().__post_init__()
         del store  # by now the process group keeps it
-        self._use_one_device()
         self._check_reporting()
         self._check_ranking()
         self._check_averaging()
@@ -360,13 +359,15 @@ class BaseTrainingArguments(transformers.TrainingArguments):
                 f"lr_scheduler_type=inverse_sqrt takes no lr_scheduler_kwargs, got {self.lr_scheduler_kwargs}"
             )
 
-    def _use_one_device(self) -> None:
-        """Keep transformers from sharing out batches by `DataParallel`, which these losses do not allow."""
-        if self.n_gpu > 1:
-            logger.warning(
-                "There are %d GPUs, and one is used; --num_processes %d uses all.", self.n_gpu, self.n_gpu
-            )
-            self._n_gpu = 1
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process: one of several.
+
+        With more, transformers would share out batches by `DataParallel`, which these losses do not allow.
+        """
+        if (found := super().n_gpu) > 1:
+            logger.warning_once(f"There are {found} GPUs, and one is used; --num_processes {found} uses all.")
+        return min(found, 1)
 
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect beside the values of others, and why."""

@@ -102,7 +102,7 @@ class BaseRun(ABC):
         if not training.evaluate_test:
             corpus.splits.pop("test", None)
         if self.checkpoint:
-            check_same_data(self.checkpoint, corpus.identity())
+            check_same_data(self.checkpoint, self.identity(corpus))
             tokenizers = load_tokenizers(self.checkpoint)
         else:
             tokenizers = self.build_tokenizers(corpus)
@@ -115,7 +115,7 @@ class BaseRun(ABC):
         with _first_the_main_process():
             splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
         trainer = self.build_trainer(splits, tokenizers, model)
-        trainer.identity, trainer.settings, trainer.history = corpus.identity(), settings, self.history
+        trainer.identity, trainer.settings, trainer.history = self.identity(corpus), settings, self.history
         trainer.stream_report = corpus.reports["train"]
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
@@ -168,6 +168,10 @@ class BaseRun(ABC):
             raise UserError(
                 "evaluation needs a validation split; give a validation_file or set eval_strategy to no"
             )
+
+    def identity(self, corpus: Corpus) -> dict[str, Any]:
+        """What a resumed run must find again: the rows, and what else it learns from."""
+        return corpus.identity()
 
     @abstractmethod
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:

@@ -196,6 +196,8 @@ def check_writable(folder: Path, option: str = "output_dir") -> None:
 def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
     """Raise `UserError` if the identity of the corpus is not the one in the checkpoint's manifest."""
     data = read_manifest(checkpoint).get("data", {})
+    if "teacher" not in data:  # as earlier versions wrote it
+        identity = {name: value for name, value in identity.items() if name != "teacher"}
     if data and data != identity:
         changed = sorted(name for name in {*data, *identity} if data.get(name) != identity.get(name))
         raise UserError(
