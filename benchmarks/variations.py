@@ -284,7 +284,8 @@ def report(study: Study, args: argparse.Namespace, results: dict[str, Result], r
             }
         table.append((*cells, f"{mean(model['seconds'] for model in result.models):.0f}"))
         record[name] = numbers
-    setting = side_by_side.describe_setting(args.data.name, [torch.get_num_threads()])
+    dtype = "bf16" if args.bf16 else "fp32"
+    setting = side_by_side.describe_setting(args.data.name, [torch.get_num_threads()], dtype)
     print(f"{setting} · {rows:,} rows of validation · {args.seeds} seeds\n")
     side_by_side.print_table((*columns, "seconds of a training"), table)
     if args.picture:
