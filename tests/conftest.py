@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from forking import ForkingPython, leave_out_of_collections
-from tiny_runs import leave_out_curves
+from tiny_runs import leave_out_slow_parts
 
 # A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 ROOT = Path(__file__).parents[1]
 
-leave_out_curves()  # a test that is about them brings them back
+leave_out_slow_parts()  # a test that is about them brings them back
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

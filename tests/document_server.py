@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import yaml
 
 from forking import import_everything
-from tiny_runs import TINY_MODEL, in_file, leave_out_curves
+from tiny_runs import TINY_MODEL, in_file, leave_out_slow_parts
 from vaswani.cli import main
 from vaswani.files.named_configs import find_config
 from vaswani.training.trainer.labels import TASKS
@@ -194,7 +194,7 @@ def run(
         if name == "python":
             exec(compile(arguments[0], "document", "exec"), {"__name__": "__main__"})
         else:
-            leave_out_curves()
+            leave_out_slow_parts()
             sys.argv = ["vaswani", *small(arguments)]
             if arguments[0] == "demo":
                 Thread(target=end_when_served, daemon=True).start()

@@ -152,10 +152,10 @@ def run_program(
         sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
         runpy.run_path(arguments[0], run_name="__main__")
         raise SystemExit
-    from tiny_runs import leave_out_curves
+    from tiny_runs import leave_out_slow_parts
     from vaswani.cli import main
 
-    leave_out_curves()
+    leave_out_slow_parts()
     sys.argv = ["vaswani", *arguments]
     main()
     raise SystemExit

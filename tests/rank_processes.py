@@ -14,7 +14,7 @@ import datasets
 import torch
 from torch.distributed.tensor import DTensor
 
-from tiny_runs import as_flags, leave_out_curves
+from tiny_runs import as_flags, leave_out_slow_parts
 
 # New processes in which the imports are done: what dies costs no ten seconds each.
 SECONDS = 120  # that a training may take
@@ -77,7 +77,7 @@ def begin_copy(stdout: Path, stderr: Path | None = None) -> None:
     sys.stdout.reconfigure(line_buffering=True)
     torch.set_num_threads(1)
     datasets.config.HF_DATASETS_CACHE = stdout.parent / "datasets"
-    leave_out_curves()
+    leave_out_slow_parts()
 
 
 def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_dir: str) -> None:

@@ -1,5 +1,6 @@
 """Options of a run that takes a second, and the corpus of few dates that it trains on."""
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -60,9 +61,10 @@ def resolved(options: dict, config_class: type[BaseConfig] = RunConfig) -> Any:
         return load_config(in_file(options, Path(folder)), [], config_class)
 
 
-def leave_out_curves() -> None:
-    """In this process; drawing them takes longer than such a run."""
+def leave_out_slow_parts() -> None:
+    """In this process: drawing curves, and waiting until a disk has all, take longer than such a run."""
     base_run.save_curves = lambda run: None
+    os.fsync = lambda descriptor: None
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from tiny_runs import as_flags, cache_of_its_own, leave_out_curves
+from tiny_runs import as_flags, cache_of_its_own, leave_out_slow_parts
 from toy_labels import TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from toy_texts import write_texts
 from vaswani.data.tokenization import load_tokenizers
@@ -33,7 +33,7 @@ from vaswani.training.trainer.base import BaseTrainer
 __all__ = ["cache_of_its_own"]
 
 pytestmark = pytest.mark.slow
-leave_out_curves()
+leave_out_slow_parts()
 
 RUN: dict[str, Any] = {
     "max_length": 32,

@@ -9,7 +9,7 @@ import pytest
 from transformers.utils import PushToHubMixin
 
 from loopback_hub import LoopbackHub, Run
-from tiny_runs import as_flags, leave_out_curves
+from tiny_runs import as_flags, leave_out_slow_parts
 from toy_translation import save_toy_checkpoint, toy_model
 from vaswani.cli import run as run_here
 from vaswani.data.tokenization import TARGET_SUBFOLDER
@@ -113,7 +113,7 @@ def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
     tiny_run: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The copy that a training pushes of a checkpoint holds all that its manifest names."""
-    leave_out_curves()
+    leave_out_slow_parts()
     assert run_here(["train", *as_flags({**tiny_run, "max_steps": 3, "hub_token": "hf_secret"})]) == 0
     run_folder = Path(tiny_run["output_dir"])
     checkpoint = run_folder / "checkpoint-3"
@@ -139,7 +139,7 @@ def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
 
 @pytest.mark.slow
 def test_no_file_of_a_run_holds_the_token(tiny_run: dict) -> None:
-    leave_out_curves()
+    leave_out_slow_parts()
     assert run_here(["train", *as_flags({**tiny_run, "max_steps": 3, "hub_token": "hf_secret"})]) == 0
     files = [path for path in Path(tiny_run["output_dir"]).rglob("*") if path.is_file()]
     assert {"training_args.bin", "training_config.yaml"} <= {path.name for path in files}

@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from library_tokenizers import SOURCES
 from library_translators import save_translator
-from tiny_runs import cache_of_its_own, leave_out_curves
+from tiny_runs import cache_of_its_own, leave_out_slow_parts
 from toy_translation import save_toy_checkpoint
 from vaswani import Translator
 from vaswani.errors import UserError
@@ -25,7 +25,7 @@ from vaswani.training.runs.translation import ContinuedRun, train
 
 __all__ = ["cache_of_its_own", "pairs"]
 
-leave_out_curves()
+leave_out_slow_parts()
 
 LORA: dict[str, Any] = {"lora_rank": 4}
 

@@ -17,7 +17,7 @@ from transformers import (
     T5Tokenizer,
 )
 
-from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own, leave_out_curves, resolved
+from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own, leave_out_slow_parts, resolved
 from toy_texts import write_texts
 from vaswani.cli import run as command_line
 from vaswani.data.text.denoising import DenoisingCollator
@@ -31,7 +31,7 @@ from vaswani.training.runs.pretraining import pretrain
 
 __all__ = ["cache_of_its_own"]
 
-leave_out_curves()
+leave_out_slow_parts()
 
 SPANS, GAPS = {"objective": "span_denoising"}, {"objective": "gap_sentences"}
 KINDS = {"spans": SPANS, "gaps": GAPS, "random gaps": {**GAPS, "gap_sentence_strategy": "random"}}

@@ -16,7 +16,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from tiny_runs import as_flags, cache_of_its_own, leave_out_curves
+from tiny_runs import as_flags, cache_of_its_own, leave_out_slow_parts
 from toy_labels import save_toy_decoder, save_toy_encoder, write_jsonl, write_toy_rows
 from toy_questions import toy_questions
 from vaswani import Classifier
@@ -31,7 +31,7 @@ from vaswani.training.runs.question_answering import QuestionAnsweringRun
 
 __all__ = ["cache_of_its_own"]
 
-leave_out_curves()
+leave_out_slow_parts()
 
 QUICK: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 2e-2, "max_steps": 4}
 QUICK |= {"max_tokens_per_batch": 400, "eval_strategy": "no", "max_length": 36, "lora_rank": 2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from vaswani.model.configuration_vaswani import (
     VaswaniEncoderConfig,
     VaswaniFamilyConfig,
 )
+
+_peak_of = lru_cache(matrix_peak)  # measured once for all trainings of a process
 
 
 class Meter(TrainerCallback):
@@ -62,7 +65,7 @@ class Meter(TrainerCallback):
         if self._peak is None and isinstance(self.config, VaswaniFamilyConfig):
             dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
             dtype = dtypes.get(self.accelerator.mixed_precision, torch.float32)
-            self._peak = matrix_peak(self.accelerator.device, dtype)
+            self._peak = _peak_of(self.accelerator.device, dtype)
             if self.accelerator.device.type == "cuda":  # the products are no part of the training
                 torch.cuda.reset_peak_memory_stats(self.accelerator.device)
         self._start_again()
