@@ -14,13 +14,13 @@ def unwritten_padding(model: PreTrainedModel) -> int | None:
     """
     generation: Any = getattr(model, "generation_config", None)
     padding = model.config.pad_token_id
-    banned = [*(getattr(generation, "bad_words_ids", None) or ())]
-    banned += [[token] for token in getattr(generation, "suppress_tokens", None) or ()]
-    return padding if padding is not None and [padding] in banned else None
+    phrases, tokens = (getattr(generation, name, None) or () for name in ("bad_words_ids", "suppress_tokens"))
+    is_banned = [padding] in phrases or padding in tokens
+    return padding if is_banned else None
 
 
-def without_padding(model: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
-    """Return the logits [..., V] of a model, −∞ for the padding token that it never writes."""
-    if (padding := unwritten_padding(model)) is None:
+def without_padding(logits: torch.Tensor, padding: int | None) -> torch.Tensor:
+    """Return logits [..., V], −∞ for the padding of a model (see `unwritten_padding`), if it has such."""
+    if padding is None:
         return logits
     return logits.index_fill(-1, torch.tensor([padding], device=logits.device), -torch.inf)

@@ -72,10 +72,9 @@ def predict(
     trained = read_settings(folder)
     if text_pair_field is None:  # a model of pairs reads no single texts
         text_pair_field = trained.get("text_pair_field")
-    where: dict[str, Any] = {"default": trained.get("text_field") or "text", "pair_field": text_pair_field}
-    with open_texts(
-        input_name, text_field, added=ADDED, words=is_tagger, option="text_field", **where
-    ) as texts:
+    default = trained.get("text_field") or "text"
+    where: dict[str, Any] = {"option": "text_field", "default": default, "pair_field": text_pair_field}
+    with open_texts(input_name, text_field, added=ADDED, words=is_tagger, **where) as texts:
         begin_work()
         with LineWriter(output_name) as writer:
             classifier = Classifier.from_pretrained(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,14 +80,13 @@ def _training_command(name: str, help: str, example: str, config_class: str, run
         path = None if config is None else find_config(config)
         with ends_on_sigterm(lambda: "before training began"):
             from vaswani.training.config.config_file import load_config
+            from vaswani.training.launch.processes import devices_left_alone
 
+            with devices_left_alone() if num_processes != 1 else nullcontext():
+                resolved = load_config(path, context.args, _imported(config_class))
             if num_processes != 1:
-                from vaswani.training.launch.processes import devices_left_alone
-
-                with devices_left_alone():
-                    resolved = load_config(path, context.args, _imported(config_class))
                 return _launch(context, config, num_processes, resolved)
-            _run_training(_imported(run), load_config(path, context.args, _imported(config_class)))
+            _run_training(_imported(run), resolved)
         return None
 
 

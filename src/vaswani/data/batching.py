@@ -95,25 +95,25 @@ def tokenize_corpus(
     columns = dataset.column_names or []
     if missing := {"source", "target"}.difference(columns):
         raise UserError(f"the rows to tokenize have no column {sorted(missing)}; they have {columns}")
-    codecs = {
-        "sources": check_encodes(source_tokenizer, "source", max_source_length),
-        "targets": check_encodes(target_tokenizer, "target", max_target_length),
-    }
+    encoding = _Encoding(
+        check_encodes(source_tokenizer, "source", max_source_length),
+        check_encodes(target_tokenizer, "target", max_target_length),
+        Features({**TOKEN_FEATURES, "target": Value("string")}) if keep_targets else TOKEN_FEATURES,
+    )
     limits = _LengthLimits(
-        frames=(codecs["sources"].frame(), codecs["targets"].frame()),
+        frames=(encoding.sources.frame(), encoding.targets.frame()),
         longest=(max_source_length, max_target_length),
         truncated=("source" in truncated, "target" in truncated),
     )
     report = report if report is not None else RowReport()
-    features = Features({**TOKEN_FEATURES, "target": Value("string")}) if keep_targets else TOKEN_FEATURES
     if isinstance(dataset, Dataset):
-        return _tokenize_whole(dataset, codecs, limits, report, features)
+        return _tokenize_whole(dataset, encoding, limits, report)
     return dataset.map(
         partial(_encode_fit, limits, report),
         batched=True,
         remove_columns=columns,
-        features=features,
-        fn_kwargs={**codecs, "features": features},
+        features=encoding.features,
+        fn_kwargs={"encoding": encoding},
     )
 
 
@@ -211,17 +211,36 @@ def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: in
     return codec
 
 
-def _encode(
-    rows: dict[str, list[str]], sources: TextCodec, targets: TextCodec, features: Features
-) -> dict[str, list[Any]]:
+@dataclass(frozen=True)
+class _Encoding:
+    """What makes columns of the texts of rows.
+
+    Args:
+        sources, targets: the codecs.
+        features: of the columns; those of the rows among them are kept.
+    """
+
+    sources: TextCodec
+    targets: TextCodec
+    features: Features
+
+    @property
+    def keys(self) -> list[str | None]:
+        """What identifies the tokenizers, None for one that has no key."""
+        tokenizers = (self.sources.tokenizer, self.targets.tokenizer)
+        return [tokenizer_key(each, __file__, text_codec.__file__) for each in tokenizers]
+
+
+def _encode(rows: dict[str, list[str]], encoding: _Encoding) -> dict[str, list[Any]]:
     """Tokenize rows to columns; a text with only special tokens counts as empty."""
-    input_ids, labels = _text_ids(sources, rows["source"]), _text_ids(targets, rows["target"])
+    input_ids = _text_ids(encoding.sources, rows["source"])
+    labels = _text_ids(encoding.targets, rows["target"])
     return {
         "input_ids": input_ids,
         "labels": labels,
         "source_length": [len(ids) for ids in input_ids],
         "target_length": [len(ids) for ids in labels],
-        **{name: rows[name] for name in features.keys() & rows.keys()},
+        **{name: rows[name] for name in encoding.features.keys() & rows.keys()},
     }
 
 
@@ -234,51 +253,39 @@ def _encode_fit(
     limits: _LengthLimits,
     report: RowReport,
     rows: dict[str, list[str]],
-    sources: TextCodec,
-    targets: TextCodec,
-    features: Features,
+    encoding: _Encoding,
 ) -> dict[str, list[Any]]:
     """Tokenize rows of a stream, without those that do not fit."""
-    tokens = _encode(rows, sources, targets, features)
+    tokens = _encode(rows, encoding)
     source, target = (np.asarray(tokens[name]) for name in ("source_length", "target_length"))
     fit = limits.fitting(source, target, report)
     return limits.truncate({name: [column[i] for i in fit] for name, column in tokens.items()})
 
 
 def _tokenize_whole(
-    dataset: Dataset,
-    codecs: dict[str, TextCodec],
-    limits: _LengthLimits,
-    report: RowReport,
-    features: Features,
+    dataset: Dataset, encoding: _Encoding, limits: _LengthLimits, report: RowReport
 ) -> Dataset:
-    keys = [tokenizer_key(codec.tokenizer, __file__, text_codec.__file__) for codec in codecs.values()]
-    if all(keys):
-        parts = [dataset._fingerprint, *map(str, keys), *map(str, limits.frames), *features]
+    if all(keys := encoding.keys):
+        parts = [dataset._fingerprint, *map(str, keys), *map(str, limits.frames), *encoding.features]
         key = hashlib.sha256("".join(parts).encode()).hexdigest()
-        return _tokenize_to_file(dataset, codecs, limits, report, features, key)
+        return _tokenize_to_file(dataset, encoding, limits, report, key)
     scratch = Path(tempfile.mkdtemp(prefix="vaswani-tokens-"))
-    tokens = _tokenize_to_file(dataset, codecs, limits, report, features, secrets.token_hex(16), scratch)
+    tokens = _tokenize_to_file(dataset, encoding, limits, report, secrets.token_hex(16), scratch)
     weakref.finalize(tokens, shutil.rmtree, scratch, ignore_errors=True)
     return tokens
 
 
 def _tokenize_to_file(
     dataset: Dataset,
-    codecs: dict[str, TextCodec],
+    encoding: _Encoding,
     limits: _LengthLimits,
     report: RowReport,
-    features: Features,
     key: str,
     folder: Path | None = None,
 ) -> Dataset:
     """Return the rows that fit, from the cache or from a folder of this process alone."""
-    options: dict[str, Any] = {
-        "folder": folder,
-        "fn_kwargs": {**codecs, "features": features},
-        "desc": "Tokenizing",
-    }
-    tokens = map_to_file(dataset, _encode, features, key, **options)
+    options: dict[str, Any] = {"fn_kwargs": {"encoding": encoding}, "desc": "Tokenizing"}
+    tokens = map_to_file(dataset, _encode, encoding.features, key, folder, **options)
     source, target = token_lengths(tokens)
     fit = limits.fitting(source, target, report)
     if not fit.size:
@@ -290,7 +297,7 @@ def _tokenize_to_file(
     if not is_cut:
         return tokens
     key = hashlib.sha256(f"{key} {limits!r}".encode()).hexdigest()
-    return map_to_file(tokens, limits.truncate, features, key, folder, desc="Truncating")
+    return map_to_file(tokens, limits.truncate, encoding.features, key, folder, desc="Truncating")
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):

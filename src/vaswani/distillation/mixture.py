@@ -63,20 +63,18 @@ class LossMixture:
                 f"{self.trainer.args.tensor_parallel_size} splits them; set one of them to its default, or "
                 "use fsdp_size"
             )
-        for model in (self.teacher, self.trainer.model):
-            for stack in stacks(model).values():
-                widths: list[Any] = [module.out_features for module in last_self_attention(stack)]
-                query, *others = widths
-                if set(others) != {query}:
-                    raise UserError(
-                        f"relation_weight={weight} needs queries, keys and values of one width, and those of "
-                        f"a {model.config.model_type!r} model have {query}, {others[0]} and {others[1]}; set "
-                        "it to 0"
-                    )
-                if query % heads:
-                    raise UserError(
-                        f"relation_heads={heads} does not divide the width {query}; give one that does"
-                    )
+        models = (self.teacher, self.trainer.model)
+        for stack in (stack for model in models for stack in stacks(model).values()):
+            widths: list[Any] = [module.out_features for module in last_self_attention(stack)]
+            if len(set(widths)) > 1:
+                raise UserError(
+                    f"relation_weight={weight} needs queries, keys and values of one width, and those of "
+                    f"{type(stack).__name__} have {', '.join(map(str, widths))}; set it to 0"
+                )
+            if widths[0] % heads:
+                raise UserError(
+                    f"relation_heads={heads} does not divide the width {widths[0]}; give one that does"
+                )
 
     @contextmanager
     def maps(self) -> Iterator[None]:

@@ -341,24 +341,29 @@ def _check_positions(rows: Dataset, models: dict[str, PreTrainedModel]) -> None:
 
 def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> None:
     """Raise `UserError` for a given field that differs from the teacher's, whose layers are copied."""
-    for field in fields(ModelArguments):
-        value, of_teacher = getattr(model, field.name), getattr(teacher, field.name, None)
-        is_own = field.name in OWN_FIELDS or (field.name in DROPOUTS and hasattr(teacher, field.name))
-        if not is_own and value not in (default_of(field), of_teacher):
+    for name, of_teacher in _differing_fields(model, teacher).items():
+        if name not in OWN_FIELDS and not (name in DROPOUTS and hasattr(teacher, name)):
             raise UserError(
-                f"student=teacher copies layers, whose {field.name} is {of_teacher}, not {value}; leave "
-                f"{field.name} out, or set student=random"
+                f"student=teacher copies layers, whose {name} is {of_teacher}, not {getattr(model, name)}; "
+                f"leave {name} out, or set student=random"
             )
 
 
 def _tell_kept_fields(model: ModelArguments, student: PreTrainedConfig, folder: str) -> None:
     """Print the given fields that differ from those of a student's folder, which has its own."""
-    given = {field.name: getattr(model, field.name) for field in fields(ModelArguments)}
-    usual = {field.name: default_of(field) for field in fields(ModelArguments)}
-    own = {name: getattr(student, name) for name in given if hasattr(student, name)}
-    if ignored := [name for name, value in own.items() if given[name] not in (value, usual[name])]:
-        kept = ", ".join(f"{name}={own[name]} (not {given[name]})" for name in ignored)
+    if own := _differing_fields(model, student):
+        kept = ", ".join(f"{name}={value} (not {getattr(model, name)})" for name, value in own.items())
         _say(f"student={folder} keeps its own fields: {kept}")
+
+
+def _differing_fields(model: ModelArguments, shape: PreTrainedConfig) -> dict[str, Any]:
+    """Return the values of a shape, None where it has none, in whose place others are given."""
+    found = {field: getattr(shape, field.name, None) for field in fields(ModelArguments)}
+    return {
+        field.name: value
+        for field, value in found.items()
+        if getattr(model, field.name) not in (default_of(field), value)
+    }
 
 
 def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:

@@ -95,7 +95,12 @@ class StackDistillation(BaseRun):
     def identity(self, corpus: Corpus) -> dict[str, Any]:
         """Also the teachers, which a resumed run learns from too."""
         found = super().identity(corpus)
-        return {**found, "teacher": list(map(fingerprint_model, self.teachers))} if self.teaches else found
+        return {**found, "teacher": self.fingerprints} if self.teaches else found
+
+    @cached_property
+    def fingerprints(self) -> list[str]:
+        """Those of the teachers."""
+        return [fingerprint_model(teacher) for teacher in self.teachers]
 
     def check(self) -> None:
         """Raise `UserError` for what would fail only later."""
@@ -318,7 +323,7 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
         draws = (options.generation_temperature, options.generation_top_p, training.seed)
         writing = Writing(options.prompt_tokens, self._most_tokens, *draws)
         identity = {
-            "teacher": fingerprint_model(author.model),
+            "teacher": self.fingerprints[0],
             "texts": fingerprint_rows(rows, ["text"]),
             **writing.identity(author),
         }

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
@@ -23,7 +22,7 @@ from vaswani.hub.run_metadata import read_config, read_settings
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
-from vaswani.training.runs.translation import begin_as_tokenizer, train
+from vaswani.training.runs.translation import begin_as_tokenizer, fill_in_special_tokens, train
 from vaswani.training.trainer.resuming import MAY_CHANGE
 
 logger = logging.get_logger(__name__)
@@ -67,14 +66,7 @@ def load_teacher(config: DistillationConfig) -> Teacher:
 def _begun(teacher: Teacher) -> Teacher:
     """Let a teacher begin targets as it does in translation, and as its student does."""
     begin_as_tokenizer(teacher.model, teacher.target_tokenizer)
-    shape: Any = teacher.model.config
-    if shape.decoder_start_token_id is None:
-        shape.decoder_start_token_id = teacher.model.generation_config.decoder_start_token_id
-    if shape.decoder_start_token_id is None or shape.pad_token_id is None:
-        raise UserError(
-            f"the teacher in {shape.name_or_path} does not say which token begins a target, or which is "
-            "padding; add decoder_start_token_id and pad_token_id to its config.json"
-        )
+    fill_in_special_tokens(teacher.model, teacher.source_tokenizer)
     return teacher
 
 

@@ -24,7 +24,7 @@ from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.config.arguments import TrainingArguments
 from vaswani.training.trainer.objective import Count
 from vaswani.training.trainer.seq2seq import Trainer
-from vaswani.unwritten_padding import without_padding
+from vaswani.unwritten_padding import unwritten_padding
 
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
 
@@ -228,9 +228,10 @@ def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> 
             decoder_input_ids=start.to(device),
             use_cache=False,
         ).logits
-    padding = torch.tensor([config.pad_token_id], device=device)
-    of_padding = without_padding(teacher, logits).index_select(-1, padding)  # [B, T, 1]
-    if of_padding.isneginf().any():  # of an ensemble it may be so by itself
-        least = logits.index_fill(-1, padding, torch.inf).amin(-1, keepdim=True)
-        logits = logits.index_copy(-1, padding, torch.where(of_padding.isneginf(), least, of_padding))
+    of_padding = logits[..., config.pad_token_id]  # a view, [B, T]
+    if unwritten_padding(teacher) is not None:
+        of_padding.fill_(-torch.inf)
+    if (is_hidden := of_padding.isneginf()).any():  # of an ensemble it may be so by itself
+        least = logits.masked_fill(logits.isneginf(), torch.inf).amin(-1)
+        of_padding.copy_(torch.where(is_hidden, least, of_padding))
     return logits

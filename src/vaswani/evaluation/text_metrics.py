@@ -14,11 +14,13 @@ from typing import Any
 import datasets
 import evaluate
 import numpy as np
+import regex
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 
@@ -36,11 +38,6 @@ def _describe(description: str, citation: str) -> evaluate.MetricInfo:
     )
 
 
-_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
-# Kana; Thai and Lao; Tibetan and Burmese; Khmer.
-_OTHERS_WITHOUT_SPACES = re.compile("[\u3040-\u30ff\uff66-\uff9f\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff]")
-
-
 def bleu_metric(references: Sequence[str], lowercase: bool = False) -> BLEU:
     """Return sacreBLEU's BLEU with tokens that suit the script of the references; its signature tells them.
 
@@ -49,7 +46,7 @@ def bleu_metric(references: Sequence[str], lowercase: bool = False) -> BLEU:
     """
     text = "".join(references)
     letters = sum(map(str.isalpha, text))
-    han, others = len(_HAN.findall(text)), len(_OTHERS_WITHOUT_SPACES.findall(text))
+    han, others = (len(regex.findall(f"[{script}]", text)) for script in (HAN, KANA + SOUTHEAST))
     if 2 * (han + others) <= letters:
         return BLEU(lowercase=lowercase)
     return BLEU(lowercase=lowercase, tokenize="char" if 10 * others > han else "zh")

@@ -18,13 +18,14 @@ from typing import Any
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
+from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
 from vaswani.data.text_codec import TextCodec
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece's byte fallback
 _LONE_BYTE = re.compile("[\udc80-\udcff]")  # as "surrogateescape" decodes one that is no character
 _SPACES = {" ": "␣", "\n": "↵", "\t": "⇥"}
 # Letters, digits and joiners, with apostrophes between them; each token of a script without spaces is a word.
-_NO_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+_NO_SPACES = f"[{HAN}{KANA}{SOUTHEAST}]"
 _INSIDE = rf"(?:(?!{_NO_SPACES})[\p{{L}}\p{{M}}\p{{N}}_\x{{200C}}\x{{200D}}])+"
 _WORD = Split(Regex(rf"{_INSIDE}(?:['’]{_INSIDE})*"), behavior="removed", invert=True)
 

@@ -195,19 +195,19 @@ def _check_alike(folders: Sequence[Path]) -> list[Places]:
 
 def _check_same_configs(one: Path, other: Path) -> None:
     """Raise `UserError` for other models; tell how the searches of equal ones differ."""
-    values = [read_object(path / CONFIGS[0]) for path in (one, other)]
-    kinds = [{"model_type": each.get("model_type", _ABSENT)} for each in values]  # named first
-    if found := _difference(kinds[0] | values[0], kinds[1] | values[1]):
-        raise _unlike(f"config.json has {found[0]}", found[1], one, found[2], other)
-    name = CONFIGS[1]
-    values = [read_object(path / name) if (path / name).exists() else {} for path in (one, other)]
-    tokens = [{key: value for key, value in each.items() if key.endswith("_token_id")} for each in values]
-    if found := _difference(tokens[0], tokens[1]):
-        raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
-    if found := _difference(values[0], values[1]):
+    shapes, searches = (
+        [read_object(path / name) if (path / name).exists() else {} for path in (one, other)]
+        for name in CONFIGS
+    )
+    kinds = [{"model_type": shape.get("model_type", _ABSENT)} | shape for shape in shapes]  # named first
+    tokens = [{key: value for key, value in each.items() if key.endswith("_token_id")} for each in searches]
+    for name, values in zip(CONFIGS, (kinds, tokens), strict=True):
+        if found := _difference(*values):
+            raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
+    if found := _difference(*searches):
         logger.warning(
             "%s has %s %s in %s and %s in %s; the mean keeps that of the first.",
-            *(name, found[0], found[1], one, found[2], other),
+            *(CONFIGS[1], found[0], found[1], one, found[2], other),
         )
 
 
@@ -261,7 +261,7 @@ def _places(folder: Path) -> Places:
     return Places(folder, files, tensors)
 
 
-def _difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:
+def _difference(one: Any, other: Any, *, name: str = "") -> tuple[str, Any, Any] | None:
     """Return the name of the first field in which two JSON values differ, and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = [key for key in dict.fromkeys([*one, *other]) if name or key not in IGNORED]
@@ -270,7 +270,7 @@ def _difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | 
         parts = [(str(number), *pair) for number, pair in enumerate(zip(one, other, strict=True))]
     else:
         return None if one == other else (name, one, other)
-    inner = (_difference(value, found, f"{name}.{key}".lstrip(".")) for key, value, found in parts)
+    inner = (_difference(value, found, name=f"{name}.{key}".lstrip(".")) for key, value, found in parts)
     return next(filter(None, inner), None)
 
 

@@ -43,8 +43,9 @@ PLAIN_MODULES = (
 
 def is_plain(model: Any) -> bool:
     """Whether the decoder does what its modules say: none is replaced, hooked, sharded or quantized."""
-    decoder, layers = model.get_decoder(), model.get_decoder().layers
-    activations = [layer.activation_fn for layer in layers]  # may be of any type
+    decoder = model.get_decoder()
+    activations = [layer.activation_fn for layer in decoder.layers]  # may be of any type
+    places = [layer.self_attn.layer_idx for layer in decoder.layers]  # in the cache
     return (
         not model.training
         and not any(module.training for module in decoder.modules() if hasattr(module, "dropout"))
@@ -52,8 +53,7 @@ def is_plain(model: Any) -> bool:
         and model.dtype != torch.float16  # in which the layers clamp their sums
         and not torch.is_autocast_enabled(model.device.type)
         and not _has_any_global_hook()
-        and [layer.self_attn.layer_idx for layer in layers] == list(range(len(layers)))  # places in the cache
-        and len(layers) == model.config.decoder_layers
+        and places == list(range(model.config.decoder_layers))
         and type(model).forward is VaswaniForConditionalGeneration.forward
         and type(model.model).forward is VaswaniModel.forward
         and all(map(_is_called_alone, (model, model.model, *activations)))

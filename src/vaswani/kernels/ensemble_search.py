@@ -15,7 +15,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from vaswani.kernels.search import ARGUMENTS, own_loop, prepared_steps, share_sources
 from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
-from vaswani.unwritten_padding import without_padding
 
 OF_THE_SEARCH = {*ARGUMENTS, "synced_gpus", "streamer"}  # and not of a model
 
@@ -25,7 +24,7 @@ class EnsembleSearchCache:
 
     Args:
         members: each model with its arguments, of which one is its cache, with a tree.
-        average: the logarithms of averaged probabilities, from those of each model.
+        average: the logarithms of averaged probabilities, from the logits of each model.
     """
 
     def __init__(
@@ -61,10 +60,9 @@ class EnsembleSearchCache:
     ) -> torch.Tensor:
         """Return the averaged log-probabilities [rows computed, V] after the last of `num_new` tokens."""
         logits = [
-            without_padding(member, own[CACHE_NAME].next_logits(member, sequences, num_new, own))
-            for member, own in self.members
+            own[CACHE_NAME].next_logits(member, sequences, num_new, own) for member, own in self.members
         ]
-        return self.average([each.float().log_softmax(-1) for each in logits])
+        return self.average(logits)
 
 
 def search_together(

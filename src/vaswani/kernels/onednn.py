@@ -117,6 +117,9 @@ def product_by(module: Any, num_rows: int) -> Callable[[torch.Tensor], torch.Ten
     return lambda states: nn.functional.linear(states, weight, bias)
 
 
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -127,29 +130,34 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return differentiable_gradients(ctx, grad)
-        states, weight = ctx.saved_tensors
-        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
-        return (
-            onednn_product(grad, weight.t(), None) if needs_states else None,
-            product_over_rows(rows, states.flatten(0, -2)) if needs_weight else None,
-            rows.sum(0) if needs_bias else None,
-        )
+        def times(upstream: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return onednn_product(upstream, weight.t(), None)
+
+        return gradients_of_product(ctx, grad, times, product_over_rows)
 
 
-def differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of a product's states, weight and bias, by operators whose own gradients are known.
+def gradients_of_product(
+    ctx: Any, grad: torch.Tensor, times: Multiply, times_over_rows: Multiply
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the states, weight and bias of `states @ weight.T + bias`.
 
-    A backward pass whose gradients are differentiated again (`create_graph=True`) asks for them.
+    In a backward pass whose gradients are differentiated again (`create_graph=True`) by PyTorch's operators,
+    whose own gradients are known.
+
+    Args:
+        ctx: holds the states [..., K] and the weight [N, K].
+        grad: of the product, [..., N].
+        times: multiplies [..., N] by [N, K].
+        times_over_rows: multiplies [M, N], transposed, by [M, K].
     """
+    if torch.is_grad_enabled():
+        times, times_over_rows = torch.matmul, lambda left, right: left.t() @ right
     states, weight = ctx.saved_tensors
     needs_states, needs_weight, needs_bias = ctx.needs_input_grad
     rows = grad.flatten(0, -2)
     return (
-        grad @ weight if needs_states else None,
-        rows.t() @ states.flatten(0, -2) if needs_weight else None,
+        times(grad, weight) if needs_states else None,
+        times_over_rows(rows, states.flatten(0, -2)) if needs_weight else None,
         rows.sum(0) if needs_bias else None,
     )
 

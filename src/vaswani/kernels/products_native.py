@@ -68,16 +68,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return onednn.differentiable_gradients(ctx, grad)
-        states, weight = ctx.saved_tensors
-        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
-        return (
-            native_product(rows, weight).view(states.shape) if needs_states else None,
-            native_product(rows.t(), states.flatten(0, -2)) if needs_weight else None,
-            rows.sum(0) if needs_bias else None,
-        )
+        def times(upstream: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return native_product(upstream.flatten(0, -2), weight).view(*upstream.shape[:-1], -1)
+
+        def times_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return native_product(left.t(), right)
+
+        return onednn.gradients_of_product(ctx, grad, times, times_over_rows)
 
 
 def gains(left: torch.Tensor, right: torch.Tensor) -> bool:

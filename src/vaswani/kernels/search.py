@@ -161,8 +161,8 @@ def share_sources(
     """
     cache = arguments.get(CACHE_NAME)
     is_users = cache is _given_cache.get()
-    prepares = getattr(model.prepare_inputs_for_generation, "__func__", None)
-    if prepares is not prepare_inputs_for_generation or is_users:
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    if is_users or prepare is not prepare_inputs_for_generation:
         return None
     if not isinstance(cache, EncoderDecoderCache) or cache.get_seq_length():
         return None

@@ -10,7 +10,6 @@ N tokens of a text · S sentences
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,19 +17,20 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import regex
 from datasets import Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.batching import Example
 from vaswani.data.text.denoising import LENGTHS, Integers, frames
+from vaswani.data.text.scripts import HAN, KANA
 from vaswani.data.text.sequences import TOKENS, Document, SequenceBuilder
 
 Strategy = Literal["ind_orig", "random", "lead"]
 
 PEGASUS_MASK = "<mask_1>"  # of sentences, where <mask_2> is that of words
-# Chinese and Japanese have no spaces between words; there each character counts as one.
-_ALONE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
+# In Chinese and Japanese each character counts as a word.
+_WORD = regex.compile(rf"[{HAN}{KANA}]|[^\W{HAN}{KANA}]+")
 _SENTENCES = {"sentence_starts": List(Value("int32")), "gaps": List(Value("int32"))}
 
 

@@ -37,6 +37,7 @@ from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import position_limit
 from vaswani.inference.sampling import Sampling, SeededSampling
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
+from vaswani.interop.attention_interface import IMPLEMENTATION
 
 TokenIds = tuple[int, ...]
 
@@ -335,5 +336,5 @@ def check_causal(model: PreTrainedModel) -> None:
 
 def _is_sparse(config: PreTrainedConfig) -> bool:
     """Whether layers have sparse attention, of this package or given by it to another model."""
-    ours, implementation = getattr(config, "decoder_attention", ""), config._attn_implementation or ""
-    return "sparse" in ours or "sparse" in implementation
+    ours = getattr(config, "decoder_attention", "full")  # of all layers, or of each
+    return "sparse" in ours or config._attn_implementation == IMPLEMENTATION

@@ -24,7 +24,7 @@ from vaswani.errors import UserError
 from vaswani.inference.decoding import Side, masking_inputs, position_limit
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
-from vaswani.unwritten_padding import without_padding
+from vaswani.unwritten_padding import unwritten_padding, without_padding
 
 
 @dataclass
@@ -85,6 +85,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         self.average = average
         first = models[0]
         self.widths: list[int] = [model.config.hidden_size for model in models]
+        self.unwritten = [unwritten_padding(model) for model in models]
         fields: dict[str, Any] = {
             "hidden_size": sum(self.widths),
             "vocab_size": _tokens_of(first)["target vocabulary"],  # older beam searches read it
@@ -147,20 +148,20 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             )
             for member, state, cache in zip(self.members, states, caches, strict=True)
         ]
-        log_probs = [
-            without_padding(member, output.logits).float().log_softmax(-1)
-            for member, output in zip(self.members, outputs, strict=True)
-        ]
         new_cache: Any = (
             EnsembleCache([getattr(output, CACHE_NAME) for output in outputs]) if use_cache else None
         )
         return Seq2SeqLMOutput(
-            logits=self.averaged(log_probs),
+            logits=self.averaged([output.logits for output in outputs]),
             **{CACHE_NAME: new_cache},
         )
 
-    def averaged(self, log_probs: list[torch.Tensor]) -> torch.Tensor:
-        """Return the logarithms of the average of the members' probabilities, each [B, T, V]."""
+    def averaged(self, logits: list[torch.Tensor]) -> torch.Tensor:
+        """Return the logarithms of the average of the members' probabilities, from their logits [..., V]."""
+        log_probs = [
+            without_padding(each, padding).float().log_softmax(-1)
+            for each, padding in zip(logits, self.unwritten, strict=True)
+        ]
         if self.average == "probabilities":
             if self.weights is None:
                 return reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.inference.decoding import masking_inputs
-from vaswani.unwritten_padding import without_padding
+from vaswani.unwritten_padding import unwritten_padding, without_padding
 
 _LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
 
@@ -37,7 +37,7 @@ def token_log_probs(
     """
     states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     vocab_size = model.get_output_embeddings().weight.shape[0]
-    log_probs = []
+    padding, log_probs = unwritten_padding(model), []
     for rows in rows_at_once(len(sequences), sequences.shape[1] * vocab_size, states.device):
         sources = source_of_row[rows]
         logits = model(
@@ -48,7 +48,7 @@ def token_log_probs(
             **masking_inputs(model, sequences[rows, :-1]),
         ).logits  # [rows, T, V]
         targets = sequences[rows, 1:]
-        of_tokens = log_probs_of(without_padding(model, logits), targets)  # [rows, T]
+        of_tokens = log_probs_of(without_padding(logits, padding), targets)  # [rows, T]
         counts = torch.arange(targets.shape[1], device=states.device) < lengths[rows, None]
         log_probs.append(of_tokens.masked_fill(~counts, 0.0))
     return torch.cat(log_probs)

@@ -32,15 +32,14 @@ def choose_device() -> None:
 def devices_left_alone() -> Iterator[None]:
     """Resolve the configuration of processes to come without a context on a GPU, which takes its memory."""
     name = "ACCELERATE_USE_CPU"
-    before = os.environ.get(name)
-    if torch.cuda.is_available():
+    changes = torch.cuda.is_available() and name not in os.environ
+    if changes:
         os.environ[name] = "true"
     try:
         yield
     finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+        if changes:
+            del os.environ[name]
 
 
 def trains_on_cpu(use_cpu: bool) -> bool:

@@ -101,8 +101,9 @@ class BaseRun(ABC):
             corpus = self.load()
         if not training.evaluate_test:
             corpus.splits.pop("test", None)
+        identity = self.identity(corpus)
         if self.checkpoint:
-            check_same_data(self.checkpoint, self.identity(corpus))
+            check_same_data(self.checkpoint, identity)
             tokenizers = load_tokenizers(self.checkpoint)
         else:
             tokenizers = self.build_tokenizers(corpus)
@@ -115,7 +116,7 @@ class BaseRun(ABC):
         with _first_the_main_process():
             splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
         trainer = self.build_trainer(splits, tokenizers, model)
-        trainer.identity, trainer.settings, trainer.history = self.identity(corpus), settings, self.history
+        trainer.identity, trainer.settings, trainer.history = identity, settings, self.history
         trainer.stream_report = corpus.reports["train"]
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():

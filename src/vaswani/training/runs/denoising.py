@@ -111,7 +111,7 @@ class DenoisingRun(PretrainingRun):
         """A model whose plain calls of `generate` write as much as the targets hold."""
         model: Any = super().build_model(tokenizers)
         if self.pretrained is not None:
-            fill_in_special_tokens(model, self.pretrained)
+            fill_in_special_tokens(model, self.pretrained.tokenizer)
         longest = 1 + self.longest_target + len(frames(tokenizers[0])[1])  # with the decoder's start token
         model.generation_config.max_length = min(longest, position_limit(model) or longest)
         model.generation_config.max_source_length = self.config.data.max_length

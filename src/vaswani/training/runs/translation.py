@@ -360,7 +360,7 @@ class ContinuedRun(TrainingRun):
             model = convert(model)
         if arguments.attn_implementation is not None:
             model.set_attn_implementation(arguments.attn_implementation)
-        fill_in_special_tokens(model, self.pretrained)
+        fill_in_special_tokens(model, self.pretrained.tokenizer)
         begin_as_tokenizer(model, tokenizers[1])
         return only_trained_parts(model, self.config)
 
@@ -372,7 +372,7 @@ def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedToken
         model.config.decoder_start_token_id = start
 
 
-def fill_in_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> None:
+def fill_in_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Take the first token of targets and the padding from elsewhere where the configuration lacks them.
 
     Raises:
@@ -383,10 +383,10 @@ def fill_in_special_tokens(model: PreTrainedModel, pretrained: Pretrained) -> No
     if config.decoder_start_token_id is None:
         config.decoder_start_token_id = generation.decoder_start_token_id
     if config.pad_token_id is None:
-        config.pad_token_id = pretrained.tokenizer.pad_token_id
+        config.pad_token_id = tokenizer.pad_token_id
     if config.decoder_start_token_id is None:
         raise UserError(
-            f"{pretrained.folder} does not say which token begins a target; add decoder_start_token_id to "
+            f"{model.name_or_path} does not say which token begins a target; add decoder_start_token_id to "
             "its config.json"
         )
 

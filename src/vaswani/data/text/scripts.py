@@ -1,0 +1,5 @@
+"""Scripts without spaces between words, for classes in the regular expressions of `regex` and tokenizers."""
+
+HAN = r"\p{Han}"
+KANA = r"\p{Hiragana}\p{Katakana}"
+SOUTHEAST = r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
