@@ -1,6 +1,7 @@
 # Every target makes what it needs: a virtual environment in .venv with the versions of constraints.txt.
 #   make quickstart   train a date translator, evaluate it and use it (no downloads but packages)
 #   make test         run the tests
+#   make test-all     run them with the long repetitions that `make test` leaves out: before a release
 #   make test-fast    run one case of each quick test, in two minutes: while you work
 #   make test-oldest  the core tests with the oldest versions, those of constraints-oldest.txt, in .venv-oldest
 #   make test-newest  the core tests with the newest supported transformers, in .venv-newest
@@ -18,7 +19,7 @@ RUN := runs/dates
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test test-fast test-oldest test-newest check bench docs dist notebooks model-card clean
+.PHONY: quickstart test test-all test-fast test-oldest test-newest check bench docs dist notebooks model-card clean
 
 quickstart: .venv/installed
 	@echo "== Training a Transformer that writes dates of many languages as ISO 8601 ($(RUN)) =="
@@ -32,6 +33,9 @@ quickstart: .venv/installed
 
 test: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --all
 
 test-fast: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --fast

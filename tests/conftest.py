@@ -3,6 +3,7 @@
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from getpass import getuser
 from pathlib import Path
@@ -20,7 +21,7 @@ os.environ.setdefault(
 import pytest
 import torch
 
-from forking import ForkingPython, leave_out_of_collections
+from forking import ForkingPython, import_everything
 from tiny_runs import leave_out_slow_parts
 
 # A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
@@ -34,28 +35,51 @@ leave_out_slow_parts()  # a test that is about them brings them back
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="run one case of each test that is not marked slow")
+    parser.addoption("--all", action="store_true", help="run what is marked exhaustive, too")
 
 
 @pytest.hookimpl(trylast=True)  # the folders' own hooks add markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # The longest tests start first, so that no process is left alone with one at the end.
     items.sort(key=lambda item: not (item.get_closest_marker("script") and item.get_closest_marker("slow")))
-    if not config.getoption("--fast"):
+    if config.getoption("--fast"):
+        kept = one_case_of_each_quick_test(items)
+    elif config.getoption("--all"):
         return
-    kept = {}
+    else:
+        kept = without_exhaustive_cases(items)
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
+
+
+def one_case_of_each_quick_test(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The first case of each test that is neither slow nor starts anything."""
+    kept: dict[str, pytest.Item] = {}
     for item in items:
         if not any(
             item.get_closest_marker(name) for name in ("slow", "suite", "process", "script", "browser")
         ):
             kept.setdefault(item.nodeid.partition("[")[0], item)
-    fast = set(kept.values())
-    config.hook.pytest_deselected(items=[item for item in items if item not in fast])
-    items[:] = kept.values()
+    return list(kept.values())
+
+
+def without_exhaustive_cases(items: list[pytest.Item]) -> list[pytest.Item]:
+    """All but what `@pytest.mark.exhaustive` leaves out: a test, or its cases after the first so many."""
+    cases: Counter[str] = Counter()
+    kept = []
+    for item in items:
+        mark = item.get_closest_marker("exhaustive")
+        test = item.nodeid.partition("[")[0]
+        cases[test] += 1
+        if mark is None or cases[test] <= mark.kwargs.get("after", 0):
+            kept.append(item)
+    return kept
 
 
 def pytest_collection_finish() -> None:
-    """All is imported; each training makes a collection, which took half a second with the imports."""
-    leave_out_of_collections()
+    """Each training makes a collection, which took half a second with what is imported."""
+    import_everything()
 
 
 @pytest.fixture(autouse=True)

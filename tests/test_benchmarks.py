@@ -106,6 +106,7 @@ def test_the_table_has_aligned_columns(side_by_side: ModuleType, capsys: pytest.
     assert lines[1].endswith("-: |")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ways_to_translate(run: Run, corpus: Path, tmp_path: Path):
     folder = tmp_path / "run"
@@ -131,6 +132,7 @@ def test_training_speed(run: Run, corpus: Path):
     assert len(padding) == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_training_speed_in_bfloat16(run: Run, corpus: Path):
     rows, _ = run("training_speed.py", "--data", corpus, "--bf16")
@@ -155,6 +157,7 @@ def test_pictures_show_what_the_tables_of_results_say(tmp_path: Path):
         assert len(moved) == (name == "by_size")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_equal_learning(run: Run, corpus: Path, tmp_path: Path):
     command = ("equal_learning.py", "--data", corpus, "--output", tmp_path / "out")
@@ -181,6 +184,7 @@ def test_the_time_to_a_loss_lies_on_straight_lines(side_by_side: ModuleType, los
     assert equal_learning.time_to_loss(ours, other) == pytest.approx(share, nan_ok=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_decoding_profile(run: Run):
     rows, result = run("decoding_profile.py")
@@ -196,6 +200,7 @@ def test_decoding_profile(run: Run):
         assert found["least"] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_training_profile(run: Run, corpus: Path):
     rows, result = run("training_profile.py", "--data", corpus)
@@ -208,6 +213,7 @@ def test_training_profile(run: Run, corpus: Path):
     assert sum(float(row[2]) for row in rows[:-1]) == pytest.approx(float(found["the update"][2]), abs=1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_scaling(run: Run):
     rows, result = run("scaling.py")
@@ -216,6 +222,7 @@ def test_scaling(run: Run):
     assert result["predicted_over_measured"]["small fsdp"]["traffic"] == pytest.approx(1, abs=0.3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_estimates_stand_beside_measured_times(run: Run):
     rows, result = run("estimate_against_measured.py")
@@ -230,6 +237,7 @@ def test_the_plan_of_scaling_needs_no_measuring(run: Run):
     assert {row[1] for row in rows} == {"1", "2", "8", "16", "64", "256", "1,024"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_startup(run: Run):
     rows, result = run("startup.py")
@@ -252,6 +260,7 @@ def test_streaming(run: Run, tmp_path: Path):
     assert (tmp_path / "streaming.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_date_attention(run: Run, tmp_path: Path):
     """With equal attention, the shares are those that stand beside them."""
@@ -286,6 +295,7 @@ def test_the_parts_of_a_date_are_found_in_its_source(monkeypatch: pytest.MonkeyP
         assert found.get("weekday", "") in ("", *(name for writer in writers for name in writer.weekdays))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_growth(run: Run, tmp_path: Path):
     source = BENCHMARKS.parent / "src"
@@ -295,6 +305,7 @@ def test_memory_growth(run: Run, tmp_path: Path):
     assert (tmp_path / "memory_growth.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_distillation_objectives(run: Run, tmp_path: Path):
     for split, rows in (("train", 40), ("validation", 5), ("test", 5)):
@@ -319,6 +330,7 @@ def variations(side_by_side: ModuleType) -> ModuleType:
     return importlib.import_module("variations")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_variations_of_a_translator(run: Run, tmp_path: Path, variations: ModuleType):
     for split, rows in (("train", 40), ("validation", 10)):
@@ -415,6 +427,7 @@ def test_sparse_attention(run: Run, tmp_path: Path):
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_sparse_ablation(run: Run, long_texts: Path, side_by_side: ModuleType):
     rows, result = run("sparse_ablation.py", "--data", long_texts)
@@ -487,6 +500,7 @@ def test_decoding_speed(run: Run, corpus: Path):
     assert rows[0][2] == rows[1][2]  # outputs of beam search and of greedy search end where references do
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_decoding_memory(run: Run, corpus: Path):
     rows, result = run("decoding_memory.py", "--data", corpus)
@@ -496,6 +510,7 @@ def test_decoding_memory(run: Run, corpus: Path):
     assert result["memory_vs_marian"] == pytest.approx(float(share), abs=0.01)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_decoding_speed_of_a_grid(run: Run, corpus: Path):
     grid = ["--source-tokens", 5, 9, "--batch-sizes", 1, 16, "--beams", 1, 2]
@@ -519,6 +534,7 @@ def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
     assert counts[torch.ops.aten.mm] + counts[torch.ops.aten.addmm] == flops(model.config, 2 * 9, 2 * 5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_losses_of_distillation_are_timed_in_each_way(run: Run):
     table, record = run("distillation_speed.py")

@@ -60,6 +60,7 @@ def test_files_are_compared_by_what_is_in_them(script, tmp_path):
     assert script.difference(sides[0] / "more.txt", sides[1] / "more.txt") == (0, math.inf)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.script
 @pytest.mark.slow
 def test_a_changed_checkout_differs_where_it_was_changed(tmp_path):

@@ -63,6 +63,7 @@ def answers(page: Page) -> Any:
     return page.get_by_role("textbox", name="Translation")
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize(("viewport", "colors"), LOOKS)
 def test_a_text_is_translated_as_it_is_written(
     pages: WatchedPages, addresses: dict[str, str], models: dict[str, Translator], viewport: str, colors: str

@@ -57,6 +57,7 @@ def test_colours_follow_the_system_and_the_button(
     assert scheme(page) == after
 
 
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.parametrize(
     ("viewport", "colors"), [("desktop", "light"), ("desktop", "dark"), ("phone", "light")]
 )

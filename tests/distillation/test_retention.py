@@ -21,6 +21,7 @@ def shape(width: int, layers: int) -> dict[str, int]:
     return {"d_model": width, **stacks}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_student_keeps_what_its_teacher_knows_in_half_its_parameters(tmp_path: Path) -> None:
     dates = write_dates(tmp_path, train_rows=20_000, validation_rows=100, test_rows=300)

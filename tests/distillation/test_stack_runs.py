@@ -195,6 +195,7 @@ def classifiers(folder: Path) -> dict[str, tuple[Path, Path]]:
     return made
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_model_of_labels(
     task: str,

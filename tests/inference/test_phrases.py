@@ -246,6 +246,7 @@ def library_models(tmp_path_factory) -> dict[str, Path]:
     return {kind: save_translator(kind, folder / kind.replace(" ", "-")) for kind in kinds}
 
 
+@pytest.mark.exhaustive(after=8)
 @pytest.mark.slow
 @SEARCHES
 @pytest.mark.parametrize(

@@ -545,6 +545,7 @@ def test_a_llama_that_looks_both_ways_is_sparse_both_ways() -> None:
     assert not torch.allclose(model(**data)[0], dense(**data)[0], atol=1e-2)
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "LlamaForCausalLM"])
 def test_a_training_step_compiles_whole(name: str) -> None:

@@ -122,6 +122,7 @@ def logits_in_steps(
     return np.concatenate(found, axis=1)
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", matrix(), ids=str)
 def test_logits_are_equal_at_any_batch_and_length(fields, tmp_path):
@@ -157,6 +158,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.exhaustive(after=5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields"),
@@ -192,6 +194,7 @@ def test_outputs_of_one_stack_are_equal(name, fields, tmp_path):
             np.testing.assert_allclose(each, other, atol=1e-4)
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",

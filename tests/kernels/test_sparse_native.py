@@ -76,6 +76,7 @@ def test_equal_to_dense_for_any_pattern(
     assert_equal_to_dense(replace(pattern, block_size=blocks_of), length, padding, width)
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(4096, 64), (4097, 64), (4096, 128)])

@@ -193,6 +193,7 @@ def test_gradient_checkpointing_changes_no_bit(p: float) -> None:
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_a_training_step_compiles_whole(implementation: str) -> None:

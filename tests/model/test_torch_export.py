@@ -12,6 +12,7 @@ from vaswani.model.compatibility import CACHE_NAME
 LONGEST = {"sinusoidal": 1100, "learned": 40, "none": 1100}  # beyond the table of sinusoids
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("positions", LONGEST)

@@ -40,6 +40,7 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(input_ids=ids, decoder_input_ids=ids.flip(1), use_cache=False).logits
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vaswani", "marian", "bart", "t5", "nllb"])
 def test_an_adapter_trains_resumes_loads_and_merges(kind: str, pairs: Path, tmp_path: Path) -> None:

@@ -274,6 +274,7 @@ def stop_in(monkeypatch, update: int) -> None:
     monkeypatch.setattr(BaseTrainer, "training_step", step)
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("limit", [4, None])
 @pytest.mark.parametrize("stops", [[5], [6], [3, 5, 7], [8]], ids=str)
 def test_a_resumed_run_averages_the_same(dates, tmp_path, monkeypatch, limit, stops):

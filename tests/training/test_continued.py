@@ -30,6 +30,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, *OF_ANY_TOKENIZER])
 def test_a_model_of_the_library_trains_resumes_and_translates(kind: str, pairs: Path, tmp_path: Path) -> None:

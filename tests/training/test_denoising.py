@@ -165,6 +165,7 @@ def test_rows_of_a_stream_that_fit_no_batch_are_told(tiny, caplog):
 # -------------------------------------------------------------------------------- repeating and resuming
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["spans", "random gaps"])
@@ -194,6 +195,7 @@ def test_workers_draw_the_same_noise(tiny, tmp_path):
     assert_same_weights(tmp_path / "0", tmp_path / "2")
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["spans", "gaps"])
 def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny, tmp_path, kind):

@@ -26,7 +26,6 @@ from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_com
 pytestmark = pytest.mark.process
 
 STEPS = 24
-KILLS = 20
 SECONDS_OF_A_RUN = 1.2  # about; kills come at any time of it
 FILES_OF_A_CHECKPOINT = 25  # at least: weights, states, tokenizer, code
 
@@ -134,7 +133,9 @@ def remove_what_cannot_go_on(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_any_time_change_nothing(options, whole):
+@pytest.mark.exhaustive(after=1)
+@pytest.mark.parametrize("kills", [6, 20])
+def test_kills_at_any_time_change_nothing(options, whole, kills):
     chance = random.Random(f"{os.getpid()} {time.time_ns()}")
     folder = Path(options["output_dir"])
 
@@ -143,7 +144,7 @@ def test_twenty_kills_at_any_time_change_nothing(options, whole):
         return start(options, fault, resume_from_checkpoint=str(folder.exists()).lower())
 
     kinds = itertools.cycle([kill_within_a_save, kill_at_any_time, kill_around_a_save])
-    for kill in itertools.islice(kinds, KILLS):
+    for kill in itertools.islice(kinds, kills):
         if (folder / f"checkpoint-{STEPS}").exists():  # it is through: nothing is left to be killed
             shutil.rmtree(folder)
         kill(start_again, folder, chance)

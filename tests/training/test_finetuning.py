@@ -99,6 +99,7 @@ def check_scores(folder: Path, task: str) -> dict:
     return record
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_our_encoder_learns_each_task(learned, task):
@@ -106,6 +107,7 @@ def test_our_encoder_learns_each_task(learned, task):
     assert record.get("types", {}).keys() == ({"LOC", "PER"} if task == "tagging" else set())
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_one_of_the_library_learns_it_too_and_tells(toys, tmp_path, capsys, task):
@@ -367,6 +369,7 @@ def test_training_stops_early_and_keeps_the_best(options):
     assert_same_weights(options["output_dir"], Path(state["best_model_checkpoint"]))
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)

@@ -92,6 +92,7 @@ def outputs(model: Any) -> torch.Tensor:
     return found.start_logits if "start_logits" in found else found.logits
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "model", "head"), KINDS)
 def test_an_adapter_trains_resumes_loads_merges_and_scores_the_same(

@@ -31,6 +31,7 @@ def on_the_way(folder: Path) -> list[float]:
     return logged(folder, "eval_accuracy")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.script
 @pytest.mark.slow
 def test_both_search_a_rate_and_are_scored_on_the_same_rows(forking_python, tmp_path):

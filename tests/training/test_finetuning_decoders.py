@@ -51,6 +51,7 @@ def run(options: dict, **more: object) -> dict[str, float]:
 # ---------------------------------------------------------------------------------- what is learned, and left
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "task"), [*(("ours", task) for task in OF_TEXTS), ("library", "classification")]

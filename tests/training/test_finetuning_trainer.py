@@ -50,6 +50,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+@pytest.mark.exhaustive(after=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("library", [False, True], ids=["ours", "library"])
 @pytest.mark.parametrize("kind", TASKS)

@@ -165,6 +165,7 @@ def test_lengths_without_room_are_refused(benchmark, monkeypatch, capsys):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.script
 @pytest.mark.process

@@ -133,6 +133,7 @@ def test_masks_are_filled_and_texts_continued(tiny):
     assert tokenizer.decode(written[0], skip_special_tokens=True).startswith("The dog")
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny, tmp_path, kind):
@@ -146,6 +147,7 @@ def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny, tmp_path, kind
 # -------------------------------------------------------------------------------------------------- resuming
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", OBJECTIVES)
@@ -312,6 +314,7 @@ def going_on(tiny: dict, kind: str, model: Path, **more) -> dict:
     return {**kept, **of_objective, "model": str(model), **more}
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, capsys):
@@ -328,6 +331,7 @@ def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, caps
     assert (weights(tiny["output_dir"]) - weights(models[kind])).abs().max() > 1e-3
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_going_on_is_repeated_by_its_configuration_and_resumed(tiny, models, tmp_path, kind):

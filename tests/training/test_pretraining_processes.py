@@ -40,6 +40,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_one_process_and_two_make_the_same_updates_and_scores(tmp_path, objective):
@@ -65,6 +66,7 @@ def test_one_process_and_two_make_the_same_updates_and_scores(tmp_path, objectiv
         torch.testing.assert_close(weights(tmp_path / "resumed")[name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("way", ["fsdp_size", "tensor_parallel_size"])

@@ -79,6 +79,7 @@ def assert_trained_alike(expected: Path, found: Path) -> None:
     assert len(logged(found, "loss")) == 8
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_gradients_and_weights_are_those_of_one_process(options, train_once, model):
@@ -124,6 +125,7 @@ def test_wide_layers_with_many_rows_are_sharded_too(options, tmp_path):
         assert_trained_alike(alone, tmp_path / name)
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
@@ -164,6 +166,7 @@ def test_a_sharded_run_resumes_exactly_and_loads_its_best(options, tmp_path):
     assert_same_weights(whole / "checkpoint-2", whole)  # the highest loss
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_student_is_distilled_as_by_one_process(options, tmp_path, train_once):
     options |= {"teacher": str(train_once(options, 1)), "cosine_weight": 0.5, "baseline": False, "d_model": 8}
