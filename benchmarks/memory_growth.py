@@ -110,7 +110,7 @@ def training(shape: str, is_peer: bool) -> Call:
     config = encoder_config(shape, 2000, is_peer)
     model = (BertForMaskedLM if is_peer else VaswaniForMaskedLM)(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    one_pass = {} if is_peer else {"label_smoothing": 0.0}  # as our trainer asks for it
+    one_pass = {} if is_peer else {"smoothing": 0.0}  # as our trainer asks for it
 
     def update(generator: np.random.Generator) -> None:
         length = generator.integers(8, 129)

@@ -529,7 +529,7 @@ def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
     model = VaswaniForConditionalGeneration(side_by_side.our_config("tiny", vocab_size=50))
     source, target = torch.randint(3, 50, (2, 9)), torch.randint(3, 50, (2, 5))
     with FlopCounterMode(display=False) as counter:
-        model(input_ids=source, labels=target, label_smoothing=0.1).loss.backward()
+        model(input_ids=source, labels=target, smoothing=0.1).loss.backward()
     counts = counter.get_flop_counts()["Global"]
     assert counts[torch.ops.aten.mm] + counts[torch.ops.aten.addmm] == flops(model.config, 2 * 9, 2 * 5)
 

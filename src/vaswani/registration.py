@@ -43,6 +43,9 @@ def _register(imported: ModuleType) -> None:
         for model_type, (module, name) in {**CONFIGURATIONS, **_sparse_configurations()}.items():
             if _is_free(table, model_type):
                 table.register(model_type, _class(module, name))
+    if MODELING_AUTO in _imported:
+        # The library's Trainer shifts the labels of the causal models that this names, when it smooths them.
+        _imported[MODELING_AUTO].MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["vaswani_decoder"] = "VaswaniForCausalLM"
     if MODELING_AUTO in _imported and CONFIGURATION in _imported:
         for module, name in CONFIGURATIONS.values():
             if module == CONFIGURATION:

@@ -13,6 +13,7 @@ from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.kernels import search
 from vaswani.kernels.decoder_step import DecoderStep
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
+from vaswani.model.stacks import VaswaniDecoderLayer, VaswaniLayer
 
 NOT_OF_THE_MODEL = {
     "return_dict",
@@ -194,9 +195,32 @@ def swap_layers(model: Any) -> None:
     model.model.decoder.layers = nn.ModuleList([layers[1], layers[0], *layers[2:]])
 
 
+def replace_activation(model: Any) -> None:
+    model.model.decoder.layers[1].activation_fn = nn.Tanh()
+
+
+def learn_activation(model: Any) -> None:
+    for layer in model.model.decoder.layers:
+        layer.activation_fn = nn.PReLU(init=-2.0, dtype=torch.float64)
+
+
+def sharpen_attention(model: Any) -> None:
+    for layer in model.model.decoder.layers:
+        layer.encoder_attn.scaling *= 20
+
+
+def move_norms(model: Any) -> None:
+    model.model.decoder.layers[1].norm_first ^= True
+
+
+def replace_method(model: Any) -> None:
+    model.model.decoder.layers[1].feed_forward = torch.neg
+
+
 CHANGES = [
     *(add_hook, replace_module, replace_forward, derive, hook_model, hook_base_model, hook_activation),
-    *(replace_forward_of_model, leave_out_a_layer, swap_layers),
+    *(replace_forward_of_model, leave_out_a_layer, swap_layers, replace_activation, learn_activation),
+    *(sharpen_attention, move_norms, replace_method),
 ]
 
 
@@ -212,6 +236,16 @@ def test_what_somebody_changed_takes_effect(change: Any, num_beams: int) -> None
     assert after != before
     whole, scores = generated(model, data, num_beams=num_beams, use_cache=False)
     assert after == (whole, scores and pytest.approx(scores))
+
+
+@pytest.mark.parametrize("owner", [VaswaniLayer, VaswaniDecoderLayer])
+def test_a_replaced_method_of_a_class_takes_effect(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = tiny_model().double(), batch(rows=3)
+    before = generated(model, data, num_beams=3)
+    monkeypatch.setattr(owner, "feed_forward", lambda self, states: states.flip(-1), raising=False)
+    after = generated(model, data, num_beams=3)
+    assert after[1] != pytest.approx(before[1])
+    assert after[1] == pytest.approx(generated(model, data, num_beams=3, use_cache=False)[1])
 
 
 def test_a_hook_to_all_modules_is_called_in_each_step() -> None:

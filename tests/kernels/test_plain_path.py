@@ -42,7 +42,7 @@ def test_losses_and_gradients_are_the_same(
     monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
     model, data = tiny_model(), batch(rows=5, source=12, target=9)
     if loss == "smoothed":
-        data["label_smoothing"] = 0.1
+        data["smoothing"] = 0.1
     elif loss == "any":
         kept = data["labels"] != -100
         data["token_loss"] = TokenLoss(kept, lambda logits, place: logits.logsumexp(-1).sum())

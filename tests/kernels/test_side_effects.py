@@ -50,7 +50,7 @@ config = vaswani.VaswaniConfig(
 )
 model = vaswani.VaswaniForConditionalGeneration(config)
 tokens = torch.randint(3, 90, (16, 40))
-model(input_ids=tokens, labels=tokens, label_smoothing=0.1).loss.backward()
+model(input_ids=tokens, labels=tokens, smoothing=0.1).loss.backward()
 model.eval().generate(input_ids=tokens, num_beams=2, max_new_tokens=5)
 after = settings()
 changed = [name for name in before if before[name] is not after[name] and before[name] != after[name]]

@@ -76,7 +76,7 @@ def test_the_loss_in_one_pass_is_the_loss_of_the_logits(
         found.append((output.loss, *(p.grad for p in model.parameters() if p.grad is not None)))
     for one_pass, plain in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(one_pass, plain, atol=1e-5, rtol=1e-4)
-    smoothed = model(**inputs, label_smoothing=0.2, num_items_in_batch=num_items).loss
+    smoothed = model(**inputs, smoothing=0.2, num_items_in_batch=num_items).loss
     assert not torch.isclose(smoothed, found[0][0])
 
 

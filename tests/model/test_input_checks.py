@@ -98,8 +98,8 @@ def right(model_class: type[nn.Module]) -> dict[str, Any]:
         arguments["next_sentence_label"] = torch.tensor([0, 1, 0])
     if "start_positions" in parameters:
         arguments |= {name: torch.tensor([1, 2, 3]) for name in ("start_positions", "end_positions")}
-    if "label_smoothing" in parameters:
-        arguments["label_smoothing"] = 0.1
+    if "smoothing" in parameters:
+        arguments["smoothing"] = 0.1
     return arguments
 
 
@@ -166,7 +166,7 @@ WRONG: dict[str, dict[str, Change]] = {
     "next_sentence_label": LABEL_SHAPES | integers(0, 1),
     "start_positions": LABEL_SHAPES | {"holds -1": holding(-1), "missing": lambda _: None},
     "end_positions": LABEL_SHAPES | {"holds -1": holding(-1), "missing": lambda _: None},
-    "label_smoothing": {str(n): lambda _, n=n: n for n in (-0.1, 1.1, float("nan"), float("inf"))},
+    "smoothing": {str(n): lambda _, n=n: n for n in (-0.1, 1.1, float("nan"), float("inf"))},
     "logits_to_keep": {"-1": lambda _: -1, "with labels": lambda _: 2},
     "token_loss": {"too many tokens": lambda _: TokenLoss(torch.ones(ROWS, 9, dtype=torch.bool), print)},
     "use_cache": {},  # true or false
@@ -276,7 +276,7 @@ def test_a_mask_covers_the_cache_and_the_new_tokens(cache: str) -> None:
 
 def test_transforms_of_torch_func_see_no_checks() -> None:
     model, given = make(VaswaniForMaskedLM), right(VaswaniForMaskedLM)
-    for name in ("labels", "label_smoothing", "attention_mask"):  # the library reads the mask itself
+    for name in ("labels", "smoothing", "attention_mask"):  # the library reads the mask itself
         del given[name]
     expected = model(**given).logits
     one_by_one = lambda *row: model(**{k: v[None] for k, v in zip(given, row, strict=True)}).logits[0]  # noqa: E731

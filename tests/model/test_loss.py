@@ -78,10 +78,10 @@ def test_the_fused_loss_of_no_labels_is_zero() -> None:
 def test_label_smoothing_moves_the_models_loss_and_its_gradients_agree() -> None:
     model, data = tiny_model(), batch()
     plain = model(**data)
-    fused = model(**data, label_smoothing=0.0)
+    fused = model(**data, smoothing=0.0)
     assert fused.logits is None
     torch.testing.assert_close(fused.loss, plain.loss)
-    smoothed = model(**data, label_smoothing=0.2)
+    smoothed = model(**data, smoothing=0.2)
     expected = nn.functional.cross_entropy(
         plain.logits.flatten(0, 1), data["labels"].flatten(), label_smoothing=0.2
     )
@@ -94,7 +94,7 @@ def test_label_smoothing_moves_the_models_loss_and_its_gradients_agree() -> None
     ):
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
-        model(**data, label_smoothing=0.2, num_items_in_batch=5).loss * 5,
+        model(**data, smoothing=0.2, num_items_in_batch=5).loss * 5,
         smoothed.loss * (data["labels"] != -100).sum(),
     )
 
@@ -102,19 +102,19 @@ def test_label_smoothing_moves_the_models_loss_and_its_gradients_agree() -> None
 def test_an_adapter_in_place_of_the_projection_is_not_passed_by() -> None:
     model, data = tiny_model(tie_word_embeddings=False), batch()
     model.lm_head = nn.Sequential(nn.Linear(32, 8), nn.Linear(8, 61))
-    torch.testing.assert_close(model(**data, label_smoothing=0.0).loss, model(**data).loss)
+    torch.testing.assert_close(model(**data, smoothing=0.0).loss, model(**data).loss)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_fused_loss_in_half_precision_and_under_autocast(dtype: torch.dtype) -> None:
     model, data = tiny_model(), batch()
-    expected = model(**data, label_smoothing=0.1).loss
+    expected = model(**data, smoothing=0.1).loss
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        automatic = model(**data, label_smoothing=0.1).loss
+        automatic = model(**data, smoothing=0.1).loss
     automatic.backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
     model.zero_grad()
-    half = model.to(dtype)(**data, label_smoothing=0.1).loss
+    half = model.to(dtype)(**data, smoothing=0.1).loss
     half.backward()
     assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in model.parameters())
     torch.testing.assert_close(automatic, expected, rtol=0.05, atol=0.05)

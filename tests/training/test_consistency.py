@@ -121,7 +121,7 @@ def test_without_dropout_it_is_the_cross_entropy(implementation):
     model, data, means = tiny_model(implementation).train(), batch(), Means()
     loss = consistency_loss(data["labels"], None, weight=ALPHA, label_smoothing=0.1, means=means)
     both = model(**twice(data), token_loss=loss).loss
-    once = model(**data, label_smoothing=0.1).loss
+    once = model(**data, smoothing=0.1).loss
     torch.testing.assert_close(both, once)
     assert means.total == pytest.approx(0, abs=1e-9)
     gradients = [torch.autograd.grad(each, [*model.parameters()]) for each in (both, once)]

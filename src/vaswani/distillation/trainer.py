@@ -63,7 +63,7 @@ class DistillationTrainer(Trainer):
         self.teacher: Any = teacher
         self._check_vocabularies()
         self.compute_loss_func = self._distillation_loss
-        self.forward_options.pop("label_smoothing", None)
+        self.forward_options.pop("smoothing", None)
         self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
         self._token_loss: TokenLoss | None = None  # of the current batch
         self._source_mask = torch.empty(0)  # of the current batch: bool [B, S]

@@ -128,4 +128,4 @@ def _take_up_token_type(stack: Any, trained: VaswaniEncoderModel) -> None:
     if stack.config.position_embedding == "learned":
         stack.embed_positions.weight += first
     else:
-        stack.embed_tokens.weight += first / stack.embed_tokens.scale
+        stack.embed_tokens.weight += first / stack.embed_tokens.embed_scale

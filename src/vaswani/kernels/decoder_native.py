@@ -106,7 +106,7 @@ class NativeStep:
             is_silu=type(first.activation_fn) is not nn.ReLU,
             num_layers=len(decoder.layers),
             num_embeddings=decoder.embed_tokens.weight.shape[0],
-            scale=decoder.embed_tokens.scale,
+            scale=decoder.embed_tokens.embed_scale,
             scaling=first.self_attn.scaling,
             embeddings=decoder.embed_tokens.weight.data_ptr(),
             layers=ctypes.cast(self._layers, ctypes.c_void_p),

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import nn
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 from torch.nn.modules.module import _has_any_global_hook
@@ -40,6 +44,12 @@ PLAIN_MODULES = (
     *(SinusoidalPositions, LearnedPositions, Int8Linear, nn.LayerNorm, nn.Identity, nn.ModuleList),
 )
 
+# Where the methods of these come from, decorated ones too.
+PACKAGES = (
+    str(Path(__file__).parents[1]),
+    *(str(Path(str(module.__file__)).parent) for module in (torch, transformers)),
+)
+
 
 def is_plain(model: Any) -> bool:
     """Whether the decoder does what its modules say: none is replaced, hooked, sharded or quantized."""
@@ -56,6 +66,8 @@ def is_plain(model: Any) -> bool:
         and places == list(range(model.config.decoder_layers))
         and type(model).forward is VaswaniForConditionalGeneration.forward
         and type(model.model).forward is VaswaniModel.forward
+        and all(map(_has_methods_of_its_own, PLAIN_MODULES))
+        and _are_alike(decoder.layers)
         and all(map(_is_called_alone, (model, model.model, *activations)))
         and all(
             type(module) in PLAIN_MODULES and _is_called_alone(module) and _has_plain_parameters(module)
@@ -65,10 +77,32 @@ def is_plain(model: Any) -> bool:
     )
 
 
+def _has_methods_of_its_own(module_class: type[nn.Module]) -> bool:
+    """Whether all methods of a class are from the packages it comes from: nobody has replaced one."""
+    classes = module_class.__mro__[: module_class.__mro__.index(nn.Module)]
+    methods = (each for one in classes for each in vars(one).values() if isinstance(each, FunctionType))
+    return all(method.__code__.co_filename.startswith(PACKAGES) for method in methods)
+
+
+@cache
+def _method_names(module_class: type[nn.Module]) -> frozenset[str]:
+    names = dir(module_class)
+    return frozenset(name for name in names if isinstance(getattr(module_class, name, None), FunctionType))
+
+
+def _are_alike(layers: Any) -> bool:
+    """Whether layers differ in nothing but weights, as a configuration builds them."""
+    attentions = [attention for layer in layers for attention in (layer.self_attn, layer.encoder_attn)]
+    kinds = {(type(layer.activation_fn), layer.norm_first) for layer in layers}
+    sizes = {(attention.head_dim, attention.scaling) for attention in attentions}
+    weights = (parameter for layer in layers for parameter in layer.activation_fn.parameters())
+    return len(kinds) == len(sizes) == 1 and next(weights, None) is None
+
+
 def _is_called_alone(module: nn.Module) -> bool:
-    """Whether a call of a module runs the `forward` of its class, and nothing before or after."""
+    """Whether a call of a module runs the methods of its class, and nothing before or after."""
     return (
-        "forward" not in vars(module)
+        vars(module).keys().isdisjoint(_method_names(type(module)))
         and not module._forward_pre_hooks
         and all(map(_only_records, module._forward_hooks.values()))
     )
@@ -172,7 +206,7 @@ class DecoderStep:
 
     def _embed(self, token_ids: torch.Tensor, past_length: int) -> torch.Tensor:
         """[R, 1] -> [R, 1, d_model], with the position behind the tokens before."""
-        weight, scale = self.embeddings.weight, self.embeddings.scale
+        weight, scale = self.embeddings.weight, self.embeddings.embed_scale
         states = embedding(token_ids, weight) * scale
         if self.positions is not None:
             place = torch.full((1, 1), past_length, device=token_ids.device)

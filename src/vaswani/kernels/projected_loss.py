@@ -21,7 +21,7 @@ from vaswani.kernels.known_gradient import with_known_gradient
 from vaswani.kernels.products_native import add_product_over_rows, product
 from vaswani.model import losses
 from vaswani.model.input_checks import IGNORED_LABEL, has_values
-from vaswani.model.losses import PLAIN_PROJECTIONS, as_product
+from vaswani.model.losses import as_product, is_plain_projection
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
 MIN_CHUNK_ROWS = 256  # fewer, and the products slow down
@@ -183,7 +183,7 @@ class TokenLoss(NamedTuple):
                 f"expected torch.bool {list(shape)}."
             )
         rows = self._rows(hidden_states)
-        if type(lm_head) in PLAIN_PROJECTIONS and _is_eager(rows):
+        if is_plain_projection(lm_head) and _is_eager(rows):
             return _ProjectedLoss.apply(*as_product(rows, lm_head), self.function, torch.is_grad_enabled())
         logits = lm_head(rows)
         return self.function(logits, slice(0, len(logits)))

@@ -176,9 +176,15 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
             raise ValueError("per_layer_config is not supported: all layers have one shape; leave it out.")
 
     def _checked_auto_map(self, found: dict[str, str]) -> dict[str, str]:
-        """`auto_classes`. Raise `ValueError` if a checkpoint names other code, which would be run."""
+        """`auto_classes`. Raise `ValueError` if a checkpoint names other code, which would be run.
+
+        A derived configuration with a `model_type` of its own has classes of its own: what is given stays.
+        """
         if not isinstance(found, dict):
             raise ValueError(f"auto_map={found!r} must give a class for each Auto class; delete it.")
+        named_in = next(each for each in type(self).__mro__ if "auto_classes" in vars(each))
+        if self.model_type != named_in.model_type:
+            return dict(found)
         for name, reference in found.items():
             if self.auto_classes.get(name) != reference:
                 raise ValueError(

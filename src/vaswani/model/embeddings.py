@@ -113,7 +113,9 @@ class TokenEmbeddings(nn.Embedding):
 
     def __init__(self, config: VaswaniFamilyConfig, vocab_size: int):
         super().__init__(vocab_size, config.d_model, config.pad_token_id)
-        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        self.embed_scale = (
+            config.d_model**0.5 if config.scale_embedding else 1.0
+        )  # PEFT reads it by this name
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [B, T] -> [B, T, d_model]. Raise `ValueError` for an id outside the vocabulary."""
@@ -125,4 +127,4 @@ class TokenEmbeddings(nn.Embedding):
                     f"token id {low if low < 0 else high} lies outside the vocabulary of {size} tokens "
                     f"(0 to {size - 1}); use the tokenizer that belongs to this model."
                 )
-        return super().forward(input_ids) * self.scale
+        return super().forward(input_ids) * self.embed_scale

@@ -154,10 +154,10 @@ def check_labels(name: str, labels: torch.Tensor | None, shape: Sequence[int], n
         )
 
 
-def check_loss_options(label_smoothing: float | None, num_items_in_batch: torch.Tensor | int | None) -> None:
+def check_loss_options(smoothing: float | None, num_items_in_batch: torch.Tensor | int | None) -> None:
     """Raise unless label smoothing lies from 0 to 1 and the number of items is positive."""
-    if label_smoothing is not None and not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing={label_smoothing} must be from 0 to 1.")
+    if smoothing is not None and not 0 <= smoothing <= 1:
+        raise ValueError(f"smoothing={smoothing} must be from 0 to 1.")
     items: float | None
     if isinstance(num_items_in_batch, torch.Tensor):
         items = num_items_in_batch.min().item() if can_be_checked(num_items_in_batch) else None
@@ -180,6 +180,8 @@ def check_no_lost_arguments(arguments: dict[str, Any]) -> None:
     for name in WITHOUT_EFFECT:
         if arguments.get(name) is not None:
             raise ValueError(f"{name} has no effect on this model; leave it out.")
+    if arguments.get("label_smoothing") is not None:
+        raise ValueError("label_smoothing has no effect on this model, which calls it smoothing.")
     token_types = arguments.get("token_type_ids")
     if isinstance(token_types, torch.Tensor) and can_be_checked(token_types) and token_types.any():
         raise ValueError(

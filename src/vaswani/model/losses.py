@@ -23,11 +23,28 @@ from .operators import OutputProjection
 PLAIN_PROJECTIONS = (nn.Linear, OutputProjection)  # of any other class, only itself knows what it computes
 
 
+def is_plain_projection(lm_head: nn.Module) -> bool:
+    """Whether the product with its weight, plus its bias, is all that calling it does.
+
+    It is not where it is hooked (also by pruning or offloading), or its `forward` or its weight is replaced.
+    """
+    return (
+        type(lm_head) in PLAIN_PROJECTIONS
+        and "forward" not in vars(lm_head)
+        and not lm_head._forward_pre_hooks
+        and not lm_head._forward_hooks
+        and not lm_head._backward_hooks
+        and not lm_head._backward_pre_hooks
+        and isinstance(lm_head.weight, nn.Parameter)
+    )
+
+
 def token_loss_function(
     logits: torch.Tensor,
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None = None,
     label_smoothing: float = 0.0,
+    ignore_index: int = IGNORED_LABEL,
     **kwargs: Any,
 ) -> torch.Tensor:
     """Cross-entropy, in nats per label, against (1 − ε) · one-hot + ε · uniform over the vocabulary.
@@ -39,11 +56,12 @@ def token_loss_function(
         labels: int64 [...], aligned with the logits; −100 does not count.
         num_items_in_batch: number of labels in the whole batch if this is a part of it; default: these.
         label_smoothing: ε, from 0 (plain cross-entropy) to 1.
+        ignore_index: another label that does not count.
 
     Returns:
         A scalar, float32 or the logits' own dtype where that is wider.
     """
-    labels = labels.to(logits.device)
+    labels = _leave_out(ignore_index, labels.to(logits.device))
     summed = summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
     return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
 
@@ -69,13 +87,20 @@ def smoothed_loss(
     labels: torch.Tensor,
     label_smoothing: float,
     num_items_in_batch: torch.Tensor | int | None = None,
+    ignore_index: int = IGNORED_LABEL,
     **kwargs: Any,
 ) -> torch.Tensor:
     """`token_loss_function` of the logits `lm_head(hidden_states)`: states [..., D], labels int64 [...]."""
-    if type(lm_head) not in PLAIN_PROJECTIONS:
+    labels = _leave_out(ignore_index, labels)
+    if not is_plain_projection(lm_head):
         return token_loss_function(lm_head(hidden_states), labels, num_items_in_batch, label_smoothing)
     summed = linear_cross_entropy(*as_product(hidden_states, lm_head), labels, label_smoothing)
     return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
+
+
+def _leave_out(label: int, labels: torch.Tensor) -> torch.Tensor:
+    """Return labels in which one more does not count."""
+    return labels if label == IGNORED_LABEL else labels.masked_fill(labels == label, IGNORED_LABEL)
 
 
 @KernelSlot
@@ -130,13 +155,23 @@ def class_loss(
     if labels is None:
         return None
     check_class_labels(labels, logits.shape[0], model.config)
-    return model.loss_function(labels=labels, pooled_logits=logits, config=model.config, **kwargs)
+    loss = model.loss_function(labels=labels, pooled_logits=logits, config=model.config, **kwargs)
+    items = kwargs.get("num_items_in_batch")
+    if items is None or model.config.problem_type == "single_label_classification":
+        return loss
+    return loss * (labels.numel() / items)  # the library's is a mean over the numbers of this part
 
 
-def choice_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor | None:
+def choice_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor | None:
     """Return the cross-entropy of logits [B, C] with the right choices [B]; None without labels."""
     check_labels("labels", labels, logits.shape[:1], logits.shape[1])
-    return None if labels is None else token_loss_function(logits, labels)
+    check_loss_options(None, num_items_in_batch)
+    return None if labels is None else token_loss_function(logits, labels, num_items_in_batch)
 
 
 def tag_loss(

@@ -68,17 +68,21 @@ class VaswaniModel(VaswaniPreTrainedModel):
             self.decoder.embed_tokens = value
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
-        """Resize the source vocabulary, and with it the target's when both are one."""
-        one_vocabulary = self.config.decoder_vocab_size == self.config.vocab_size
+        """Resize the source vocabulary, and with it the target's when they share embeddings."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         self.config.vocab_size = embeddings.weight.shape[0]
-        if one_vocabulary:
+        if self.config.share_encoder_decoder_embeddings:
             self.resize_decoder_token_embeddings(self.config.vocab_size)
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
-        """Resize the target vocabulary."""
+        """Resize the target vocabulary. Raise `ValueError` if it is the source's, too."""
         source_size = self.config.vocab_size
+        if self.config.share_encoder_decoder_embeddings and new_num_tokens != source_size:
+            raise ValueError(
+                f"source and target share the embeddings of {source_size} tokens, and {new_num_tokens} were "
+                "asked for the target alone; resize both with resize_token_embeddings."
+            )
         embeddings = self.decoder.resize_token_embeddings(new_num_tokens)
         self.config.vocab_size, self.config.decoder_vocab_size = source_size, new_num_tokens
         self.tie_weights()
@@ -142,16 +146,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
-        """Resize the source vocabulary, and with it the target's and the output when both are one."""
-        one_vocabulary = self.config.decoder_vocab_size == self.config.vocab_size
+        """Resize the source vocabulary, and with it the target's and the output if they share embeddings."""
         embeddings = self.model.resize_token_embeddings(*args, **kwargs)
-        if one_vocabulary:
+        if self.config.share_encoder_decoder_embeddings:
             self._resize_lm_head(self.config.decoder_vocab_size)
         self.vocab_size = self.config.vocab_size  # the library's own leaves it here too
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
-        """Resize the target vocabulary and the output."""
+        """Resize the target vocabulary and the output. Raise `ValueError` if it is the source's, too."""
         embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
         self._resize_lm_head(new_num_tokens)
         return embeddings
@@ -189,20 +192,20 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        label_smoothing: float | None = None,
+        smoothing: float | None = None,
         token_loss: Callable[[torch.Tensor, nn.Module], torch.Tensor] | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*):
             The target tokens; −100 is ignored. `decoder_input_ids` default to the labels shifted right.
-        label_smoothing (`float`, *optional*):
+        smoothing (`float`, *optional*):
             Compute the loss with this ε (section 5.4; 0 is plain cross-entropy) in one pass with the output
             projection, which takes less time and memory. `logits` are then `None`.
         token_loss (`Callable`, *optional*):
             In place of labels, any loss of the decoder's states and the output projection, without `logits`.
         """
-        check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
+        check_loss_options(smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)
         if labels is not None:
             use_cache = False
@@ -218,8 +221,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         loss = logits = None
         if token_loss is not None:
             loss = token_loss(outputs.last_hidden_state, self.lm_head)
-        elif labels is not None and label_smoothing is not None:
-            loss = smoothed_loss(outputs.last_hidden_state, self.lm_head, labels, label_smoothing, **kwargs)
+        elif labels is not None and smoothing is not None:
+            loss = smoothed_loss(outputs.last_hidden_state, self.lm_head, labels, smoothing, **kwargs)
         else:
             logits = self.lm_head(keep_positions(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:

@@ -104,7 +104,7 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        label_smoothing: float | None = None,
+        smoothing: float | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         r"""
@@ -112,19 +112,19 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
             See `VaswaniDecoderModel`.
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
             The tokens themselves; they are shifted inside the model. −100 is ignored.
-        label_smoothing (`float`, *optional*):
+        smoothing (`float`, *optional*):
             Compute the loss with this ε (0 is plain cross-entropy) in one pass with the output projection,
             which takes less time and memory. `logits` are then `None`.
         """
-        check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
+        check_loss_options(smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
         outputs = self.model(*inputs, **kwargs)
         check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.config.vocab_size)
         loss = logits = None
-        if labels is not None and label_smoothing is not None:
+        if labels is not None and smoothing is not None:
             states, targets = outputs.last_hidden_state[:, :-1], labels[:, 1:]
-            loss = smoothed_loss(states, self.lm_head, targets, label_smoothing, **kwargs)
+            loss = smoothed_loss(states, self.lm_head, targets, smoothing, **kwargs)
         else:
             logits = self.lm_head(keep_positions(outputs.last_hidden_state, logits_to_keep))
             if labels is not None:

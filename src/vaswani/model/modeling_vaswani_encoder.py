@@ -163,16 +163,16 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         self,
         hidden_states: torch.Tensor,
         labels: torch.Tensor | None,
-        label_smoothing: float | None,
+        smoothing: float | None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """States [B, S, d_model] -> the loss and the logits [B, S, V], one of which may be None."""
         check_labels("labels", labels, hidden_states.shape[:2], self.config.vocab_size)
-        check_loss_options(label_smoothing, kwargs.get("num_items_in_batch"))
-        if labels is not None and label_smoothing is not None:
+        check_loss_options(smoothing, kwargs.get("num_items_in_batch"))
+        if labels is not None and smoothing is not None:
             kept = labels != IGNORED_LABEL  # a seventh of the tokens: the others need no transform
             states, targets = self.mlm_transform(hidden_states[kept]), labels[kept]
-            return smoothed_loss(states, self.lm_head, targets, label_smoothing, **kwargs), None
+            return smoothed_loss(states, self.lm_head, targets, smoothing, **kwargs), None
         logits = self.lm_head(self.mlm_transform(hidden_states))
         if labels is None:
             return None, logits
@@ -195,18 +195,18 @@ class VaswaniForMaskedLM(VaswaniMaskedLMBase):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
-        label_smoothing: float | None = None,
+        smoothing: float | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
             The masked tokens; −100 is ignored.
-        label_smoothing (`float`, *optional*):
+        smoothing (`float`, *optional*):
             Compute the loss with this ε (0 is plain cross-entropy) of the masked tokens alone, in one pass
             with the output projection, which takes less time and memory. `logits` are then `None`.
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
+        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, smoothing, **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
@@ -247,7 +247,7 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         next_sentence_label: torch.LongTensor | None = None,
-        label_smoothing: float | None = None,
+        smoothing: float | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VaswaniForPreTrainingOutput:
         r"""
@@ -255,12 +255,12 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
             The masked tokens; −100 is ignored.
         next_sentence_label (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
             0 where the second segment follows the first in its text, 1 where it comes from elsewhere.
-        label_smoothing (`float`, *optional*):
+        smoothing (`float`, *optional*):
             As for `VaswaniForMaskedLM`; `prediction_logits` are then `None`.
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         check_labels("next_sentence_label", next_sentence_label, outputs.pooler_output.shape[:1], 2)
-        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, label_smoothing, **kwargs)
+        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, smoothing, **kwargs)
         relation_logits = self.next_sentence(outputs.pooler_output)
         if next_sentence_label is not None:
             relation_loss = token_loss_function(relation_logits, next_sentence_label)
@@ -365,7 +365,7 @@ class VaswaniForMultipleChoice(VaswaniClassifierBase):
         flat = (None if each is None else each.flatten(0, 1) for each in inputs)
         outputs, logits = self.classify(*flat, **kwargs)
         logits = logits.view(shape)
-        loss = choice_loss(logits, labels)
+        loss = choice_loss(logits, labels, **kwargs)
         return MultipleChoiceModelOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 
@@ -397,7 +397,7 @@ class VaswaniForNextSentencePrediction(VaswaniEncoderPreTrainedModel):
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.next_sentence(outputs.pooler_output)
-        loss = choice_loss(logits, labels)
+        loss = choice_loss(logits, labels, **kwargs)
         return NextSentencePredictorOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
 

@@ -60,7 +60,7 @@ def kept(model, half: bool, **inputs) -> int:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=half),
     ):
-        model(**inputs, label_smoothing=0.1)
+        model(**inputs, smoothing=0.1)
     return sum(storage.nbytes() for place, storage in storages.items() if place not in weights)
 
 

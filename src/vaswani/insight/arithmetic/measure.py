@@ -81,7 +81,7 @@ def _training(model: VaswaniPreTrainedModel, phases: Phases) -> Callable[[], Non
         sides = (_tokens(phases, work.batch, work.source + work.target),) * 2
     inputs: dict[str, Any] = {"input_ids": sides[0]}
     if hasattr(model, "lm_head"):
-        inputs |= {"labels": sides[1], "label_smoothing": 0.1}  # as trainings compute the loss
+        inputs |= {"labels": sides[1], "smoothing": 0.1}  # as trainings compute the loss
 
     def step() -> None:
         with torch.autocast("cpu", DTYPES[work.dtype], enabled=work.dtype != "float32"):

@@ -23,7 +23,7 @@ class DenoisingTrainer(PretrainingTrainer):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        if "label_smoothing" not in signature(self.model.forward).parameters:
+        if "smoothing" not in signature(self.model.forward).parameters:
             # The library's own loss would give batches of any size the same weight.
             self.compute_loss_func = self._token_loss
 

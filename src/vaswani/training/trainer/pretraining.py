@@ -63,9 +63,9 @@ class PretrainingTrainer(BaseTrainer):
             whole.loss_type = "ForCausalLM"
         super().__init__(model=model, **kwargs)
         self.forward_options = without_cache(whole)
-        if "label_smoothing" in signature(whole.forward).parameters:
+        if "smoothing" in signature(whole.forward).parameters:
             # Our models then compute the loss in one pass with the output projection, of the labels alone.
-            self.forward_options["label_smoothing"] = 0.0
+            self.forward_options["smoothing"] = 0.0
         if self.measures_bytes:
             self._bytes = torch.from_numpy(bytes_of_tokens(self.processing_class)).to(self.args.device)
             self._bytes_in_front = bytes_in_front(self.processing_class)

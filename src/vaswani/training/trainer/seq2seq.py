@@ -52,9 +52,9 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         takes = signature(base_model(self.model).forward).parameters
         self.label_smoother = None
         self.forward_options = {"use_cache": False}
-        if self.compute_loss_func is None and "label_smoothing" in takes:
+        if self.compute_loss_func is None and "smoothing" in takes:
             # Our models smooth labels themselves, in one pass with the output projection.
-            self.forward_options["label_smoothing"] = self.args.label_smoothing_factor
+            self.forward_options["smoothing"] = self.args.label_smoothing_factor
         elif self.compute_loss_func is None:
             self.compute_loss_func = self._loss_of_logits
         self.meter.passes = PASSES if self.args.consistency_weight else 1
