@@ -26,6 +26,8 @@ USED = {
         "A search that bypasses the calls of modules must not bypass what somebody hooked to them."
     ),
     "torch.nn:Module._forward_pre_hooks": ("The same."),
+    "torch.nn:Module._backward_hooks": ("The same, of a loss that bypasses the output projection."),
+    "torch.nn:Module._backward_pre_hooks": ("The same."),
     "torch.nn.modules.module:_has_any_global_hook": ("The same, of hooks to all modules."),
     "torch:_softmax_backward_data": ("The fused gradient of a softmax, for short attention."),
     "torch.ops:mkldnn._linear_pointwise": ("oneDNN's product; the kernel checks that it exists."),

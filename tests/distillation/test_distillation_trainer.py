@@ -30,6 +30,7 @@ from vaswani.data.batching import Seq2SeqCollator
 from vaswani.distillation.losses import forward_kl, soft_target_loss
 from vaswani.errors import RunError, UserError
 from vaswani.kernels import projected_loss
+from vaswani.kernels.decoder_step import is_plain
 from vaswani.model.losses import token_loss_function
 
 VOCABULARY = 29
@@ -369,3 +370,48 @@ def test_a_teacher_that_is_not_finite_is_named_and_the_learning_rate_is_not(tmp_
     next(student.parameters()).data.fill_(float("nan"))
     with pytest.raises(RunError, match="Lower the learning_rate"):
         make_trainer(tmp_path / "student", teacher_model(), student).train()
+
+
+# --------------------------------------------------------------------------- what callers may leave or give
+
+
+STATES = {"cosine_weight": 1.0, "relation_weight": 1.0, "relation_heads": 2}
+
+
+def test_a_batch_needs_no_mask_and_no_decoder_input(tmp_path):
+    losses = []
+    for left_out in ((), ("decoder_input_ids",), ("attention_mask", "decoder_input_ids")):
+        rows = Dataset.from_dict({"input_ids": [[5, 6, 7, END]] * 4, "labels": [[8, 9, END]] * 4})
+        trainer = make_trainer(tmp_path, teacher_model(), objectives=STATES)
+        trainer.train_dataset = trainer.eval_dataset = rows
+        collate = trainer.data_collator
+
+        def without(features, left_out=left_out, collate=collate):
+            return {name: value for name, value in collate(features).items() if name not in left_out}
+
+        trainer.train_data_collator = trainer.data_collator = without
+        losses.append((trainer.train().training_loss, trainer.evaluate()["eval_loss"]))
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_what_a_distillation_cannot_use_is_refused(tmp_path):
+    given = {"model": vaswani_model(), "args": TrainingArguments(output_dir=str(tmp_path), use_cpu=True)}
+    with pytest.raises(UserError, match="compute_loss_func has no place in a distillation"):
+        DistillationTrainer(**given, teacher=teacher_model(), compute_loss_func=print)
+    given = {"model_init": lambda: vaswani_model(), "args": given["args"], "teacher": teacher_model()}
+    with pytest.raises(UserError, match="model_init makes others"):
+        DistillationTrainer(**given, objectives=DistillationObjectives(cosine_weight=1.0))
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    with pytest.raises(UserError, match="would have no gradient with use_reentrant=True"):
+        make_trainer(tmp_path, teacher_model(), objectives=STATES, **options)
+
+
+def test_nothing_stays_on_student_and_teacher(tmp_path):
+    student, teacher = vaswani_model(width=32), teacher_model()
+    trainer = make_trainer(tmp_path, teacher, student, objectives=STATES | {"relation_weight": 0.0})
+    first = trainer.train().training_loss
+    for model in (student, teacher):
+        assert not any(module._forward_hooks for module in model.modules())
+        copy.deepcopy(model)
+    assert is_plain(student.eval())
+    assert trainer.train().training_loss != first  # it can go on

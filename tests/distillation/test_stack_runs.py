@@ -136,7 +136,7 @@ def test_relations_need_keys_as_wide_as_queries(tmp_path: Path) -> None:
     config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2)
     model = LlamaForSequenceClassification(config)
     objectives = DistillationObjectives(relation_weight=1.0, relation_heads=2)
-    args = SimpleNamespace(tensor_parallel_size=1, device="cpu")
+    args = SimpleNamespace(tensor_parallel_size=1, device="cpu", gradient_checkpointing=False)
     trainer: Any = SimpleNamespace(model=model, args=args)
     with pytest.raises(UserError, match="of one width, and those of LlamaModel have 16, 8, 8"):
         LossMixture(trainer, model, objectives)

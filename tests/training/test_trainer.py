@@ -481,3 +481,50 @@ def test_early_stopping_goes_on_counting_with_another_patience(tmp_path):
     assert stopped_after(2, resume=True) == 3
     assert stopped_after(4, resume=True) == 5
     assert stopped_after(None, resume=True) == 9  # nobody counts any more
+
+
+# ------------------------------------------------------------------------------------- options without effect
+
+
+def test_metrics_that_would_never_be_called_are_refused(tmp_path):
+    given = {"model": tiny_model(), "data_collator": Seq2SeqCollator(0, 1)}
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, predict_with_generate=False)
+    with pytest.raises(UserError, match="predict_with_generate=False generates nothing"):
+        Trainer(**given, args=args, compute_metrics=print)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(UserError, match="preprocess_logits_for_metrics has no effect"):
+        Trainer(**given, args=args, preprocess_logits_for_metrics=print)
+
+
+def test_arguments_without_effect_are_told(tmp_path, caplog):
+    make_trainer(tmp_path)
+    assert "has no effect" not in caplog.text
+    make_trainer(tmp_path, per_device_train_batch_size=2, dataloader_drop_last=True)
+    assert "per_device_train_batch_size=2 has no effect: batches hold max_tokens_per_batch" in caplog.text
+    assert "dataloader_drop_last=True has no effect" in caplog.text
+
+
+def test_a_new_model_of_each_training_is_saved_with_its_search(tmp_path):
+    trainer = Trainer(
+        model_init=lambda: tiny_model(),
+        args=TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=1, generation_num_beams=3),
+        train_dataset=tokenized(),
+        data_collator=Seq2SeqCollator(0, 1),
+    )
+    before = trainer.model
+    trainer.train()
+    assert trainer.model is not before
+    assert trainer.model.generation_config.num_beams == 3
+
+
+def test_an_evaluation_needs_no_mask(tmp_path):
+    scores = []
+    for left_out in ((), ("attention_mask",)):
+        rows = Dataset.from_dict({"input_ids": [[5, 6, 7, 2]] * 4, "labels": [[8, 9, 2]] * 4})
+        trainer = make_trainer(tmp_path, rows)
+        collate = trainer.data_collator
+        trainer.data_collator = lambda features, left_out=left_out, collate=collate: {
+            name: value for name, value in collate(features).items() if name not in left_out
+        }
+        scores.append(trainer.predict(rows).predictions.tolist())
+    assert scores[0] == scores[1]

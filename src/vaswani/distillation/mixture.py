@@ -47,6 +47,11 @@ class LossMixture:
             self.teacher = teacher.eval().requires_grad_(False).to(trainer.args.device)
         elif objectives.uses_states:
             raise UserError("cosine_weight and relation_weight need a teacher; give one, or set both to 0")
+        if objectives.uses_states and getattr(trainer, "model_init", None) is not None:
+            raise UserError(
+                "cosine_weight and relation_weight record the states of one model, and model_init makes "
+                "others; give model, or set both to 0"
+            )
         self._check_relations()
         self.recorders: list[Recorder] = []  # of student and teacher, if objectives need states
         if teacher is not None and objectives.uses_states:
@@ -57,6 +62,12 @@ class LossMixture:
         weight, heads = self.objectives.relation_weight, self.objectives.relation_heads
         if self.teacher is None or not weight:
             return
+        args: Any = self.trainer.args
+        if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise UserError(
+                f"relation_weight={weight} would have no gradient with use_reentrant=True in "
+                "gradient_checkpointing_kwargs; set that to False"
+            )
         if self.trainer.args.tensor_parallel_size > 1:
             raise UserError(
                 f"relation_weight={weight} needs whole queries and keys, and tensor_parallel_size="
@@ -78,11 +89,18 @@ class LossMixture:
 
     @contextmanager
     def maps(self) -> Iterator[None]:
-        """Give the student maps to the teacher's width, where a loss needs them, while it is trained."""
+        """Give the student maps to the teacher's width, where a loss needs them, while it is trained.
+
+        Both are recorded until then.
+        """
         self.add_maps()
+        for recorder in self.recorders:
+            recorder.start()
         try:
             yield
         finally:
+            for recorder in self.recorders:
+                recorder.stop()
             for name in self.trainer.extra_modules:
                 delattr(self.trainer.model, name)
             self.trainer.extra_modules = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from vaswani.auto_classes import models_of
@@ -32,11 +33,25 @@ class Recorder:
 
     def __init__(self, model: PreTrainedModel, projections: bool):
         self.recorded: dict[str, dict[str, torch.Tensor]] = {}
-        for name, stack in stacks(model).items():
+        self._model, self._projections = model, projections
+        self._hooks: list[RemovableHandle] = []
+        self.start()
+
+    def start(self) -> None:
+        """Record from now on, if it does not already."""
+        if self._hooks:
+            return
+        for name, stack in stacks(self._model).items():
             self._record(stack, name, "states")
-            if projections:
+            if self._projections:
                 for role, module in zip(PROJECTIONS, last_self_attention(stack), strict=True):
                     self._record(module, name, role)
+
+    def stop(self) -> None:
+        """Record no more, so that the model can be pickled, and searches call no modules for a hook."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self.recorded = {}
 
     def take(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return the recorded tensors by stack and kind, and drop them."""
@@ -48,7 +63,7 @@ class Recorder:
             states = output if isinstance(output, torch.Tensor) else output[0]
             self.recorded.setdefault(stack, {})[kind] = states
 
-        module.register_forward_hook(keep)
+        self._hooks.append(module.register_forward_hook(keep))
 
 
 def stacks(model: PreTrainedModel) -> dict[str, nn.Module]:

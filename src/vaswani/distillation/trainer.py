@@ -22,6 +22,7 @@ from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.objective import Count
 from vaswani.training.trainer.seq2seq import Trainer
 from vaswani.unwritten_padding import unwritten_padding
@@ -56,6 +57,8 @@ class DistillationTrainer(Trainer):
         objectives: DistillationObjectives | None = None,
         **kwargs: Any,
     ):
+        if kwargs.get("compute_loss_func") is not None:
+            raise UserError("compute_loss_func has no place in a distillation, whose losses objectives names")
         super().__init__(**kwargs)
         check_no_consistency(self.args)
         self.objectives = objectives or DistillationObjectives()
@@ -94,6 +97,7 @@ class DistillationTrainer(Trainer):
         num_items_in_batch: Count = None,
     ) -> Any:
         """The weighted sum of the losses; in evaluation, the loss of `Trainer`."""
+        inputs = self._completed(inputs)
         student_inputs = {name: value for name, value in inputs.items() if name not in DISTRIBUTION}
         kept = inputs["labels"] != IGNORED_LABEL
         num_tokens = kept.sum() if num_items_in_batch is None else num_items_in_batch
@@ -105,6 +109,14 @@ class DistillationTrainer(Trainer):
         if self._student_takes_token_loss:
             student_inputs["token_loss"] = self._token_loss
         return super().compute_loss(model, student_inputs, return_outputs, num_items_in_batch)
+
+    def _completed(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A batch with the mask and the decoder's input that a collator may leave to the model."""
+        inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
+        if "decoder_input_ids" not in inputs:
+            shift = base_model(self.model).prepare_decoder_input_ids_from_labels
+            inputs["decoder_input_ids"] = shift(labels=inputs["labels"])
+        return inputs
 
     def _teacher_logits(self, inputs: dict[str, Any]) -> torch.Tensor | None:
         """The teacher's logits for the batch; None if no objective needs them."""
@@ -200,7 +212,7 @@ class DistillationTrainer(Trainer):
         """As in `BaseTrainer`; also counts the source tokens, by which the encoder's losses are divided."""
         super().count_batches(batches)
         if self.mixture.recorders:
-            count: Any = sum(batch["attention_mask"].sum() for batch in batches)
+            count: Any = sum(self._completed(batch)["attention_mask"].sum() for batch in batches)
             self._num_source_tokens = self.count_everywhere(count)
 
 

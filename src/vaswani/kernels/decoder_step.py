@@ -85,7 +85,7 @@ def _has_methods_of_its_own(module_class: type[nn.Module]) -> bool:
 
 
 @cache
-def _method_names(module_class: type[nn.Module]) -> frozenset[str]:
+def _method_names(module_class: Any) -> frozenset[str]:
     names = dir(module_class)
     return frozenset(name for name in names if isinstance(getattr(module_class, name, None), FunctionType))
 

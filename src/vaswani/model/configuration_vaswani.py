@@ -182,7 +182,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         """
         if not isinstance(found, dict):
             raise ValueError(f"auto_map={found!r} must give a class for each Auto class; delete it.")
-        named_in = next(each for each in type(self).__mro__ if "auto_classes" in vars(each))
+        named_in: Any = next(each for each in type(self).__mro__ if "auto_classes" in vars(each))
         if self.model_type != named_in.model_type:
             return dict(found)
         for name, reference in found.items():

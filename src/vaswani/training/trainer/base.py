@@ -39,6 +39,7 @@ from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.arguments import BaseTrainingArguments
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, library_defaults
 from vaswani.training.config.schedule import check_finite, check_warmup, inverse_sqrt_schedule
 from vaswani.training.trainer.adapted import describe_adapted
 from vaswani.training.trainer.callbacks import ResumedRun, StopOnSignal
@@ -105,6 +106,7 @@ class BaseTrainer(Trainer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        self._tell_what_has_no_effect()
         self.train_data_collator = train_data_collator or self.data_collator
         self.splitter = splitter
         self.args.resolve_learning_rate(self.model.config.hidden_size)
@@ -132,6 +134,14 @@ class BaseTrainer(Trainer):
         self._resumed: TrainerState | None = None
         self._unfinished: Path | None = None  # folder in which a checkpoint is being written
         self._schedule: Any = None  # the paper's, where the trainer made it
+
+    def _tell_what_has_no_effect(self) -> None:
+        """Warn of arguments of transformers that were set and that no trainer of ours reads."""
+        defaults = library_defaults(self.args)
+        for name, reason in FIELDS_WITHOUT_EFFECT.items():
+            value = getattr(self.args, name, None)
+            if hasattr(self.args, name) and name not in defaults and self.is_world_process_zero():
+                logger.warning(f"{name}={value} has no effect: {reason}")
 
     def _shard(self) -> Sharding | None:
         args = self.args

@@ -16,6 +16,7 @@ from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.trainer_utils import PredictionOutput
 
 from vaswani.data.tokenization import save_tokenizers
+from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import TextMetrics
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.kernels.projected_loss import TokenLoss
@@ -40,7 +41,8 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
 
     Raises:
-        UserError: `args.consistency_weight` is set, and the model has no dropout.
+        UserError: `args.consistency_weight` is set, and the model has no dropout; or metrics are given that
+            would never be called.
     """
 
     args: TrainingArguments
@@ -48,6 +50,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     def __init__(self, *, target_processing_class: PreTrainedTokenizerBase | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.target_processing_class = target_processing_class or self.processing_class
+        self._check_metrics()
         check_passes_differ(self.args.consistency_weight, self.model.config, self.model)
         takes = signature(base_model(self.model).forward).parameters
         self.label_smoother = None
@@ -59,14 +62,35 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
             self.compute_loss_func = self._loss_of_logits
         self.meter.passes = PASSES if self.args.consistency_weight else 1
         self._generation_options: dict[str, Any] = {}  # of the current evaluation
-        # Saved with the model for plain calls of `generate`, which reads α as its own length penalty.
+        self._set_generation(self.model)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """As in transformers; evaluations search with each new model alike."""
+        model = super().call_model_init(trial)
+        self._set_generation(model)
+        return model
+
+    def _set_generation(self, model: Any) -> None:
+        """Save the search with a model for plain calls of `generate`, which reads α as its length penalty."""
         # The metadata would say that its values are those of the model's configuration.
-        found = self.model.generation_config.to_dict().items()
+        found = model.generation_config.to_dict().items()
         generation = GenerationConfig(**{name: value for name, value in found if name not in METADATA_FIELDS})
         generation.num_beams = self.args.generation_num_beams
         penalty = GNMTLengthPenalty(self.args.generation_length_penalty)
         generation.length_penalty = float(penalty) if self._searches else None
-        self.model.generation_config = generation
+        model.generation_config = generation
+
+    def _check_metrics(self) -> None:
+        """Raise `UserError` for metrics that would never be called."""
+        if self.compute_metrics is not None and not self.args.predict_with_generate:
+            raise UserError(
+                "compute_metrics scores what is generated, and predict_with_generate=False generates "
+                "nothing; set predict_with_generate=True, or leave compute_metrics out"
+            )
+        if self.preprocess_logits_for_metrics is not None:
+            raise UserError(
+                "preprocess_logits_for_metrics has no effect: evaluations keep what is generated, no logits"
+            )
 
     # ---------------------------------------------------------------------------------------------- training
 
@@ -169,7 +193,9 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         Decodes as in section 6.1: beam search with GNMT's length penalty and, unless a length was asked for,
         with at most 50 tokens more than each source has.
         """
-        inputs = send_to_device(inputs, self.args.device)
+        inputs = send_to_device(
+            {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}, self.args.device
+        )
         with torch.no_grad(), self.accelerator.autocast():
             loss = self.compute_loss(model, inputs).detach() if "labels" in inputs else None
             if prediction_loss_only or not self.args.predict_with_generate:
