@@ -33,6 +33,7 @@ from toy_texts import toy_documents
 from toy_translation import save_toy_checkpoint
 from toy_translation import toy_rows as toy_pairs
 from vaswani.cli import run
+from vaswani.inference.classify.classification import Classifier
 
 QUICK: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "max_steps": 6, "logging_steps": 1}
 
@@ -97,6 +98,20 @@ def test_predictions_are_of_the_field_that_was_trained(finetuned: Path, tmp_path
         return [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
 
     assert predicted() == predicted("--text_field", "title") != predicted("--text_field", "text")
+
+
+def test_predictions_read_as_much_as_the_training(finetuned: Path, tmp_path: Path) -> None:
+    toys = toy_rows("classification", 30, 3)
+    table = write_jsonl(tmp_path / "rows.jsonl", [{"text": f"{row['text']} " * 9} for row in toys])
+    output = tmp_path / "out.jsonl"
+
+    def predicted(*more: object) -> list[dict[str, Any]]:
+        arguments = ["--model", finetuned / "classification", "--input", table, "--output", output, *more]
+        assert run(["predict", *map(str, arguments), "--device", "cpu"]) == 0
+        return [json.loads(line) for line in output.read_text().splitlines()]
+
+    assert predicted() == predicted("--max_length", 12) != predicted("--max_length", 40)
+    assert Classifier.from_pretrained(finetuned / "tagging").max_length > 12  # every word has a tag
 
 
 def test_a_decoder_that_classifies(finetuned: Path, tmp_path: Path, capfd) -> None:
@@ -360,7 +375,27 @@ def test_sources_are_cut_where_the_training_cut_them(tmp_path: Path, capfd) -> N
     }
     assert record_of(capfd, *command, "--max_source_length", "7")["max_source_length"] == 7
     assert "too long, counted as empty" not in evaluate(capfd, *command)[1]
-    assert record_of(capfd, *command, "--too_long", "cut")["max_source_length"] == 1024
+    assert record_of(capfd, *command, "--too_long", "cut")["max_source_length"] == 6
+    assert record_of(capfd, *command, "--too_long", "skip")["max_source_length"] == 1024
+
+
+def test_outputs_are_as_long_as_in_the_training(tmp_path: Path, capfd) -> None:
+    """A model that has hardly learned to end writes as much as it may."""
+    table = write_jsonl(
+        tmp_path / "rows.jsonl",
+        [{"source": source, "target": target} for source, target in toy_pairs(8, seed=0)],
+    )
+    options = {**TINY_RUN, "train_file": table, "test_file": table, "output_dir": tmp_path / "run"}
+    options |= {"generation_max_length": 4, "max_steps": 1, "save_steps": 1}
+    assert run(["train", *as_flags(options)]) == 0
+    expected = json.loads((tmp_path / "run" / "evaluation.json").read_text())["metrics"]
+    command = ["--model", tmp_path / "run", "--data", table]
+    found = record_of(capfd, *command)
+    assert found["max_length"] == 3
+    assert found["chrf"] == pytest.approx(expected["chrf"]["value"])
+    longer = record_of(capfd, *command, "--max_length", "40")
+    assert longer["max_length"] == 40
+    assert longer["chrf"] != pytest.approx(found["chrf"])
 
 
 def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, capfd) -> None:

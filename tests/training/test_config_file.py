@@ -14,7 +14,7 @@ from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT
-from vaswani.training.config.pretraining_arguments import MaskedLMConfig
+from vaswani.training.config.pretraining_arguments import MaskedLMConfig, PretrainingConfig
 
 # A few hundred characters of YAML, and millions when written out.
 BOMB = "[&l0 [x], " + ", ".join(f"&l{i + 1} [{', '.join([f'*l{i}'] * 10)}]" for i in range(6)) + "]"
@@ -35,6 +35,17 @@ def test_file_gives_defaults_and_flags_override(write):
     config = load_config(path, ["--dropout", "0.2", "--learning_rate=5e-4", "--max-steps", "9"])
     assert (config.model.d_model, config.model.dropout, config.model.encoder_layers) == (64, 0.2, 6)
     assert (config.training.learning_rate, config.training.seed, config.training.max_steps) == (5e-4, 7, 9)
+
+
+def test_a_flag_that_chooses_another_objective_leaves_the_keys_of_the_files_own(write):
+    path = write("objective: gap_sentences\ngap_sentence_ratio: 0.4\nmax_length: 99\n")
+    config = load_config(path, ["--objective", "span_denoising"], PretrainingConfig)
+    assert (config.data.max_length, config.task.noise_density) == (99, 0.15)
+    with pytest.raises(UserError, match="unknown flag '--gap_sentence_ratio'"):
+        load_config(path, ["--objective", "span_denoising", "--gap_sentence_ratio", "0.4"], PretrainingConfig)
+    path = write("objective: gap_sentences\ngap_sentence_ration: 0.4\n")
+    with pytest.raises(UserError, match="unknown key 'gap_sentence_ration'"):
+        load_config(path, ["--objective", "span_denoising"], PretrainingConfig)
 
 
 def test_flags_replace_the_corpus_of_the_file_as_a_whole(write):

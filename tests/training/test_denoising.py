@@ -369,5 +369,41 @@ def test_two_vocabularies_are_refused(tiny, tmp_path, trained):
 def test_texts_of_one_sentence_cannot_be_trained_on(tiny, tmp_path):
     path = tmp_path / "short.jsonl"
     path.write_text('{"text": "The dog sleeps."}\n' * 3)
-    with pytest.raises(UserError, match="none of 3 documents is long enough to train on"):
+    with pytest.raises(
+        UserError,
+        match="train has nothing but 3 pieces of one sentence, 12 tokens, from which none can be removed",
+    ):
         run({**tiny, "train_file": path}, **GAPS)
+
+
+# ------------------------------------------------------------------------------------- texts of one sentence
+
+
+def without_marks(texts: dict[str, str], tmp_path: Path, every: int) -> dict[str, str]:
+    """The texts, of which some have no mark that ends a sentence."""
+    files = {}
+    for name, path in texts.items():
+        rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        for row in rows[::every]:
+            row["text"] = re.sub(r"[.!?\n]+", " ", row["text"])
+        files[name] = str(tmp_path / f"{name}.jsonl")
+        Path(files[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return files
+
+
+def test_pieces_without_a_sentence_to_remove_are_counted(tiny, texts, tmp_path, capsys, caplog):
+    run({**tiny, **without_marks(texts, tmp_path, every=2)}, **GAPS)
+    told = re.search(
+        r"train: kept 60 .*; left out: ([\d,]+) pieces of one sentence, ([\d,]+) tokens",
+        capsys.readouterr().out,
+    )
+    assert int(told[1]) >= 30
+    assert "of the tokens of train are left out" in caplog.text
+    with pytest.raises(UserError, match=r"train has nothing but .* set objective=span_denoising"):
+        run({**tiny, **without_marks(texts, tmp_path, every=1)}, **GAPS, output_dir=str(tmp_path / "other"))
+
+
+def test_a_stream_leaves_them_out(tiny, texts, tmp_path):
+    files = without_marks(texts, tmp_path, every=2)
+    scores = run({**tiny, **files}, **GAPS, streaming=True)
+    assert 0 < scores["test_loss"] < 100

@@ -127,6 +127,18 @@ def test_long_rows_can_be_cut_off(tiny_run, capsys):
     assert "over-long" not in printed
     assert "peak memory: " in printed
     assert scores.keys() >= {"test_loss"}
+    # One validation row that no batch holds, beyond those that are used.
+    rows = Path(tiny_run["validation_file"]).read_text().splitlines()
+    long = json.dumps({"source": "27. Januar 1999 " * 60, "target": "1999-01-27"})
+    path = Path(tiny_run["output_dir"]).parent / "long.jsonl"
+    path.write_text("\n".join([*rows[:1], long, *rows[1:7]]) + "\n")
+    options = {**tiny_run, "validation_file": str(path), "max_tokens_per_batch": 300, "max_source_length": 40}
+    options |= {"max_target_length": 40, "max_steps": 1, "output_dir": f"{tiny_run['output_dir']}-1"}
+    with pytest.raises(
+        UserError, match="validation has a row of .* tokens; raise it, or set truncate=true, which"
+    ):
+        run(options)
+    run(options, max_validation_rows=2)
     with pytest.raises(UserError, match="truncate=true and bpe_dropout exclude each other"):
         run(tiny_run, max_steps=1, truncate=True, bpe_dropout=0.1)
     with pytest.raises(UserError, match="and tokenizer_kind=unigram has none"):

@@ -44,8 +44,8 @@ def predict(
         int | None,
         number(
             "--max_length",
-            help="Longer texts are cut after so many tokens, and counted. Default: the model's maximum, or "
-            "4096 if it has none.",
+            help="Longer texts are cut after so many tokens, and counted. Default: as in training; or else, "
+            "and for taggers, the model's maximum, or 4096 if it has none.",
             at_least=1,
         ),
     ] = None,

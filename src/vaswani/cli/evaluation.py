@@ -140,7 +140,7 @@ class Asked:
 
 
 @app.command()
-@takes_translator_options()
+@takes_translator_options("max_length")
 def evaluate(
     model: Annotated[
         list[str],
@@ -264,6 +264,15 @@ def evaluate(
         int | None,
         number("--max_rows", help="Number of rows to evaluate on, evenly spread. Default: all.", at_least=1),
     ] = None,
+    max_length: Annotated[
+        int | None,
+        number(
+            "--max_length",
+            help="Of an encoder-decoder: maximum number of tokens of an output. Default: as in training, or "
+            "1024.",
+            at_least=1,
+        ),
+    ] = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -305,6 +314,7 @@ def evaluate(
     options |= {
         "dataset_config": dataset_config,
         "max_rows": max_rows,
+        "max_length": max_length,
         "task": task,
         "source_field": source_field,
         "target_field": target_field,
@@ -389,7 +399,7 @@ def _denoises(folder: Path, options: dict[str, Any]) -> bool:
 def _check_options(kind: str, given: dict[str, Any]) -> None:
     """Raise `UserError` for an option that has no effect on a model of this kind."""
     for name, kinds in TAKES.items():
-        if kind not in kinds and given[name] != TRANSLATOR_DEFAULTS.get(name):
+        if kind not in kinds and given[name] not in (None, TRANSLATOR_DEFAULTS.get(name)):
             flag = FLAGS.get(name, name)
             of = " or ".join(NAMES[one] for one in kinds)
             raise UserError(f"--{flag} is for {of}, and the model is {NAMES[kind]}; leave it out")
@@ -413,8 +423,13 @@ def _evaluate_pairs(asked: Asked) -> Found:
     check_task(task)
     split, rows = asked.load(load_corpus, CorpusSpec, trained)
     options = {name: asked.options[name] for name in TRANSLATOR_DEFAULTS}
-    if trained.get("truncate") and options["max_source_length"] == "auto" and options["too_long"] is None:
-        options["max_source_length"] = trained["max_source_length"]  # as the training's own evaluation
+    # As the training's own evaluation.
+    is_cut = trained.get("truncate") and options["too_long"] in (None, "cut")
+    if is_cut and options["max_source_length"] == "auto":
+        options["max_source_length"] = trained["max_source_length"]
+    if options["max_length"] is None:
+        most = trained.get("generation_max_length")  # counts the decoder's start token
+        options["max_length"] = most - 1 if most else TRANSLATOR_DEFAULTS["max_length"]
     translator = Translator.from_pretrained(asked.models, **options)
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
@@ -438,9 +453,7 @@ def _evaluate_labels(asked: Asked) -> Found:
     split, rows = asked.load(load_labelled, LabelledSpec, trained, task=task)
     labels, where = TASKS[task](names_of(asked.config)), f"{split} of {' and '.join(asked.files)}"
     labels.check_known(rows["label"][:], where, "the model does not know; it knows")
-    # Of taggers every word is scored.
-    limit = asked.max_length or (None if task == "tagging" else trained.get("max_length"))
-    classifier = asked.opened(Classifier, max_length=limit)
+    classifier = asked.opened(Classifier, max_length=asked.max_length)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_labels(classifier, rows, bar.update)
     lines = (
@@ -506,7 +519,12 @@ def _evaluate_texts(asked: Asked) -> dict[str, Any]:
             f"device {options['device']!r} cannot be used for a language model; expected 'cpu' or 'cuda'"
         )
     more = {"max_rows": options["max_rows"], "settings": settings, "tell": warn}
-    if asked.kind == "completions":
-        return evaluate_completions(folder, split, **more)
-    objective = read_settings(folder)["objective"] if asked.kind == "denoising" else asked.kind
-    return evaluate_language_model(folder, objective, split, **more)
+    try:
+        if asked.kind == "completions":
+            return evaluate_completions(folder, split, **more)
+        objective = read_settings(folder)["objective"] if asked.kind == "denoising" else asked.kind
+        return evaluate_language_model(folder, objective, split, **more)
+    except UserError as error:
+        if asked.max_length is None or "max_length" not in str(error):
+            raise
+        raise UserError(f"{error} (max_length is --max_source_length here)") from error

@@ -116,8 +116,8 @@ TooLong = Annotated[
     typer.Option(
         "--too_long",
         metavar="cut|skip",
-        help="For longer sources: cut translates the beginning, skip writes an empty line. Default: skip, or "
-        "cut if --max_source_length is given.",
+        help="For longer sources: cut translates the beginning, skip writes an empty line. Where neither is "
+        "chosen, --max_source_length cuts, and the model's own limit skips.",
     ),
 ]
 MaxLength = Annotated[

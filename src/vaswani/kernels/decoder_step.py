@@ -54,6 +54,8 @@ PACKAGES = (
 def is_plain(model: Any) -> bool:
     """Whether the decoder does what its modules say: none is replaced, hooked, sharded or quantized."""
     decoder = model.get_decoder()
+    if not all(map(_has_plain_attention, decoder.layers)):
+        return False
     activations = [layer.activation_fn for layer in decoder.layers]  # may be of any type
     places = [layer.self_attn.layer_idx for layer in decoder.layers]  # in the cache
     return (
@@ -74,6 +76,13 @@ def is_plain(model: Any) -> bool:
             for module in (*decoder.modules(), model.get_output_embeddings())
             if module not in activations
         )
+    )
+
+
+def _has_plain_attention(layer: Any) -> bool:
+    """Whether a layer and its attentions are of our classes, so that it has all that is looked at here."""
+    return type(layer) is VaswaniDecoderLayer and all(
+        type(attention) is VaswaniAttention for attention in (layer.self_attn, layer.encoder_attn)
     )
 
 
@@ -101,8 +110,9 @@ def _are_alike(layers: Any) -> bool:
 
 def _is_called_alone(module: nn.Module) -> bool:
     """Whether a call of a module runs the methods of its class, and nothing before or after."""
+    kind: Any = type(module)
     return (
-        vars(module).keys().isdisjoint(_method_names(type(module)))
+        _method_names(kind).isdisjoint(vars(module))
         and not module._forward_pre_hooks
         and all(map(_only_records, module._forward_hooks.values()))
     )

@@ -116,7 +116,7 @@ def sentence_mask(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 @dataclass(frozen=True)
 class GapPieces(SequenceBuilder):
-    """Pieces of documents with two sentences or more; others are left out.
+    """Pieces of documents. Those of one sentence have no gaps, and a `source_length` of 0.
 
     Args:
         choice: of the sentences that will be removed.
@@ -135,6 +135,8 @@ class GapPieces(SequenceBuilder):
             for part in document.parts(self.max_length - of_source):
                 starts = np.union1d([0], np.flatnonzero(part.sentence_starts))
                 if len(starts) < 2:
+                    nothing = {"gaps": np.array([], dtype=np.int64), "source_length": 0, "target_length": 0}
+                    yield {"input_ids": part.ids, "sentence_starts": starts, **nothing}
                     continue
                 lengths = np.diff(starts, append=len(part.ids))
                 gaps = self.choice.fixed(_texts(part, starts))

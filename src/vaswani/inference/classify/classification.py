@@ -27,7 +27,7 @@ from vaswani.data.labels.labelled_tokens import check_room, encode_texts
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import auto_class_of, read_config
+from vaswani.hub.run_metadata import auto_class_of, read_config, read_settings
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.pretrained import FromPretrained
@@ -90,7 +90,8 @@ def task_of_checkpoint(name: str | Path, revision: str | None = None) -> str:
     task = task_of(config)
     if task is None:
         held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
-        raise UserError(f"{folder} holds {held}, which predicts no labels; expected {_EXPECTED}")
+        writes = "; it writes texts: use vaswani translate" if config.is_encoder_decoder else ""
+        raise UserError(f"{folder} holds {held}, which predicts no labels; expected {_EXPECTED}{writes}")
     return task
 
 
@@ -110,7 +111,8 @@ class Classifier(FromPretrained):
         model: a sequence or token classifier; it is put into evaluation mode.
         tokenizer: adds the special tokens that the model was trained with.
         max_length: maximum tokens of a text, of which longer ones are truncated. None means the limit of the
-            model and tokenizer, or 4,096 if they have none.
+            model and tokenizer, or 4,096 if they have none. `from_pretrained` takes that of the training,
+            except for taggers, whose words all count.
         max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text is a batch by itself.
 
     Attributes:
@@ -148,7 +150,11 @@ class Classifier(FromPretrained):
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> Self:
         """Load a model with its tokenizer; as in `FromPretrained`, from the class that it was saved from."""
-        task_of_checkpoint(name, options.get("revision"))
+        folder = local_folder(name, options.get("revision"), weights=False)
+        task = task_of_checkpoint(folder)
+        settings = read_settings(folder)
+        if options.get("max_length") is None and task != "tagging" and settings.get("task") == task:
+            options["max_length"] = settings.get("max_length")  # what it was trained and scored on
         return super().from_pretrained(name, **options)
 
     def __call__(self, texts: Iterable[Text]) -> list[Prediction]:

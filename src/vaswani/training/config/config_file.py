@@ -67,15 +67,17 @@ def load_config(
     in_file = {} if yaml_path is None else with_present_names(_read_yaml(path))
     in_file.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
     flags = split_flags(overrides)
-    config_class = config_class.variant(in_file | first_values(flags))
-    fields = _Fields(config_class)
-    values = fields.of_yaml(in_file, path)
+    chosen = first_values(flags)
+    of_file = _Fields(config_class.variant(in_file))
+    fields = _Fields(config_class.variant(in_file | chosen))
+    values = fields.of_yaml(fields.without_those_of(of_file, in_file, chosen), path)
     given = fields.of_flags(flags)
     replaced = {name for flag in given for name in REPLACED_BY.get(flag, ())}
     data = {name: values[name] for name in _DATA if name in values}
     if data and any(name in given and given[name] != data.get(name) for name in _DATA):
         replaced.update(_OF_DATA)
     values = {name: value for name, value in values.items() if name not in replaced} | given
+    config_class = fields.config_class
     try:
         config = config_class(
             **{
@@ -99,12 +101,22 @@ class _Fields:
     """The fields of all sections of a configuration: their names and types."""
 
     def __init__(self, config_class: type[BaseConfig]):
+        self.config_class = config_class
         self._hints: dict[str, Any] = {}
         for section in sections(config_class).values():
             hints = typing.get_type_hints(section)
             self._hints |= {name: hints[name] for name in _settable(section)}
         self._without_effect = config_class.without_effect
         self._command = config_class.command
+
+    def without_those_of(
+        self, others: "_Fields", values: Mapping[Any, Any], chosen: Mapping[str, Any]
+    ) -> dict[Any, Any]:
+        """Values without those that only others know, where flags have chosen another objective than they."""
+        if others.config_class is self.config_class:
+            return dict(values)
+        unknown = others._hints.keys() - self._hints.keys() - self._without_effect.keys()
+        return {name: value for name, value in values.items() if name not in unknown | chosen.keys()}
 
     def of_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         """The values of a configuration file as the types of their fields."""

@@ -237,13 +237,13 @@ class BaseRun(ABC):
                 "raise the other"
             )
 
-    def check_budget(self, split: str, longest: int, limit: str | None) -> None:
-        """Raise `UserError` if the longest row of a split fits no batch; `limit` names options to lower."""
+    def check_budget(self, split: str, longest: int, remedy: str = "lower max_length") -> None:
+        """Raise `UserError` if the longest row of a split fits no batch; `remedy`: what else would help."""
         budget = self.config.training.max_tokens_per_batch
         if longest > budget:
             raise UserError(
-                f"max_tokens_per_batch={budget} is too small: {split} has a row of {longest} tokens; raise it"
-                + (f", or lower {limit}" if limit else "")
+                f"max_tokens_per_batch={budget} is too small: {split} has a row of {longest} tokens; raise "
+                f"it, or {remedy}"
             )
 
     def trainer_options(self, splits: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
@@ -263,15 +263,15 @@ class BaseRun(ABC):
         for name, rows in splits.items():
             kept = corpus.reports[name]
             streamed = isinstance(rows, IterableDataset)
-            counts[name] = "streamed" if streamed else f"{kept}{self.what_is_used(rows, kept.kept)}"
+            counts[name] = "streamed" if streamed else f"{kept}{self.what_is_used(name, rows, kept.kept)}"
         return counts
 
     def labels(self) -> Sequence[str]:
         """The labels that the model tells apart; none, unless it is trained on labels."""
         return ()
 
-    def what_is_used(self, rows: Dataset, kept: int) -> str:
-        """What a run uses of the rows that were kept, in words."""
+    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
+        """What a run uses of the rows of a split that were kept, in words."""
         return f", of which {len(rows):,} are used" if len(rows) < kept else ""
 
     def origin(self, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:

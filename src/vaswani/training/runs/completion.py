@@ -74,7 +74,7 @@ class CompletionRun(BaseRun):
         for split, rows in corpus.splits.items():
             limit, report = self.config.data.max_length, corpus.reports[split]
             splits[split] = tokenize_completions(rows, tokenizers[0], limit, report, split)
-            self.check_budget(split, max(splits[split]["length"][:]), "max_length")
+            self.check_budget(split, max(splits[split]["length"][:]))
         return splits
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:

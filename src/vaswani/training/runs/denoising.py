@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
@@ -36,6 +37,10 @@ from vaswani.training.runs.language_modelling import PretrainingRun
 from vaswani.training.runs.models import Pretrained, named_tokenizers
 from vaswani.training.runs.translation import fill_in_special_tokens, model_config
 from vaswani.training.trainer.denoising import DenoisingTrainer
+
+logger = logging.getLogger(__name__)
+
+WARNED_SHARE = 0.1  # of the tokens
 
 
 class DenoisingRun(PretrainingRun):
@@ -122,7 +127,7 @@ class DenoisingRun(PretrainingRun):
         for name, rows in splits.items():
             if isinstance(rows, Dataset):
                 longest = np.add(rows["source_length"][:], rows["target_length"][:]).max()
-                self.check_budget(name, int(longest), "max_length")
+                self.check_budget(name, int(longest))
         return splits
 
     def collators(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
@@ -196,6 +201,10 @@ class GapSentencesRun(DenoisingRun):
 
     markers = (MASK_TOKEN,)
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._left_out: dict[str, str] = {}  # of each split, in words
+
     @property
     def choice(self) -> GapChoice:
         """Which sentences are removed."""
@@ -221,6 +230,29 @@ class GapSentencesRun(DenoisingRun):
     @property
     def sequence_builder(self) -> SequenceBuilder:
         return GapPieces(self.config.data.max_length, self.choice)
+
+    def usable(self, split: str, rows: Any) -> Any:
+        """The pieces with two sentences or more, one of which can be removed."""
+        if isinstance(rows, IterableDataset):
+            return rows.filter(lambda row: row["source_length"] > 0)
+        lengths = np.array(rows["length"][:])
+        has_gaps = np.array(rows["source_length"][:]) > 0
+        left_out = f"{(~has_gaps).sum():,} pieces of one sentence, {lengths[~has_gaps].sum():,} tokens"
+        remedy = (
+            "sentences end at . ! ? or at the end of a line: give texts with these, raise max_length, or "
+            "set objective=span_denoising, which needs none"
+        )
+        if not has_gaps.any():
+            raise UserError(f"{split} has nothing but {left_out}, from which none can be removed; {remedy}")
+        if has_gaps.all():
+            return rows
+        self._left_out[split] = f"; left out: {left_out}"
+        if (share := lengths[~has_gaps].sum() / lengths.sum()) > WARNED_SHARE:
+            logger.warning(f"{share:.0%} of the tokens of {split} are left out ({left_out}); {remedy}")
+        return rows.select(np.flatnonzero(has_gaps))
+
+    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
+        return super().what_is_used(split, rows, kept) + self._left_out.get(split, "")
 
     def noise(self, tokenizer: PreTrainedTokenizerBase) -> Noise:
         mask = sentence_mask(tokenizer)

@@ -168,7 +168,7 @@ class FinetuningRun(BaseRun):
             splits[split] = tokenize_labelled(
                 rows, tokenizers[0], self.task.target, limit, report, truncate=cuts
             )
-            self.check_budget(split, max(splits[split]["length"][:]), "max_length")
+            self.check_budget(split, max(splits[split]["length"][:]))
         return splits
 
     # ---------------------------------------------------------------------------------------------- the model

@@ -170,13 +170,17 @@ class PretrainingRun(BaseRun):
         for name, texts in corpus.splits.items():
             if name != "train" and isinstance(texts, IterableDataset):
                 texts = Dataset.from_list(list(texts))
-            rows = make_sequences(texts, tokenizers[0], self.sequence_builder)
+            rows = self.usable(name, make_sequences(texts, tokenizers[0], self.sequence_builder))
             splits[name] = at_most(
                 rows, self.config.data.max_validation_rows if name == "validation" else None
             )
         return splits
 
-    def what_is_used(self, rows: Dataset, kept: int) -> str:
+    def usable(self, split: str, rows: Any) -> Any:
+        """The sequences of a split that can be learned from: all, unless an objective asks more of them."""
+        return rows
+
+    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
         """The sequences that the documents make, in words."""
         return f": {len(rows):,} sequences of {sum(rows['length'][:]):,} tokens"
 

@@ -89,10 +89,10 @@ class QuestionAnsweringRun(BaseRun):
         for split, rows in corpus.splits.items():
             lengths, evaluates = self.config.data.windows, split != "train"
             splits[split] = tokenize_questions(rows, tokenizers[0], lengths, with_offsets=evaluates)
-            self.check_budget(split, max(splits[split]["length"][:]), "max_length")
+            self.check_budget(split, max(splits[split]["length"][:]))
         return splits
 
-    def what_is_used(self, rows: Dataset, kept: int) -> str:
+    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
         """The number of windows; of a test split that is shortened, also that of questions."""
         used = len(set(rows["row"][:])) if "row" in rows.column_names else kept
         return f"{f', of which {used:,} are used' if used < kept else ''}, in {len(rows):,} windows"

@@ -236,10 +236,14 @@ class TrainingRun(BaseRun):
         )
         if isinstance(tokenized, IterableDataset):
             return tokenized
+        if split != "train":
+            most = data.max_validation_rows if split == "validation" else self.config.training.max_test_rows
+            tokenized = at_most(tokenized, most)
         lengths = [np.array(tokenized[name][:]) for name in ("source_length", "target_length")]
-        limits_of_rows = "max_source_length and max_target_length" if split == "train" else None
-        self.check_budget(split, int(np.add(*lengths).max()), limits_of_rows)
-        return at_most(tokenized, data.max_validation_rows if split == "validation" else None)
+        cut = "set truncate=true, which cuts longer sources off at max_source_length"
+        lower = "lower max_source_length" if data.truncate or split == "train" else cut
+        self.check_budget(split, int(np.add(*lengths).max()), lower)
+        return tokenized
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 
