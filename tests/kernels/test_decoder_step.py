@@ -199,20 +199,11 @@ def replace_activation(model: Any) -> None:
     model.model.decoder.layers[1].activation_fn = nn.Tanh()
 
 
-class OtherLayer(nn.Module):
+class OtherAttention(nn.Module):
     """Has nothing but a call."""
 
-    def forward(self, states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return -2.0 * states.flip(-1)
-
-
-class OtherAttention(OtherLayer):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return super().forward(*args), None
-
-
-def replace_layer(model: Any) -> None:
-    model.model.decoder.layers[2] = OtherLayer()
+    def forward(self, states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        return -2.0 * states.flip(-1), None
 
 
 def replace_attention(model: Any) -> None:
@@ -240,7 +231,7 @@ def replace_method(model: Any) -> None:
 CHANGES = [
     *(add_hook, replace_module, replace_forward, derive, hook_model, hook_base_model, hook_activation),
     *(replace_forward_of_model, leave_out_a_layer, swap_layers, replace_activation, learn_activation),
-    *(sharpen_attention, move_norms, replace_method, replace_layer, replace_attention),
+    *(sharpen_attention, move_norms, replace_method, replace_attention),
 ]
 
 

@@ -135,7 +135,7 @@ def test_long_rows_can_be_cut_off(tiny_run, capsys):
     options = {**tiny_run, "validation_file": str(path), "max_tokens_per_batch": 300, "max_source_length": 40}
     options |= {"max_target_length": 40, "max_steps": 1, "output_dir": f"{tiny_run['output_dir']}-1"}
     with pytest.raises(
-        UserError, match="validation has a row of .* tokens; raise it, or set truncate=true, which"
+        UserError, match=r"validation has a row of .* tokens; raise it, or set truncate=true, which"
     ):
         run(options)
     run(options, max_validation_rows=2)
