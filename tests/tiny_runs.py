@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from vaswani.data.sources.dates import generate_dates
-from vaswani.evaluation import confidence
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.options import BaseConfig
@@ -63,13 +62,9 @@ def resolved(options: dict, config_class: type[BaseConfig] = RunConfig) -> Any:
 
 
 def leave_out_slow_parts() -> None:
-    """In this process: what takes longer than such a run.
-
-    Drawing curves, waiting until a disk has all, and scores of a thousand resamples.
-    """
+    """In this process: drawing curves, and waiting until a disk has all, take longer than such a run."""
     base_run.save_curves = lambda run: None
     os.fsync = lambda descriptor: None
-    confidence.RESAMPLES = 40
 
 
 @pytest.fixture(autouse=True)
