@@ -67,7 +67,7 @@ def test_the_loss_in_one_pass_is_the_loss_of_the_logits(
     if kind == "pre-training":
         inputs["next_sentence_label"] = torch.tensor([0, 1, 1])
     found = []
-    for options in ({}, {"label_smoothing": 0.0}):
+    for options in ({}, {"smoothing": 0.0}):
         model.zero_grad()
         output = model(**inputs, **options, num_items_in_batch=num_items)
         output.loss.backward()

@@ -26,7 +26,7 @@ PLAIN_PROJECTIONS = (nn.Linear, OutputProjection)  # of any other class, only it
 def is_plain_projection(lm_head: nn.Module) -> bool:
     """Whether the product with its weight, plus its bias, is all that calling it does.
 
-    It is not where it is hooked (also by pruning or offloading), or its `forward` or its weight is replaced.
+    It is not where it is hooked (also by pruning or offloading), or its `forward` is replaced.
     """
     return (
         type(lm_head) in PLAIN_PROJECTIONS
@@ -35,7 +35,6 @@ def is_plain_projection(lm_head: nn.Module) -> bool:
         and not lm_head._forward_hooks
         and not lm_head._backward_hooks
         and not lm_head._backward_pre_hooks
-        and isinstance(lm_head.weight, nn.Parameter)
     )
 
 
