@@ -89,10 +89,7 @@ class LossMixture:
 
     @contextmanager
     def maps(self) -> Iterator[None]:
-        """Give the student maps to the teacher's width, where a loss needs them, while it is trained.
-
-        Both are recorded until then.
-        """
+        """While the student is trained, record both models, and give it maps to the teacher's width if needed."""
         self.add_maps()
         for recorder in self.recorders:
             recorder.start()

@@ -9,6 +9,7 @@ R rows, K of each source · H heads · D head width · S source length · V toke
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -45,9 +46,12 @@ PLAIN_MODULES = (
 )
 
 # Where the methods of these come from, decorated ones too.
-PACKAGES = (
-    str(Path(__file__).parents[1]),
-    *(str(Path(str(module.__file__)).parent) for module in (torch, transformers)),
+PACKAGES = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(__file__).parents[1],
+        *(Path(str(one.__file__)).parent for one in (torch, transformers)),
+    )
 )
 
 

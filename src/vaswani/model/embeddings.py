@@ -113,9 +113,8 @@ class TokenEmbeddings(nn.Embedding):
 
     def __init__(self, config: VaswaniFamilyConfig, vocab_size: int):
         super().__init__(vocab_size, config.d_model, config.pad_token_id)
-        self.embed_scale = (
-            config.d_model**0.5 if config.scale_embedding else 1.0
-        )  # PEFT reads it by this name
+        # By the name that the library's models have for it, which PEFT reads.
+        self.embed_scale = config.d_model**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [B, T] -> [B, T, d_model]. Raise `ValueError` for an id outside the vocabulary."""

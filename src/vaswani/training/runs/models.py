@@ -119,14 +119,11 @@ class Pretrained:
         """Raise `UserError` for sequences with more tokens than the model has positions."""
         most = self.longest_target if name == "max_target_length" else self.longest
         if most is not None and length > most:
-            of_tokenizer = most == self.tokenizer.model_max_length
+            is_only_said = most == self.tokenizer.model_max_length
+            tell = ", or save its tokenizer with a larger model_max_length, if only that limits it"
             raise UserError(
                 f"{name}={length}, but {self.folder} has positions for {most} tokens; set {name} to {most} "
-                "or less"
-                + (
-                    ", or save its tokenizer with a larger model_max_length, if only that limits it"
-                    * of_tokenizer
-                )
+                f"or less{tell if is_only_said else ''}"
             )
 
 
