@@ -89,7 +89,7 @@ class LossMixture:
 
     @contextmanager
     def maps(self) -> Iterator[None]:
-        """While the student is trained, record both models, and give it maps to the teacher's width if needed."""
+        """While the student is trained, record both models; give it maps to the teacher's width if needed."""
         self.add_maps()
         for recorder in self.recorders:
             recorder.start()

@@ -56,7 +56,7 @@ def cross_entropy_and_gradient(
         return _by_operators(logits, targets, share, share_of_each, wants_gradient)
     logits, targets = logits.contiguous(), targets.contiguous()
     rows, size = logits.shape
-    losses = torch.empty(rows)
+    losses = torch.empty(rows, dtype=torch.float32)
     shape = (logits.dtype == torch.bfloat16, rows, size)
     options = (share, share_of_each, wants_gradient, torch.get_num_threads())
     compiled.vaswani_cross_entropy(logits.data_ptr(), *shape, targets.data_ptr(), *options, losses.data_ptr())

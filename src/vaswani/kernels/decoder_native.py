@@ -127,7 +127,7 @@ class NativeStep:
         weights = _Weights(_pointer(module.weight), _pointer(module.bias), None, *shape)
         if self._packs:
             size = self._library.vaswani_packed_size(*map(ctypes.c_int64, shape))
-            packed = torch.empty(size)
+            packed = torch.empty(size, dtype=torch.float32)
             self._library.vaswani_pack(
                 ctypes.byref(weights), ctypes.c_void_p(packed.data_ptr()), ctypes.c_int64(_threads())
             )
@@ -196,7 +196,7 @@ class NativeStep:
         call.num_threads = _threads()
         bias = None
         if self._has_padding and source_mask is not None:
-            bias = torch.full((num_sources, padded), torch.finfo(torch.float32).min)
+            bias = torch.full((num_sources, padded), torch.finfo(torch.float32).min, dtype=torch.float32)
             bias[:, :source_length].masked_fill_(source_mask.bool(), 0.0)
         call.source_bias = _pointer(bias)
         most = max(capacity, call.source_rows * padded) + WIDEST_VECTOR
@@ -206,11 +206,11 @@ class NativeStep:
             "inner": rows * self._inner_width,
             "scores": call.num_threads * most,
         }
-        self._room = {name: torch.empty(size) for name, size in room.items()}
-        self._room["bias"] = torch.empty(0) if bias is None else bias
+        self._room = {name: torch.empty(size, dtype=torch.float32) for name, size in room.items()}
+        self._room["bias"] = torch.empty(0, dtype=torch.float32) if bias is None else bias
         for name in room:
             setattr(call, name, self._room[name].data_ptr())
-        self._logits = torch.empty(rows, self._vocabulary)
+        self._logits = torch.empty(rows, self._vocabulary, dtype=torch.float32)
         call.logits = self._logits.data_ptr()
 
     @staticmethod

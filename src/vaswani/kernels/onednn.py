@@ -183,7 +183,7 @@ def _bound_caches() -> None:
         added = [name for name in CACHE_LIMITS if name not in os.environ]
         os.environ.update(dict.fromkeys(added, str(CACHED_SHAPES)))
         try:
-            one = torch.ones(1, 1)
+            one = torch.ones(1, 1, dtype=torch.float32)
             torch.ops.mkldnn._linear_pointwise(one, one, None, "none", [], "")
         finally:
             for name in added:

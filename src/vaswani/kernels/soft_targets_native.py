@@ -72,7 +72,7 @@ def divergence_and_gradient(
     logits, teacher = logits.contiguous(), teacher.contiguous()
     tokens = None if tokens is None else tokens.contiguous()
     rows, size = logits.shape
-    losses = torch.empty(rows)
+    losses = torch.empty(rows, dtype=torch.float32)
     gradient = torch.empty_like(logits) if wants_gradient else None
     compiled.vaswani_soft_targets(
         *(logits.data_ptr(), logits.dtype == torch.bfloat16, rows, size, 1 / temperature),
