@@ -393,9 +393,23 @@ def test_outputs_are_as_long_as_in_the_training(tmp_path: Path, capfd) -> None:
     found = record_of(capfd, *command)
     assert found["max_length"] == 3
     assert found["chrf"] == pytest.approx(expected["chrf"]["value"])
+    assert found["unfinished_rows"] == 8
+    assert "output cut off at the length limit: 8" in evaluate(capfd, *command)[1]
     longer = record_of(capfd, *command, "--max_length", "40")
     assert longer["max_length"] == 40
     assert longer["chrf"] != pytest.approx(found["chrf"])
+
+
+def test_columns_of_two_text_files_are_refused(tmp_path: Path, capfd) -> None:
+    save_toy_checkpoint(tmp_path / "model")
+    for name in ("a.en", "a.de"):
+        (tmp_path / name).write_text("one two\n")
+    files = [tmp_path / "a.en", tmp_path / "a.de"]
+    status, _, errors = evaluate(
+        capfd, "--model", tmp_path / "model", "--data", *files, "--source_field", "de"
+    )
+    assert status == 2
+    assert "--source_field is for tables, and two text files are given, the first the source" in errors
 
 
 def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, capfd) -> None:

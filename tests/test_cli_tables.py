@@ -173,6 +173,16 @@ def test_a_translation_can_replace_a_field(models: Path, tmp_path: Path, capfd) 
         {**row, "en": json.loads(line)["new"]} for row, line in zip(rows, output.splitlines(), strict=True)
     ]
     assert all(row["en"] != "old" for row in found)
+    # Nested fields too.
+    nested = [{"translation": {"en": row["en"], "de": row["de"]}} for row in rows]
+    flags = ["--input", write_table(tmp_path, ".jsonl", nested), "--source_field", "translation.de"]
+    _, _, errors = translate(capfd, models, *flags, "--output_field", "translation.en")
+    assert "has a field 'translation.en', which the output adds" in errors
+    _, output, _ = translate(capfd, models, *flags, "--output_field", "translation.en", "--replace")
+    assert [json.loads(line) for line in output.splitlines()] == [
+        {"translation": {"en": row["en"], "de": row["de"]}} for row in found
+    ]
+    flags = ["--input", write_table(tmp_path, ".jsonl", rows), "--source_field", "de", "--output_field"]
     (tmp_path / "in.txt").write_text("one\n")
     for wrong, message in (
         ([*flags, "en"], "which the output adds; choose another with --output_field, or --replace it"),

@@ -223,6 +223,8 @@ class TestTextPair:
     def test_utf16_is_refused(self, tmp_path):
         with pytest.raises(UserError, match=r"a\.en is UTF-16"):
             self.read(tmp_path, "a\nb\n".encode("utf-16"), "x\ny\n")
+        with pytest.raises(UserError, match=r"a\.en is UTF-16"):
+            self.read(tmp_path, "one two\nthree\n".encode("utf-16-le"), "x\ny\n")
 
 
 class TestParquet:

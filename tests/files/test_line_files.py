@@ -23,6 +23,20 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    path, partial = tmp_path / "out.txt", tmp_path / "out.txt.partial"
+    partial.write_text("of a process that died\n")
+    with LineWriter(str(path)) as writer:
+        writer.write("one")
+        with pytest.raises(UserError, match=r"another process writes .*out\.txt\.partial; wait for its end"):
+            LineWriter(str(path))
+        writer.write("two")
+    assert path.read_text() == "one\ntwo\n"
+    with LineWriter(str(path)) as writer:
+        writer.write("three")
+    assert path.read_text() == "three\n"
+
+
 @pytest.mark.parametrize("name", ["out.csv", "out.TSV", "out.parquet", "out.jsonl.gz"])
 def test_a_name_of_another_format_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not what its name ends in; end it in \.txt or \.jsonl"):
@@ -120,6 +134,9 @@ def test_a_line_that_does_not_end_is_named_and_does_not_fill_the_memory(monkeypa
 
 
 def test_utf16_is_not_taken_for_text() -> None:
+    for encoding in ("utf-16-le", "utf-16-be"):  # without a mark
+        with pytest.raises(UserError, match="the input is UTF-16, not UTF-8; convert it"):
+            list(read_lines(io.BytesIO("one two three\n".encode(encoding))))
     for encoding in ("utf-16", "utf-16-be"):
         text = "\ufeffone\n".encode(encoding).removeprefix(b"\xff\xfe" if encoding == "utf-16" else b"")
         with pytest.raises(UserError, match="the input is UTF-16, not UTF-8; convert it"):

@@ -8,7 +8,7 @@ from transformers import AutoModelForQuestionAnswering
 from toy_labels import POSITIONS, save_toy_encoder, toy_config, toy_tokenizer
 from toy_questions import toy_questions
 from vaswani.data.questions.windows import Window, make_windows
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError
 from vaswani.evaluation.answers import evaluate_answers
 from vaswani.inference.answer.answering import CONFIG_FIELD, QuestionAnswerer
 from vaswani.inference.answer.spans import Answer, Span, answers_of, best_spans
@@ -201,3 +201,19 @@ def test_questions_with_answers_are_scored():
     assert best.scores()["f1"] >= max(scores["f1"], silent.scores()["f1"])
     with pytest.raises(UserError, match="there are no questions to evaluate on"):
         evaluate_answers(make_answerer(), [])
+
+
+@pytest.mark.parametrize(
+    "pairs", [("Who saw Rome?", "Ann saw Rome."), [{"question": "a"}], [("a", None)], [("a",)]]
+)
+def test_what_is_no_pair_of_texts_is_refused(pairs):
+    with pytest.raises(UserError, match="expected pairs of a question and its text, got "):
+        list(make_answerer().answer(pairs))
+
+
+def test_results_that_are_no_numbers():
+    answerer = make_answerer()
+    with torch.no_grad():
+        answerer.model.qa_outputs.weight.fill_(torch.nan)
+    with pytest.raises(RunError, match=r"leave the range of torch\.float32"):
+        list(answerer.answer(PAIRS))

@@ -114,6 +114,23 @@ def test_pairs_and_long_texts(models: Path) -> None:
     assert Classifier.from_pretrained(models / "classification", max_length=3)([TEXTS[0]])[0].cut_off
 
 
+def test_pairs_beside_single_texts_change_nothing(models: Path) -> None:
+    classifier = Classifier.from_pretrained(models / "classification")
+    texts = [("the great film", "awful"), "ok", "the film", ("the film", "great")]
+    alone = [classifier([text])[0] for text in texts]
+    assert [each.probability for each in classifier(texts)] == pytest.approx(
+        [each.probability for each in alone]
+    )
+    assert len({each.probability for each in alone}) == 4
+
+
+@pytest.mark.parametrize("text", [None, 3, b"x", ("a", None)])
+def test_what_is_no_text_is_named(models: Path, text: Any) -> None:
+    classifier = Classifier.from_pretrained(models / "classification")
+    with pytest.raises(UserError, match=r"text 2 is .*; expected a string"):
+        classifier(["ok", text])
+
+
 def test_a_decoder_without_padding_answers_text_by_text(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "num_labels": 3}

@@ -48,6 +48,20 @@ def test_a_flag_that_chooses_another_objective_leaves_the_keys_of_the_files_own(
         load_config(path, ["--objective", "span_denoising"], PretrainingConfig)
 
 
+def test_columns_have_no_effect_on_two_text_files(write):
+    files = ["--train_file", "a.en", "b.de"]
+    with pytest.raises(
+        UserError, match="source_field=de has no effect with two text files, the first of which"
+    ):
+        load_config(None, [*files, "--source_field", "de"])
+    path = write("source_field: de\ntarget_field: en\n")  # of other data
+    assert load_config(path, files).data.train_file == ["a.en", "b.de"]
+    assert (
+        load_config(None, ["--train_file", "a.tsv", "b.tsv", "--source_field", "de"]).data.source_field
+        == "de"
+    )
+
+
 def test_flags_replace_the_corpus_of_the_file_as_a_whole(write):
     path = write("dataset: org/corpus\ndataset_config: de-en\nsource_field: de\n")
     data = load_config(path, ["--train_file", "a.jsonl", "--test_file=b.jsonl"]).data

@@ -121,6 +121,8 @@ def test_an_adapter_trains_resumes_loads_merges_and_scores_the_same(
     ours = outputs(load_checkpoint(run, device="cpu", auto_class=None)[0])
     merged = outputs(CLASSES[task].from_pretrained(tmp_path / "merged"))
     torch.testing.assert_close(merged, ours, rtol=0, atol=0)
+    settings = [(folder / "training_config.yaml").read_text() for folder in (run, tmp_path / "merged")]
+    assert settings[0] == settings[1]  # columns and lengths for `predict` and `evaluate`
 
     data = str(toys / task / "test.jsonl")
     capsys.readouterr()

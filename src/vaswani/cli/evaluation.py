@@ -418,6 +418,11 @@ def _evaluate_pairs(asked: Asked) -> Found:
     from vaswani.inference.translate.files import as_text
     from vaswani.inference.translate.translation import Translator
 
+    for name in FIELDS["seq2seq"]:
+        if len(asked.files) == 2 and asked.options[name] is not None:
+            raise UserError(
+                f"--{name} is for tables, and two text files are given, the first the source; leave it out"
+            )
     trained = asked.trained(*METRICS_OF_TASK)
     task = asked.options["task"] or trained.get("task", "translation")
     check_task(task)

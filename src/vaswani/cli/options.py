@@ -124,7 +124,8 @@ MaxLength = Annotated[
     int,
     number(
         "--max_length",
-        help="Maximum number of tokens of a translation; never more than the source's + 50.",
+        help="Maximum number of tokens of a translation; never more than the source's + 50, or than "
+        "--max_length_ratio allows.",
         at_least=1,
     ),
 ]
@@ -133,7 +134,11 @@ MinLength = Annotated[
 ]
 MaxLengthRatio = Annotated[
     float | None,
-    number("--max_length_ratio", help="Maximum tokens of a translation per token of its source.", above=0),
+    number(
+        "--max_length_ratio",
+        help="Maximum tokens of a translation per token of its source, in place of 50 more.",
+        above=0,
+    ),
 ]
 MinLengthRatio = Annotated[
     float | None,

@@ -46,6 +46,11 @@ class Evaluation:
         """Rows whose source was truncated."""
         return sum(translation.source_cut_off for translation in self.translations)
 
+    @property
+    def unfinished_rows(self) -> int:
+        """Rows whose translation ends at the limit of its length."""
+        return sum(not best.complete for each in self.translations for best in each.hypotheses[:1])
+
     def __str__(self) -> str:
         width = max(map(len, self.scores)) + 1
         rows = [
@@ -57,6 +62,8 @@ class Evaluation:
             rows.append(f"too long, counted as empty: {self.untranslated_rows:,}")
         if self.cut_off_rows:
             rows.append(f"source cut off: {self.cut_off_rows:,}")
+        if self.unfinished_rows:
+            rows.append(f"output cut off at the length limit: {self.unfinished_rows:,}")
         return "\n".join(row.rstrip() for row in rows)
 
     def _interval(self, name: str) -> str:
@@ -68,6 +75,7 @@ class Evaluation:
             "rows": len(self.translations),
             "untranslated_rows": self.untranslated_rows,
             "cut_off_rows": self.cut_off_rows,
+            "unfinished_rows": self.unfinished_rows,
             **self.scores,
             **(score_fields(self.estimates) if self.estimates else {}),
             "signatures": self.signatures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import fcntl
 import gzip
 import io
 import os
@@ -72,11 +73,17 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
                 f"line {number:,} of the input has more than {LONGEST_LINE >> 20} MiB; "
                 "expected text, with a line feed after each sentence or paragraph"
             )
-        if number == 1 and line.startswith(_UTF16):
+        if number == 1 and (line.startswith(_UTF16) or looks_like_utf16(line[:200])):
             raise UserError("the input is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
         if not line:
             return
         yield line
+
+
+def looks_like_utf16(start: bytes) -> bool:
+    """Whether a text begins in UTF-16 without a mark: each second byte is a NUL."""
+    nuls = [start[place::2].count(0) for place in (0, 1)]
+    return len(start) >= 8 and min(nuls) == 0 and max(nuls) > 0.4 * len(start)
 
 
 def count_lines(name: str) -> int | None:
@@ -140,11 +147,28 @@ class LineWriter:
             if os.path.isfile(name) or not os.path.exists(name):  # not so /dev/null or a named pipe
                 self._final = Path(os.path.realpath(name))  # of a link, its target
                 self._name = f"{self._final}.partial"
-            self._stream = open(self._name, "wb")  # noqa: SIM115 - closed in __exit__
+            self._stream = self._open()
         except (OSError, ValueError) as error:
             folder = Path(name).absolute().parent
             advice = "" if os.path.exists(folder) else f"; create the folder {folder} first"
             raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
+
+    def _open(self) -> BinaryIO:
+        """Open the file, empty, for this process alone; the system unlocks it when the process ends."""
+        if self._final is None:
+            return open(self._name, "wb")
+        stream = open(self._name, "ab")  # noqa: SIM115
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.close()
+            raise UserError(
+                f"another process writes {self._name}; wait for its end, or give another --output"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        stream.truncate(0)
+        return stream
 
     def write(self, line: str, end: str = "\n") -> None:
         """Write one line, or with another `end` a part of it, in UTF-8, and flush it."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from vaswani.errors import RunError
+from vaswani.errors import RunError, UserError
 
 BUFFERED_TEXTS = 4096  # read ahead and sorted by length
 FIRST_TEXTS = 512  # in the first buffer, for early results; 256 would cost 5 % of the speed
@@ -31,6 +31,19 @@ def buffers(texts: Iterable[Text], buffer_size: int = BUFFERED_TEXTS) -> Iterato
             buffer, characters, size = [], 0, min(2 * size, buffer_size)
     if buffer:
         yield buffer
+
+
+def checked(texts: Iterable[Any], kinds: tuple[type, ...] = (str,)) -> Iterator[Any]:
+    """Yield texts, or pairs and lists of them.
+
+    Raises:
+        UserError: one is of no such kind, such as None of a table's empty cell, or holds something else.
+    """
+    for number, text in enumerate(texts, 1):
+        parts = text if type(text) in (tuple, list) else ()
+        if not isinstance(text, kinds) or not all(isinstance(part, str) for part in parts):
+            raise UserError(f"text {number:,} is {repr(text)[:60]}; expected a string")
+        yield text
 
 
 def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) -> Iterator[list[Key]]:

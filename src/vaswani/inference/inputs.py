@@ -220,7 +220,11 @@ class TableTexts:
 
     def record(self, **fields: Any) -> str:
         """Return the row with the fields as one line of JSON."""
-        row = {**self.row, **fields}
+        from vaswani.data.sources.reading import put_cell
+
+        row = self.row
+        for name, value in fields.items():
+            row = put_cell(row, name, value)
         try:
             return json.dumps(row, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError):  # the row holds NaN, a date ...

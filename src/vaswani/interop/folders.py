@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
+from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import tokenizer_files, write_hashes
 from vaswani.hub.run_metadata import read_config
@@ -227,7 +229,8 @@ def merge_folder(source: str, output: Path) -> PreTrainedModel:
     if not holds_adapter(folder):
         raise UserError(f"{source} holds no adapter (adapter_config.json and adapter_model.safetensors)")
     model, *tokenizers = load_checkpoint(folder, device="cpu", auto_class=None)
-    _save(model, output, (tokenizers[0], tokenizers[1]))
+    # What it was trained on: `predict` and `evaluate` read the same columns and lengths of it.
+    _save(model, output, (tokenizers[0], tokenizers[1]), folder / SETTINGS_FILE)
     return model
 
 
@@ -291,10 +294,14 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     return difference
 
 
-def _save(model: PreTrainedModel, output: Path, tokenizers: tuple[Any, Any] | None) -> None:
-    """Save a model with its source and target tokenizers, if there are any."""
+def _save(
+    model: PreTrainedModel, output: Path, tokenizers: tuple[Any, Any] | None, settings: Path | None = None
+) -> None:
+    """Save a model with its source and target tokenizers and a training's settings, if there are any."""
     with whole_folder(output, "the model") as unfinished:
         model.save_pretrained(unfinished)
+        if settings is not None and settings.exists():
+            copyfile(settings, unfinished / SETTINGS_FILE)
         if tokenizers:
             save_tokenizers(*tokenizers, unfinished)
         write_hashes(unfinished)

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vaswani.errors import UserError, listing
-from vaswani.files.line_files import paragraphs
+from vaswani.files.line_files import looks_like_utf16, paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
@@ -98,9 +98,11 @@ def open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
 
 def _check_not_utf16(path: Path, file: TextIO) -> None:
     """Raise a UserError for UTF-16, which could be read as UTF-8 with a NUL beside each letter."""
-    start = file.read(2)
+    start = file.read(200)
     file.seek(0)
-    if start in ("\udcff\udcfe", "\udcfe\udcff"):
+    if start[:2] in ("\udcff\udcfe", "\udcfe\udcff") or looks_like_utf16(
+        start.encode("utf-8", "surrogateescape")
+    ):
         raise UserError(f"{path} is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
 
 
@@ -204,6 +206,14 @@ def cell_of(row: dict[str, Any], name: str) -> Any:
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def put_cell(row: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """Return a row with a value in a field: in the nested object that its dots reach, or by its name."""
+    outer, _, inner = name.partition(".")
+    if name in row or not inner or not isinstance(row.get(outer), dict):
+        return {**row, name: value}
+    return {**row, outer: put_cell(row[outer], inner, value)}
 
 
 def _json_rows(values_of: Callable[[Path], Iterator[Any]], path: Path, *fields: str) -> Iterator[Row]:

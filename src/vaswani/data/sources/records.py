@@ -48,7 +48,7 @@ class Record:
     def check_lacks(self, fields: Iterable[str], remedy: str) -> None:
         """Raise a UserError if the row has one of the fields that a command adds."""
         for field in fields:
-            if field in self.row:
+            if self.has(field):
                 raise UserError(f"{self.place} has a field '{field}', which the output adds; {remedy}")
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.questions.windows import Window, WindowCollator, WindowLengths, make_windows
-from vaswani.errors import UserError, check_positive
+from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.answer.spans import Answer, answers_of, best_spans
 from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import source_limit
@@ -109,8 +109,12 @@ class QuestionAnswerer(FromPretrained):
         Args:
             pairs: questions, each with the text that may answer it.
             progress: is called with the number of questions of each finished batch.
+
+        Raises:
+            UserError: something else than pairs of texts is given.
+            RunError: the results are not finite.
         """
-        remaining = iter(pairs)
+        remaining = map(_pair, pairs)
         while some := list(islice(remaining, PAIRS_AT_ONCE)):
             yield from self._answers([pair[0] for pair in some], [pair[1] for pair in some])
             if progress:
@@ -144,4 +148,16 @@ class QuestionAnswerer(FromPretrained):
         with torch.inference_mode():
             outputs = self.model(**inputs)
         logits = outputs.start_logits, outputs.end_logits
+        read = inputs["attention_mask"].bool()
+        if not all(each[read].isfinite().all() for each in logits):
+            raise RunError(f"the model's results leave the range of {self.model.dtype}; try dtype float32")
         return best_spans(*logits, places, self.n_best, self.max_answer_length).cpu().numpy()
+
+
+def _pair(pair: Any) -> tuple[str, str]:
+    """Return a question and its text; raise a `UserError` for anything else."""
+    if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
+        return pair[0], pair[1]
+    raise UserError(
+        f"expected pairs of a question and its text, got {repr(pair)[:60]}: write [(question, text)]"
+    )

@@ -28,7 +28,7 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, read_config, read_settings
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, padded_inputs, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.pretrained import FromPretrained
 
@@ -191,7 +191,7 @@ class Classifier(FromPretrained):
             raise UserError(f"expected a list of texts, got one text: write [{texts[:20]!r}]")
         check_positive(buffer_size=buffer_size)
         done = progress or (lambda count: None)
-        for buffer in buffers(texts, buffer_size):
+        for buffer in buffers(checked(texts, (str, tuple, list)), buffer_size):
             yield from self._predict_buffer(buffer, done)
 
     def _predict_buffer(self, texts: list[Text], done: Callable[[int], object]) -> list[Prediction]:
@@ -220,15 +220,19 @@ class Classifier(FromPretrained):
     def _encode(self, texts: list[Text]) -> tuple[dict[int, dict[str, Any]], dict[int, bool]]:
         """Return the tokens of the texts that have some, and whether they are too long, by position."""
         filled = [number for number, text in enumerate(texts) if text and any(map(str.strip, _parts(text)))]
-        if not filled:
-            return {}, {}
-        kept = [texts[number] for number in filled]
-        pairs = isinstance(kept[0], tuple)
-        columns: list[list[Any]] = [list(side) for side in zip(*kept, strict=True)] if pairs else [kept]
-        encoded, is_long = encode_texts(self.tokenizer, columns, self.max_length)
-        rows = dict(zip(filled, encoded, strict=True))
+        rows: dict[int, dict[str, Any]] = {}
+        is_long: dict[int, bool] = {}
+        for pairs in (False, True):
+            numbers = [number for number in filled if isinstance(texts[number], tuple) == pairs]
+            if not numbers:
+                continue
+            kept = [texts[number] for number in numbers]
+            columns: list[list[Any]] = [list(side) for side in zip(*kept, strict=True)] if pairs else [kept]
+            encoded, cut = encode_texts(self.tokenizer, columns, self.max_length)
+            rows |= dict(zip(numbers, encoded, strict=True))
+            is_long |= dict(zip(numbers, cut, strict=True))
         rows = {number: row for number, row in rows.items() if not self._special.issuperset(row["input_ids"])}
-        return rows, dict(zip(filled, is_long, strict=True))
+        return rows, is_long
 
     @torch.inference_mode()
     def _logits(self, rows: Sequence[dict[str, Any]]) -> torch.Tensor:

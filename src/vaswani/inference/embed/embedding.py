@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec, source_prefix
 from vaswani.errors import RunError, UserError, check_positive, one_line
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, padded_inputs, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import (
@@ -199,7 +199,7 @@ class Embedder(FromPretrained):
         self, texts: Iterable[Text], unit: Unit, buffer_size: int, done: Callable[[int], object]
     ) -> Iterator[Any]:
         number = 0
-        for buffer in buffers(texts, buffer_size):
+        for buffer in buffers(checked(texts, (str, tuple, list)), buffer_size):
             sentences = [as_sentence(text) for text in buffer]
             yield from self._embed_buffer(sentences, number, unit, done)
             number += len(buffer)

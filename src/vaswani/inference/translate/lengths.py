@@ -17,8 +17,8 @@ class TargetLengths:
     """The limits of a translation's length; tokens of both sides count with their end token.
 
     A translation has at most 50 tokens more than its source (Vaswani et al., 2017, section 6.1) or as many as
-    a minimum asks for. It has at most `max_length` tokens, and `max_length_ratio` times the tokens of the
-    source, also where a minimum is more.
+    a minimum asks for. With `max_length_ratio` it has at most so many times the tokens of the source instead,
+    also where a minimum is more. It has at most `max_length` tokens.
 
     Args:
         max_length: most tokens.
@@ -51,10 +51,10 @@ class TargetLengths:
 
     def most(self, source_length: int) -> int:
         """Return the most tokens of a translation for a source of this length, at least 1."""
-        limits = [max(source_length + EXTRA_LENGTH, self._asked(source_length)), self.max_length]
+        most = max(source_length + EXTRA_LENGTH, self._asked(source_length))
         if self.max_length_ratio is not None:
-            limits.append(math.floor(self.max_length_ratio * source_length + _ROUNDING))
-        return max(min(limits), 1)
+            most = math.floor(self.max_length_ratio * source_length + _ROUNDING)
+        return max(min(most, self.max_length), 1)
 
     def least(self, source_length: int) -> int:
         """Return the least tokens of a translation for a source of this length; 0 if there is no minimum."""

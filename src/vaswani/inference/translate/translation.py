@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.align.words import Words, words_of_texts
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, within_memory
 from vaswani.inference.required_phrases import Phrase, tokens_needed
 from vaswani.inference.sides import EncodedText, Sides, TooLong
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
@@ -315,7 +315,7 @@ class Translator:
                 "leave it out"
             )
         asked = _Asked(n_best, with_scores, progress or (lambda count: None))
-        lines = _lines(sentences, prefixes, required)
+        lines = _lines(checked(sentences, (str, Line)), prefixes, required)
         return chain.from_iterable(self._translate_buffers(buffers(lines, buffer_size), asked))
 
     def stream(

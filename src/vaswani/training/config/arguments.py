@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
 from vaswani.data.sources.corpus import CorpusSpec
+from vaswani.data.sources.reading import table_format
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
 from vaswani.training.config.options import (
@@ -203,6 +204,14 @@ class PairsArguments(Section):
         """Location and columns of the corpus."""
         return self.part(CorpusSpec)
 
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        if len(self.train_file) != 2 or any(map(table_format, map(Path, self.train_file))):
+            return {}
+        return dict.fromkeys(
+            ("source_field", "target_field"), "two text files, the first of which is the source"
+        )
+
 
 @dataclass
 class DataArguments(PairsArguments):
@@ -225,7 +234,7 @@ class DataArguments(PairsArguments):
 
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect beside the values of others, and why."""
-        return unused_beside_tokenizer(self.tokenizer)
+        return super().unused() | unused_beside_tokenizer(self.tokenizer)
 
 
 def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
