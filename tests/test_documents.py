@@ -51,7 +51,7 @@ MARKDOWN = [
     *(path for folder in (".", "examples/notebooks") for path in sorted((ROOT / folder).glob("*.md"))),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-TARGETS = ("test", "check", "dist", "docs", "notebooks")  # of make, that a test cannot run
+TARGETS = ("test", "test-all", "check", "dist", "docs", "notebooks")  # of make, that a test cannot run
 
 
 def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
