@@ -95,7 +95,7 @@ def test_learned_positions_are_a_limit_too() -> None:
 
 
 def test_nothing_is_said_of_an_empty_text() -> None:
-    assert translation_view().show(" \n") == ("", "")
+    assert translation_view().show(" \n") == translation_view().show(None) == ("", "")
 
 
 def test_markup_in_a_text_is_text() -> None:
