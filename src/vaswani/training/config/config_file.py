@@ -5,6 +5,7 @@ The file gives defaults and flags override them; both take the types of the fiel
 """
 
 import dataclasses
+import logging
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from vaswani.files.yaml_files import load_yaml, shown
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import Flag, check_name, first_values, is_none, split_flags, unexpected
 from vaswani.training.config.options import BaseConfig, plain, sections, with_present_names
+
+logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=BaseConfig)
 
@@ -70,7 +73,10 @@ def load_config(
     chosen = first_values(flags)
     of_file = _Fields(config_class.variant(in_file))
     fields = _Fields(config_class.variant(in_file | chosen))
-    values = fields.of_yaml(fields.without_those_of(of_file, in_file, chosen), path)
+    kept = fields.without_those_of(of_file, in_file, chosen)
+    if lost := [name for name in in_file if name not in kept and name not in chosen]:
+        logger.warning(f"left out, as the flags choose another objective than {path}: {', '.join(lost)}")
+    values = fields.of_yaml(kept, path)
     given = fields.of_flags(flags)
     replaced = {name for flag in given for name in REPLACED_BY.get(flag, ())}
     data = {name: values[name] for name in _DATA if name in values}
