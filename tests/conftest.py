@@ -21,7 +21,7 @@ os.environ.setdefault(
 import pytest
 import torch
 
-from forking import ForkingPython, import_everything
+from forking import ForkingPython, import_everything, leave_out_of_collections
 from tiny_runs import leave_out_slow_parts
 
 # A shell ignores Ctrl-C in what it starts in the background, and the processes of tests would inherit that.
@@ -78,8 +78,14 @@ def without_exhaustive_cases(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """Each training makes a collection, which took half a second with what is imported."""
-    import_everything()
+    """Each training makes a collection, which took half a second with what is imported.
+
+    For a few tests alone, it is not worth importing all.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import_everything()
+    else:
+        leave_out_of_collections()
 
 
 @pytest.fixture(autouse=True)

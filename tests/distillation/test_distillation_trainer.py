@@ -391,6 +391,7 @@ def test_a_batch_needs_no_mask_and_no_decoder_input(tmp_path):
 
         trainer.train_data_collator = trainer.data_collator = without
         losses.append((trainer.train().training_loss, trainer.evaluate()["eval_loss"]))
+        assert trainer.non_finite_cause([without([rows[0]])]) is None
     assert losses[0] == losses[1] == losses[2]
 
 

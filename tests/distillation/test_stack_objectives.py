@@ -80,7 +80,8 @@ def language_trainer(
 def loss_of(trainer: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
     batches, items = trainer.get_batch_samples(iter([given]), 1, torch.device("cpu"))
     trainer.model.train()
-    return trainer.compute_loss(trainer.model, dict(batches[0]), num_items_in_batch=items)
+    with trainer.objective.training():
+        return trainer.compute_loss(trainer.model, dict(batches[0]), num_items_in_batch=items)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -128,7 +129,6 @@ def test_relations_and_maps_between_widths_move_the_loss(causal: bool, tmp_path:
     losses = []
     for options in ({}, {"cosine_weight": 1.0}, {"relation_weight": 1.0, "relation_heads": 2}):
         trainer = language_trainer(causal, tmp_path, (32, 16), **options)
-        trainer.objective.mixture.add_maps()
         given = batch(trainer.model.config.vocab_size)
         labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
         losses.append(loss_of(trainer, {**given, "labels": labels}).item())

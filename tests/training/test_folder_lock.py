@@ -140,9 +140,10 @@ def test_a_file_system_without_locks_is_told_and_used(folder, monkeypatch):
 
     monkeypatch.setattr("fcntl.flock", refuse)
     warnings: list[str] = []
-    monkeypatch.setattr("vaswani.training.runs.folder_lock.logger.warning", warnings.append)
+    monkeypatch.setattr("vaswani.files.file_locks.logger.warning", warnings.append)
     with only_run_in(folder):
         assert folder.is_dir()
+    path = folder / LOCK_FILE
     assert warnings == [
-        f"{folder} cannot be locked (Function not implemented): see that no other run writes into it."
+        f"{path} cannot be locked (Function not implemented): see that nobody else writes there."
     ]

@@ -300,6 +300,12 @@ def _tokenize_to_file(
     return map_to_file(tokens, limits.truncate, encoding.features, key, folder, desc="Truncating")
 
 
+def source_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the mask of a batch's sources, int64 [B, S]; all ones, as in models, where there is none."""
+    mask = batch.get("attention_mask")
+    return torch.ones_like(batch["input_ids"]) if mask is None else mask
+
+
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """Batches of row indices that cost at most `max_tokens`, rows · (longest source + longest target).
 

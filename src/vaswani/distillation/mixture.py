@@ -6,7 +6,7 @@ B batch · T tokens · D width
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -88,30 +88,32 @@ class LossMixture:
                 )
 
     @contextmanager
-    def maps(self) -> Iterator[None]:
-        """While the student is trained, record both models; give it maps to the teacher's width if needed."""
-        self.add_maps()
-        for recorder in self.recorders:
-            recorder.start()
-        try:
-            yield
-        finally:
-            for recorder in self.recorders:
-                recorder.stop()
-            for name in self.trainer.extra_modules:
-                delattr(self.trainer.model, name)
-            self.trainer.extra_modules = {}
-
-    def add_maps(self) -> None:
-        """Add the maps, of each stack of the student."""
-        if self.teacher is None or not self.objectives.cosine_weight:
-            return
+    def training(self) -> Iterator[None]:
+        """Record student and teacher, and give the student maps to the teacher's width, as losses need."""
         trainer = self.trainer
-        width, teacher_width = (model.config.hidden_size for model in (trainer.model, self.teacher))
-        if width != teacher_width:
-            maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(trainer.model)}
-            trainer.extra_modules = {TO_TEACHER_WIDTH: nn.ModuleDict(maps).to(trainer.args.device)}
-            trainer.model.add_module(TO_TEACHER_WIDTH, trainer.extra_modules[TO_TEACHER_WIDTH])
+        trainer.extra_modules = self._maps()
+        for name, module in trainer.extra_modules.items():
+            trainer.model.add_module(name, module)
+        try:
+            with ExitStack() as recorders:
+                for recorder in self.recorders:
+                    recorders.enter_context(recorder.recording())
+                yield
+        finally:
+            for name in trainer.extra_modules:
+                delattr(trainer.model, name)
+            trainer.extra_modules = {}
+
+    def _maps(self) -> dict[str, nn.Module]:
+        """Return the maps, of each stack of the student; none if no loss needs them."""
+        if self.teacher is None or not self.objectives.cosine_weight:
+            return {}
+        model = self.trainer.model
+        width, teacher_width = (each.config.hidden_size for each in (model, self.teacher))
+        if width == teacher_width:
+            return {}
+        maps = {stack: nn.Linear(width, teacher_width, bias=False) for stack in stacks(model)}
+        return {TO_TEACHER_WIDTH: nn.ModuleDict(maps).to(self.trainer.args.device)}
 
     def weighted(self, losses: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The weighted sum of losses, each of which is also added up for the log."""

@@ -6,11 +6,12 @@ Modules are found by their names in transformers.
 B batch · T tokens · D width
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from vaswani.auto_classes import models_of
@@ -21,7 +22,7 @@ _PROJECTION_NAMES = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", 
 
 
 class Recorder:
-    """Records the last `states`, `query`, `key` and `value`, each [B, T, D], of each stack of a model.
+    """Keeps the last `states`, `query`, `key` and `value`, each [B, T, D], of each stack of a model.
 
     Args:
         model: of transformers, with one stack or two.
@@ -33,24 +34,22 @@ class Recorder:
 
     def __init__(self, model: PreTrainedModel, projections: bool):
         self.recorded: dict[str, dict[str, torch.Tensor]] = {}
-        self._model, self._projections = model, projections
-        self._hooks: list[RemovableHandle] = []
-        self.start()
+        self._places: list[
+            tuple[nn.Module, str, str]
+        ] = []  # modules, with the stack and kind of their output
+        for name, stack in stacks(model).items():
+            self._places.append((stack, name, "states"))
+            if projections:
+                modules = zip(last_self_attention(stack), PROJECTIONS, strict=True)
+                self._places += [(module, name, role) for module, role in modules]
 
-    def start(self) -> None:
-        """Record from now on, if it does not already."""
-        if self._hooks:
-            return
-        for name, stack in stacks(self._model).items():
-            self._record(stack, name, "states")
-            if self._projections:
-                for role, module in zip(PROJECTIONS, last_self_attention(stack), strict=True):
-                    self._record(module, name, role)
-
-    def stop(self) -> None:
-        """Record no more, so that the model can be pickled, and searches call no modules for a hook."""
-        while self._hooks:
-            self._hooks.pop().remove()
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record meanwhile. A hook that stayed could not be pickled, and slows searches down."""
+        with ExitStack() as hooks:
+            for module, stack, kind in self._places:
+                hooks.enter_context(module.register_forward_hook(self._keep(stack, kind)))
+            yield
         self.recorded = {}
 
     def take(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -58,12 +57,12 @@ class Recorder:
         recorded, self.recorded = self.recorded, {}
         return recorded
 
-    def _record(self, module: nn.Module, stack: str, kind: str) -> None:
+    def _keep(self, stack: str, kind: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             states = output if isinstance(output, torch.Tensor) else output[0]
             self.recorded.setdefault(stack, {})[kind] = states
 
-        self._hooks.append(module.register_forward_hook(keep))
+        return keep
 
 
 def stacks(model: PreTrainedModel) -> dict[str, nn.Module]:

@@ -59,8 +59,8 @@ class StackObjective(Objective, ABC):
         self._counts: dict[str, torch.Tensor] = {}  # of the whole accumulated, distributed batch
 
     def training(self) -> AbstractContextManager[None]:
-        """The student has maps to the teacher's width, if a loss needs them."""
-        return self.mixture.maps()
+        """Student and teacher are recorded, if a loss needs their states."""
+        return self.mixture.training()
 
     def counts(self, batches: list[dict[str, Any]]) -> None:
         """Count tokens and rows."""

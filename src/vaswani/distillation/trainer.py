@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.batching import IGNORED_LABEL, source_mask
 from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
 from vaswani.distillation.mixture import LossMixture, Side
@@ -84,7 +84,7 @@ class DistillationTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in `BaseTrainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
-        with self.mixture.maps():
+        with self.mixture.training():
             return super().train(*args, **kwargs)
 
     # ---------------------------------------------------------------------------------------------- losses
@@ -97,26 +97,20 @@ class DistillationTrainer(Trainer):
         num_items_in_batch: Count = None,
     ) -> Any:
         """The weighted sum of the losses; in evaluation, the loss of `Trainer`."""
-        inputs = self._completed(inputs)
         student_inputs = {name: value for name, value in inputs.items() if name not in DISTRIBUTION}
+        if "decoder_input_ids" not in inputs:  # a collator may leave them to the model, which gets no labels
+            shift = base_model(self.model).prepare_decoder_input_ids_from_labels
+            student_inputs["decoder_input_ids"] = shift(labels=inputs["labels"])
         kept = inputs["labels"] != IGNORED_LABEL
         num_tokens = kept.sum() if num_items_in_batch is None else num_items_in_batch
         if model.training:
-            self._source_mask = inputs["attention_mask"].bool()
+            self._source_mask = source_mask(inputs).bool()
             self._token_loss = self._token_losses(inputs, self._teacher_logits(inputs), kept, num_tokens)
         else:
             self._token_loss = TokenLoss(kept, self._label_loss(inputs["labels"][kept], num_tokens))
         if self._student_takes_token_loss:
             student_inputs["token_loss"] = self._token_loss
         return super().compute_loss(model, student_inputs, return_outputs, num_items_in_batch)
-
-    def _completed(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A batch with the mask and the decoder's input that a collator may leave to the model."""
-        inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
-        if "decoder_input_ids" not in inputs:
-            shift = base_model(self.model).prepare_decoder_input_ids_from_labels
-            inputs["decoder_input_ids"] = shift(labels=inputs["labels"])
-        return inputs
 
     def _teacher_logits(self, inputs: dict[str, Any]) -> torch.Tensor | None:
         """The teacher's logits for the batch; None if no objective needs them."""
@@ -212,7 +206,7 @@ class DistillationTrainer(Trainer):
         """As in `BaseTrainer`; also counts the source tokens, by which the encoder's losses are divided."""
         super().count_batches(batches)
         if self.mixture.recorders:
-            count: Any = sum(self._completed(batch)["attention_mask"].sum() for batch in batches)
+            count: Any = sum(source_mask(batch).sum() for batch in batches)
             self._num_source_tokens = self.count_everywhere(count)
 
 
@@ -236,7 +230,7 @@ def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> 
     with torch.autocast(device.type, enabled=False):
         logits = teacher(
             input_ids=batch["input_ids"].to(device),
-            attention_mask=batch["attention_mask"].to(device),
+            attention_mask=source_mask(batch).to(device),
             decoder_input_ids=start.to(device),
             use_cache=False,
         ).logits

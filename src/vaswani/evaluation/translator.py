@@ -49,7 +49,7 @@ class Evaluation:
     @property
     def unfinished_rows(self) -> int:
         """Rows whose translation ends at the limit of its length."""
-        return sum(not best.complete for each in self.translations for best in each.hypotheses[:1])
+        return sum(translation.cut_off for translation in self.translations)
 
     def __str__(self) -> str:
         width = max(map(len, self.scores)) + 1

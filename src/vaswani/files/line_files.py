@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import errno
-import fcntl
 import gzip
 import io
 import os
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 from vaswani.errors import PipeClosedError, RunError, UserError
+from vaswani.files.file_locks import open_locked
 
 STANDARD_STREAM = "-"
 COLUMN_ENDINGS = (".conll", ".conll.gz")  # a word and its tags in each line, as in CoNLL's shared tasks
@@ -73,17 +73,17 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
                 f"line {number:,} of the input has more than {LONGEST_LINE >> 20} MiB; "
                 "expected text, with a line feed after each sentence or paragraph"
             )
-        if number == 1 and (line.startswith(_UTF16) or looks_like_utf16(line[:200])):
+        if number == 1 and is_utf16(line[:200]):
             raise UserError("the input is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
         if not line:
             return
         yield line
 
 
-def looks_like_utf16(start: bytes) -> bool:
-    """Whether a text begins in UTF-16 without a mark: each second byte is a NUL."""
+def is_utf16(start: bytes) -> bool:
+    """Whether a text begins in UTF-16: with its mark, or without one with a NUL in each second byte."""
     nuls = [start[place::2].count(0) for place in (0, 1)]
-    return len(start) >= 8 and min(nuls) == 0 and max(nuls) > 0.4 * len(start)
+    return start.startswith(_UTF16) or (len(start) >= 8 and min(nuls) == 0 and max(nuls) > 0.4 * len(start))
 
 
 def count_lines(name: str) -> int | None:
@@ -154,19 +154,15 @@ class LineWriter:
             raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
 
     def _open(self) -> BinaryIO:
-        """Open the file, empty, for this process alone; the system unlocks it when the process ends."""
+        """Open the file, empty, for this process alone."""
         if self._final is None:
             return open(self._name, "wb")
-        stream = open(self._name, "ab")  # noqa: SIM115
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stream = os.fdopen(open_locked(Path(self._name)), "wb")
         except BlockingIOError as error:
-            stream.close()
             raise UserError(
                 f"another process writes {self._name}; wait for its end, or give another --output"
             ) from error
-        except OSError:  # a file system without locks
-            pass
         stream.truncate(0)
         return stream
 
@@ -202,14 +198,14 @@ class LineWriter:
     ) -> None:
         if self._is_standard:
             return
-        self._stream.close()
-        if self._final is None:
-            return
-        if error is None:
-            self._rename()
-        elif self._is_empty:
-            with suppress(OSError):
-                os.unlink(self._name)
+        with self._stream:  # what is renamed or deleted is locked until then
+            if self._final is None:
+                return
+            if error is None:
+                self._rename()
+            elif self._is_empty:
+                with suppress(OSError):
+                    os.unlink(self._name)
 
     def _rename(self) -> None:
         try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
-from torch.nn.modules.module import _has_any_global_hook
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from transformers.utils.output_capturing import capture_outputs
 
 from vaswani.kernels.int8_linear import Int8Linear
 from vaswani.kernels.onednn import product_by
@@ -32,7 +29,7 @@ from vaswani.model.attention import VaswaniAttention, additive_mask
 from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
-from vaswani.model.operators import Linear, OutputProjection
+from vaswani.model.operators import Linear, OutputProjection, is_called_alone
 from vaswani.model.stacks import VaswaniDecoder, VaswaniDecoderLayer
 
 if TYPE_CHECKING:
@@ -68,15 +65,14 @@ def is_plain(model: Any) -> bool:
         and model.config._attn_implementation == "sdpa"
         and model.dtype != torch.float16  # in which the layers clamp their sums
         and not torch.is_autocast_enabled(model.device.type)
-        and not _has_any_global_hook()
         and places == list(range(model.config.decoder_layers))
         and type(model).forward is VaswaniForConditionalGeneration.forward
         and type(model.model).forward is VaswaniModel.forward
         and all(map(_has_methods_of_its_own, PLAIN_MODULES))
         and _are_alike(decoder.layers)
-        and all(map(_is_called_alone, (model, model.model, *activations)))
+        and all(map(is_called_alone, (model, model.model, *activations)))
         and all(
-            type(module) in PLAIN_MODULES and _is_called_alone(module) and _has_plain_parameters(module)
+            type(module) in PLAIN_MODULES and is_called_alone(module) and _has_plain_parameters(module)
             for module in (*decoder.modules(), model.get_output_embeddings())
             if module not in activations
         )
@@ -97,12 +93,6 @@ def _has_methods_of_its_own(module_class: type[nn.Module]) -> bool:
     return all(method.__code__.co_filename.startswith(PACKAGES) for method in methods)
 
 
-@cache
-def _method_names(module_class: Any) -> frozenset[str]:
-    names = dir(module_class)
-    return frozenset(name for name in names if isinstance(getattr(module_class, name, None), FunctionType))
-
-
 def _are_alike(layers: Any) -> bool:
     """Whether layers differ in nothing but weights, as a configuration builds them."""
     attentions = [attention for layer in layers for attention in (layer.self_attn, layer.encoder_attn)]
@@ -112,26 +102,8 @@ def _are_alike(layers: Any) -> bool:
     return len(kinds) == len(sizes) == 1 and next(weights, None) is None
 
 
-def _is_called_alone(module: nn.Module) -> bool:
-    """Whether a call of a module runs the methods of its class, and nothing before or after."""
-    kind: Any = type(module)
-    return (
-        _method_names(kind).isdisjoint(vars(module))
-        and not module._forward_pre_hooks
-        and all(map(_only_records, module._forward_hooks.values()))
-    )
-
-
 def _has_plain_parameters(module: nn.Module) -> bool:
     return all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
-
-
-def _only_records(hook: Callable[..., Any]) -> bool:
-    """Whether a hook is the library's that records attentions and hidden states.
-
-    The library leaves it there after the first call that asks for them; such a call never comes to a step.
-    """
-    return getattr(hook, "__module__", None) == capture_outputs.__module__
 
 
 @dataclass(frozen=True)

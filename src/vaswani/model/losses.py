@@ -18,24 +18,14 @@ from .input_checks import (
     check_loss_options,
 )
 from .kernel_slots import KernelSlot
-from .operators import OutputProjection
+from .operators import OutputProjection, is_called_alone
 
 PLAIN_PROJECTIONS = (nn.Linear, OutputProjection)  # of any other class, only itself knows what it computes
 
 
 def is_plain_projection(lm_head: nn.Module) -> bool:
-    """Whether the product with its weight, plus its bias, is all that calling it does.
-
-    It is not where it is hooked (also by pruning or offloading), or its `forward` is replaced.
-    """
-    return (
-        type(lm_head) in PLAIN_PROJECTIONS
-        and "forward" not in vars(lm_head)
-        and not lm_head._forward_pre_hooks
-        and not lm_head._forward_hooks
-        and not lm_head._backward_hooks
-        and not lm_head._backward_pre_hooks
-    )
+    """Whether the product with its weight, plus its bias, is all that calling it does."""
+    return type(lm_head) in PLAIN_PROJECTIONS and is_called_alone(lm_head)
 
 
 def token_loss_function(

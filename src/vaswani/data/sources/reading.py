@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vaswani.errors import UserError, listing
-from vaswani.files.line_files import looks_like_utf16, paragraphs
+from vaswani.files.line_files import is_utf16, paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
@@ -100,9 +100,7 @@ def _check_not_utf16(path: Path, file: TextIO) -> None:
     """Raise a UserError for UTF-16, which could be read as UTF-8 with a NUL beside each letter."""
     start = file.read(200)
     file.seek(0)
-    if start[:2] in ("\udcff\udcfe", "\udcfe\udcff") or looks_like_utf16(
-        start.encode("utf-8", "surrogateescape")
-    ):
+    if is_utf16(start.encode("utf-8", "surrogateescape")):
         raise UserError(f"{path} is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
 
 

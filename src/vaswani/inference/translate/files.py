@@ -66,7 +66,7 @@ def translate_lines(
         texts.take()
         report.empty += not translation.source.strip()
         report.source_cut_off += translation.source_cut_off
-        report.cut_off += any(not best.complete for best in translation.hypotheses[:1])
+        report.cut_off += translation.cut_off
         if translation.problem:
             report.left_empty += 1
             warn(f"{texts.place} is left empty: {translation.problem}")

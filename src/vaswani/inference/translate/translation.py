@@ -97,6 +97,11 @@ class Translation:
         """The best hypothesis, or an empty text if there is none."""
         return self.hypotheses[0].text if self.hypotheses else ""
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether the best hypothesis ends at the limit of its length."""
+        return any(not best.complete for best in self.hypotheses[:1])
+
 
 class Translator:
     """Translates sentences with any encoder-decoder of transformers.

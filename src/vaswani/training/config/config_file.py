@@ -71,19 +71,17 @@ def load_config(
     in_file.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
     flags = split_flags(overrides)
     chosen = first_values(flags)
-    of_file = _Fields(config_class.variant(in_file))
-    fields = _Fields(config_class.variant(in_file | chosen))
-    kept = fields.without_those_of(of_file, in_file, chosen)
-    if lost := [name for name in in_file if name not in kept and name not in chosen]:
-        logger.warning(f"left out, as the flags choose another objective than {path}: {', '.join(lost)}")
-    values = fields.of_yaml(kept, path)
+    of_file, config_class = config_class.variant(in_file), config_class.variant(in_file | chosen)
+    fields = _Fields(config_class)
+    if of_file is not config_class:
+        in_file = fields.without_those_of(of_file, in_file, chosen, path)
+    values = fields.of_yaml(in_file, path)
     given = fields.of_flags(flags)
     replaced = {name for flag in given for name in REPLACED_BY.get(flag, ())}
     data = {name: values[name] for name in _DATA if name in values}
     if data and any(name in given and given[name] != data.get(name) for name in _DATA):
         replaced.update(_OF_DATA)
     values = {name: value for name, value in values.items() if name not in replaced} | given
-    config_class = fields.config_class
     try:
         config = config_class(
             **{
@@ -107,7 +105,6 @@ class _Fields:
     """The fields of all sections of a configuration: their names and types."""
 
     def __init__(self, config_class: type[BaseConfig]):
-        self.config_class = config_class
         self._hints: dict[str, Any] = {}
         for section in sections(config_class).values():
             hints = typing.get_type_hints(section)
@@ -116,13 +113,13 @@ class _Fields:
         self._command = config_class.command
 
     def without_those_of(
-        self, others: "_Fields", values: Mapping[Any, Any], chosen: Mapping[str, Any]
+        self, other: type[BaseConfig], values: Mapping[Any, Any], flags: Mapping[str, Any], path: Path
     ) -> dict[Any, Any]:
-        """Values without those that only others know, where flags have chosen another objective than they."""
-        if others.config_class is self.config_class:
-            return dict(values)
-        unknown = others._hints.keys() - self._hints.keys() - self._without_effect.keys()
-        return {name: value for name, value in values.items() if name not in unknown | chosen.keys()}
+        """The values of a file for another objective than flags choose; tells of fields that only it has."""
+        unknown = _Fields(other)._hints.keys() - self._hints.keys() - self._without_effect.keys()
+        if lost := [name for name in values if name in unknown]:
+            logger.warning(f"left out, as the flags choose another objective than {path}: {', '.join(lost)}")
+        return {name: value for name, value in values.items() if name not in unknown | flags.keys()}
 
     def of_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         """The values of a configuration file as the types of their fields."""

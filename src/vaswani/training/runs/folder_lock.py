@@ -1,8 +1,7 @@
-"""One run at a time in a folder: a lock that the kernel releases when its owner ends, however it ends."""
+"""One run at a time in a folder, by a locked file."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import stat
@@ -10,11 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from transformers.utils import logging
-
 from vaswani.errors import UserError
-
-logger = logging.get_logger(__name__)
+from vaswani.files.file_locks import open_locked
 
 LOCK_FILE = ".lock"
 
@@ -49,29 +45,19 @@ def _open_locked(folder: Path) -> int:
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = open_locked(path)
+            break
         except FileNotFoundError:  # its owner has just ended and removed the folder
             continue
         except FileExistsError as error:  # the same, between the two looks that mkdir takes
             if _is_other_than_a_folder(error.filename):
                 raise
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-            os.close(descriptor)
+            owner = _owner(path) or "another process"
             raise UserError(
-                f"output_dir={folder} is in use by {owner or 'another process'}: wait until that run ends, "
-                "stop it, or choose another --output_dir"
+                f"output_dir={folder} is in use by {owner}: wait until that run ends, stop it, or choose "
+                "another --output_dir"
             ) from None
-        except OSError as error:
-            logger.warning(
-                f"{folder} cannot be locked ({error.strerror}): see that no other run writes into it."
-            )
-        if _is_still(path, descriptor):
-            break
-        os.close(descriptor)  # its owner has just ended and deleted it
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     _held.add(descriptor)
@@ -86,11 +72,11 @@ def _is_other_than_a_folder(path: str) -> bool:
     return not stat.S_ISDIR(mode) and not os.path.isdir(path)
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+def _owner(path: Path) -> str:
+    """Return what a lock file says; nothing if it is gone."""
+    with suppress(OSError):
+        return path.read_bytes().decode(errors="replace").strip()
+    return ""
 
 
 def _let_go() -> None:

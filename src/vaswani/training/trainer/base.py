@@ -137,11 +137,10 @@ class BaseTrainer(Trainer):
 
     def _tell_what_has_no_effect(self) -> None:
         """Warn of arguments of transformers that were set and that no trainer of ours reads."""
-        defaults = library_defaults(self.args)
+        given = vars(self.args).keys() - library_defaults(self.args).keys()
         for name, reason in FIELDS_WITHOUT_EFFECT.items():
-            value = getattr(self.args, name, None)
-            if hasattr(self.args, name) and name not in defaults and self.is_world_process_zero():
-                logger.warning(f"{name}={value} has no effect: {reason}")
+            if name in given and self.is_world_process_zero():
+                logger.warning(f"{name}={getattr(self.args, name)} has no effect: {reason}")
 
     def _shard(self) -> Sharding | None:
         args = self.args

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Seq2SeqTrain
 from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.trainer_utils import PredictionOutput
 
+from vaswani.data.batching import source_mask
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import TextMetrics
@@ -193,9 +194,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         Decodes as in section 6.1: beam search with GNMT's length penalty and, unless a length was asked for,
         with at most 50 tokens more than each source has.
         """
-        inputs = send_to_device(
-            {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}, self.args.device
-        )
+        inputs = send_to_device(inputs, self.args.device)
         with torch.no_grad(), self.accelerator.autocast():
             loss = self.compute_loss(model, inputs).detach() if "labels" in inputs else None
             if prediction_loss_only or not self.args.predict_with_generate:
@@ -204,12 +203,12 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
             if self._searches:
                 options.setdefault("length_penalty", GNMTLengthPenalty(self.args.generation_length_penalty))
             if not {"max_length", "max_new_tokens"} & options.keys():
-                limits = inputs["attention_mask"].sum(1) + EXTRA_LENGTH
+                limits = source_mask(inputs).sum(1) + EXTRA_LENGTH
                 if (positions := position_limit(self.model)) is not None:
                     limits = limits.clamp(max=positions)
                 options["max_length"] = 1 + int(limits.max())  # the decoder's start token counts
                 options["stopping_criteria"] = [LengthLimits(limits)]
-            source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            source = {"input_ids": inputs["input_ids"], "attention_mask": source_mask(inputs)}
             generated = self.model.generate(**source, **options)
         return loss, generated, inputs.get("labels")
 
