@@ -38,6 +38,7 @@ def test_scores_are_those_of_the_translations_and_their_references() -> None:
         "rows": 30,
         "untranslated_rows": 0,
         "cut_off_rows": 0,
+        "unfinished_rows": 0,
         "share_right": right,
         "signatures": {"share_right": "by=hand"},
         "seconds": 4.0,
