@@ -1,5 +1,7 @@
 """Tokenizers of language models: what stands around a text, masks, pairs, bytes, and how long tokens are."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +59,15 @@ def test_a_decoder_reads_a_beginning_and_no_end(make):
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the </s> dog"
 
 
+@settings(max_examples=200, deadline=None)
+@given(prompt=st.text(), more=st.text() | st.sampled_from([" is Paris", "is", " "]))
+def test_what_a_decoder_writes_continues_its_prompt(prompt, more):
+    """A text's tokens, wherever they are cut between characters, are decoded to its parts."""
+    tokenizer = trained_once("causal")
+    first, second = (tokenizer(text, add_special_tokens=False).input_ids for text in (prompt, more))
+    assert tokenizer.decode(first) + tokenizer.decode(second) == prompt + more
+
+
 def test_a_mask_stands_for_a_word(make):
     tokenizer = make("masked")
     assert tokenizer.mask_token_id == 3
@@ -92,16 +103,16 @@ def test_every_text_comes_back_from_bytes_and_its_bytes_are_counted(text):
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(min_size=1) | st.sampled_from(TEXTS))
-def test_the_bytes_of_trained_tokens_are_counted(text):
-    tokenizer = trained_once()
-    assert bytes_in_front(tokenizer) == 1
-    assert bytes_of_tokens(tokenizer)[tokenizer(text).input_ids].sum() - 1 == len(text.encode())
+@pytest.mark.parametrize(("purpose", "in_front"), [("causal", 0), ("translation", 1)])
+def test_the_bytes_of_trained_tokens_are_counted(purpose, in_front, text):
+    tokenizer = trained_once(purpose)
+    assert bytes_in_front(tokenizer) == in_front
+    assert bytes_of_tokens(tokenizer)[tokenizer(text).input_ids].sum() - in_front == len(text.encode())
 
 
-def trained_once(made: list = []) -> PreTrainedTokenizerBase:  # noqa: B006 - that it is kept is meant
-    if not made:
-        made.append(train_tokenizer(TEXTS, 500, purpose="causal"))
-    return made[0]
+@cache
+def trained_once(purpose: str) -> PreTrainedTokenizerBase:
+    return train_tokenizer(TEXTS, 500, purpose=purpose)
 
 
 def test_a_byte_tokenizer_has_bytes_and_special_tokens_alone():

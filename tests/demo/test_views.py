@@ -268,7 +268,7 @@ def test_an_exported_model_has_no_attention_and_the_same_translations(folder: Pa
     trained = save_toy_checkpoint(folder / "trained")
     export_folder(trained, folder / "exported")
     exported = open_model(folder / "exported", engine="ctranslate2", translator_options={"num_beams": 2})
-    assert isinstance(exported, Translator)
+    assert type(exported) is Translator
     view = TranslationView("exported", exported)
     assert (view.model, view.describe()) == (None, "")
     text, html = view.show("one two three")
@@ -284,3 +284,13 @@ def test_every_kind_has_words_of_its_own() -> None:
 
 def test_a_checkpoint_tells_its_kind(folder: Path) -> None:
     assert isinstance(open_model(save_toy_checkpoint(folder / "translator"), device="cpu"), Translator)
+
+
+@pytest.mark.parametrize("to", ["marian", "ctranslate2", "onnx"])
+def test_an_exported_model_still_summarizes(folder: Path, to: str) -> None:
+    trained = save_toy_checkpoint(folder / f"summarizer for {to}")
+    (trained / "training_config.yaml").write_text("task: summarization\n")
+    export_folder(str(trained), folder / to, to)
+    exported = open_model(folder / to, engine="torch" if to == "marian" else to)
+    assert isinstance(exported, Summarizer)
+    assert SummaryView("exported", exported).show("one two three one two three")[0]

@@ -74,3 +74,16 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
         assert ran_remote_code == (not plugin)
         for logits, of_the_model in zip(all_logits, expected, strict=True):
             torch.testing.assert_close(torch.tensor(logits), of_the_model, rtol=0, atol=1e-6)
+
+
+def test_a_pushed_classifier_reads_as_many_tokens_as_in_its_training(
+    hub: LoopbackHub, run: Run, tmp_path: Path
+) -> None:
+    model = models()["AutoModelForSequenceClassification"]
+    model.save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "training_config.yaml").write_text("task: classification\nmax_length: 7\n")
+    run(["push", "--model", str(tmp_path), "--repo", "short"])
+    code = "from vaswani.inference.classify.classification import Classifier\n"
+    code += "print(Classifier.from_pretrained('ada/short', device='cpu').max_length)"
+    assert run(["-c", code]).stdout.split() == ["7"]

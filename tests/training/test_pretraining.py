@@ -130,7 +130,9 @@ def test_masks_are_filled_and_texts_continued(tiny):
     model.generation_config.eos_token_id = None
     written = model.generate(**tokenizer("The dog", return_tensors="pt"), do_sample=False)
     assert written.shape[1] == TINY["max_length"]  # as long as sequences were
-    assert tokenizer.decode(written[0], skip_special_tokens=True).startswith("The dog")
+    assert (text := tokenizer.decode(written[0], skip_special_tokens=True)).startswith("The dog")
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    assert write("The dog", do_sample=False, max_new_tokens=None)[0]["generated_text"] == text
 
 
 @pytest.mark.exhaustive(after=1)

@@ -4,10 +4,11 @@ Subwords follow Sennrich et al. (2016, arXiv:1508.07909), over bytes, so that no
 tokenizers are plain transformers ones: `AutoTokenizer.from_pretrained(directory)` loads them without this
 package, and `tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text` for every text.
 
-A space belongs to the next word, and every text is encoded with a space in front, which decoding removes, so
-that a word has the same token at the beginning of a sentence as inside it. Letters form words (with combining
-marks and joiners, so that Indic syllables stay whole); digits and punctuation marks are separate tokens, so
-that numbers are copied digit by digit and a word is the same token before any punctuation.
+A space belongs to the next word, and every text is encoded with a space in front, which decoding removes,
+so that a word has the same token at the beginning of a sentence as inside it. Causal models are the
+exception, as what they write follows a prompt. Letters form words (with combining marks and joiners, so that
+Indic syllables stay whole); digits and punctuation marks are separate tokens, so that numbers are copied
+digit by digit and a word is the same token before any punctuation.
 
 Text that looks like a special token is text: "</s>" in a sentence is encoded as four characters. Tokenizers
 of masked language models are the exception: users write "<mask>" for a missing word.
@@ -266,7 +267,13 @@ _PIECES_OF_BYTES = [
 
 
 def _with_words(tokenizer: Tokenizer, purpose: Purpose) -> Tokenizer:
-    """Make a tokenizer split texts into words, with a space before the first too."""
+    """Make a tokenizer split texts into words, with a space before the first too, but not for causal models.
+
+    A causal model's continuation is decoded alone and follows a prompt (`pipeline("text-generation")`): what
+    decoding drops at its beginning would be missing between them. So GPT-2's tokenizer adds no space either.
+    """
+    if purpose == "causal":
+        return _with_bytes(tokenizer, _PIECES_OF_BYTES)
     if purpose == "masked":
         # Only the first piece gets a space, not the text after a mask. (Decoding drops a text's own space.)
         first_space = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)

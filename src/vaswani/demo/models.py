@@ -103,9 +103,18 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     return kind
 
 
+def _kind_of_export(name: str | Path, revision: str | None) -> Kind:
+    """Return what an exported encoder-decoder does; there may be no `config.json`."""
+    return "summaries" if _trained_to_summarize(local_folder(name, revision, weights=False)) else "seq2seq"
+
+
 def summarizes(folder: Path, config: PreTrainedConfig) -> bool:
     """Return whether an encoder-decoder has learned to summarize, as far as its training or type tells."""
-    return read_settings(folder).get("task") == "summarization" or config.model_type == "pegasus"
+    return _trained_to_summarize(folder) or config.model_type == "pegasus"
+
+
+def _trained_to_summarize(folder: Path) -> bool:
+    return read_settings(folder).get("task") == "summarization"
 
 
 def open_model(
@@ -129,7 +138,7 @@ def open_model(
         UserError: the model cannot be loaded, a demo does not show its kind, or an option is for another.
     """
     given = {name: value for name, value in (translator_options or {}).items() if value is not None}
-    kind = "seq2seq" if engine != "torch" else kind_of_checkpoint(name, revision)
+    kind = kind_of_checkpoint(name, revision) if engine == "torch" else _kind_of_export(name, revision)
     if kind in ("seq2seq", "summaries"):
         options = {**(OF_SUMMARIES if kind == "summaries" else {}), **given, **loading}
         return CLASSES[kind].from_pretrained(name, engine=engine, revision=revision, **options)

@@ -25,7 +25,7 @@ from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.hub_client import last_problem, use_patient_client
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SETTINGS_FILE
 from vaswani.hub.adapters import adapted_model, whole_weights, with_adapter
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
 from vaswani.hub.names import check_hub_name
@@ -196,7 +196,7 @@ def _download(name: str, revision: str | None, weights: bool | str) -> Path:
 
 def _fetch(name: str, revision: str | None, weights: bool | str, **options: Any) -> Path:
     """Download what the cache lacks of a model and return its folder there."""
-    wanted = ["*.json", "*.txt", "*.model", "*.spm"]
+    wanted = ["*.json", "*.txt", "*.model", "*.spm", SETTINGS_FILE]
     if weights:
         wanted += ["model*.safetensors", ADAPTER_WEIGHTS] if weights is True else [weights]
     directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))

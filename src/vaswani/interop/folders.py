@@ -109,7 +109,7 @@ def convert_folder(
     tokenizers = load_tokenizers(folder) if has_tokenizer else None
     if tokenizers:
         check_vocabulary(folder, converted, *tokenizers)
-    _save(converted, output, tokenizers)
+    _save(converted, output, tokenizers, folder)
     names = type(model).__name__, type(converted).__name__
     return Converted(*names, converted.num_parameters(), difference, has_tokenizer)
 
@@ -164,6 +164,7 @@ def export_folder(
             options: dict[str, Any] = {"quantization": quantization, "max_positions": max_positions}
             export_to_ctranslate2(model, tokenizers, unfinished, **options)
         save_tokenizers(*tokenizers, unfinished)
+        _keep_settings(folder, unfinished)
         if model.can_generate():
             model.generation_config.save_pretrained(unfinished)
     return Exported(type(model).__name__, model.num_parameters(), _size(output, to), without_head_of)
@@ -229,8 +230,7 @@ def merge_folder(source: str, output: Path) -> PreTrainedModel:
     if not holds_adapter(folder):
         raise UserError(f"{source} holds no adapter (adapter_config.json and adapter_model.safetensors)")
     model, *tokenizers = load_checkpoint(folder, device="cpu", auto_class=None)
-    # What it was trained on: `predict` and `evaluate` read the same columns and lengths of it.
-    _save(model, output, (tokenizers[0], tokenizers[1]), folder / SETTINGS_FILE)
+    _save(model, output, (tokenizers[0], tokenizers[1]), folder)
     return model
 
 
@@ -295,13 +295,22 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
 
 
 def _save(
-    model: PreTrainedModel, output: Path, tokenizers: tuple[Any, Any] | None, settings: Path | None = None
+    model: PreTrainedModel, output: Path, tokenizers: tuple[Any, Any] | None, run: Path | None = None
 ) -> None:
-    """Save a model with its source and target tokenizers and a training's settings, if there are any."""
+    """Save a model with its source and target tokenizers, and the settings of a run."""
     with whole_folder(output, "the model") as unfinished:
         model.save_pretrained(unfinished)
-        if settings is not None and settings.exists():
-            copyfile(settings, unfinished / SETTINGS_FILE)
+        if run is not None:
+            _keep_settings(run, unfinished)
         if tokenizers:
             save_tokenizers(*tokenizers, unfinished)
         write_hashes(unfinished)
+
+
+def _keep_settings(run: Path, folder: Path) -> None:
+    """Copy the settings of a training, if they are recorded.
+
+    `predict` and `evaluate` read the same columns and lengths by them, and a demo knows a summarizer.
+    """
+    if (run / SETTINGS_FILE).is_file():
+        copyfile(run / SETTINGS_FILE, folder / SETTINGS_FILE)
