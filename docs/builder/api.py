@@ -16,7 +16,8 @@ GROUPS = {
     "Decoding": [
         *("inference.sampling.SeededSampling", "inference.decoding.GNMTLengthPenalty"),
         *("inference.decoding.LengthLimits", "inference.decoding.MinimumLengths"),
-        *("inference.required_phrases.RequiredPhrases", "inference.forced_prefixes.ForcedPrefixes"),
+        *("inference.required_phrases.RequiredPhrases", "inference.required_phrases.Phrase"),
+        "inference.forced_prefixes.ForcedPrefixes",
     ],
 }
 

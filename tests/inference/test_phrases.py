@@ -17,11 +17,12 @@ from library_translators import save_translator
 from tiny import tiny_model
 from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.data.text_codec import TextCodec
+from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 from vaswani.inference.decoding import LengthLimits
 from vaswani.inference.forced_prefixes import ForcedPrefixes
-from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
-from vaswani.inference.translate.phrases import Line, banned_spellings, required_spellings, written_by
+from vaswani.inference.required_phrases import Phrase, RequiredPhrases, missing_phrases
+from vaswani.inference.translate.phrases import Line, banned_spellings, required_phrase, written_by
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 
@@ -292,7 +293,7 @@ def test_the_processors_work_with_plain_generate(options: dict[str, Any]) -> Non
     torch.manual_seed(0)
     model = tiny_model()
     sources = torch.tensor([[3, 4, 3, 2], [4, 4, 2, 0], [5, 2, 0, 0]])
-    phrases = [[[[7, 8, 9]], [[10]]], [], [[[11, 11], [12]]]]
+    phrases = [[Phrase([[7, 8, 9]]), Phrase([[10]])], [], [Phrase([[11, 11], [12]])]]
     prefixes = [[20], [21, 22], []]
     limits = torch.tensor([7, 5, 6])
     given = model.config.eos_token_id
@@ -314,7 +315,7 @@ def test_the_processors_work_with_plain_generate(options: dict[str, Any]) -> Non
 
 def test_phrases_that_do_not_fit_are_refused_by_the_processor() -> None:
     with pytest.raises(UserError, match="take 2 tokens and the end token, and an output may have 2"):
-        RequiredPhrases([[[[5, 6]]]], torch.tensor([2]), 2)
+        RequiredPhrases([[Phrase([[5, 6]])]], torch.tensor([2]), 2)
     RequiredPhrases([[]], torch.tensor([1]), 2)
 
 
@@ -377,8 +378,24 @@ def test_lists_have_an_entry_for_each_sentence() -> None:
 
 def test_spellings_begin_a_text_and_follow_other_words() -> None:
     codec = TextCodec(toy_tokenizer(), "target")
-    (spelling,) = required_spellings(codec, "1 2")
+    (spelling,) = required_phrase(codec, "1 2").spellings
     assert codec.decode([list(spelling)])[0].strip() == "1 2"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
+@pytest.mark.parametrize("phrase", ["東京", "カレー", "กรุงเทพ", "Tokyo", "12"])
+def test_a_phrase_follows_other_words_as_its_script_does(kind: Any, phrase: str) -> None:
+    """With a space before it, but in scripts without spaces, where other tokens may write it too."""
+    sentence = f"ที่東京カレー{phrase}を" if phrase[0] > "z" else f"in {phrase} we"
+    codec = TextCodec(train_tokenizer([sentence, "the ( of"] * 4, 400, kind=kind), "target")
+    found = required_phrase(codec, phrase)
+    before = "これは" if phrase[0] > "z" else "this is"
+    (tokens,) = codec.token_ids([before], add_special_tokens=False)
+    (text,) = codec.decode([[*tokens, *found.spellings[-1]]])
+    assert text == (f"{before}{phrase}" if phrase[0] > "z" else f"{before} {phrase}")
+    whole, without = codec.token_ids([sentence, before], add_special_tokens=False)
+    assert found.occurs(whole)
+    assert not found.occurs(without)
 
 
 def test_an_engine_that_lacks_phrases_and_prefixes_says_so() -> None:

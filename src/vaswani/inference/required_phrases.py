@@ -1,7 +1,7 @@
 """Phrases that every output contains, whatever the search.
 
-    spellings = [tokenizer(" Ada Lovelace", add_special_tokens=False).input_ids]
-    required = RequiredPhrases([[spellings]] * len(input_ids), limits, model.generation_config.eos_token_id)
+    phrase = Phrase([tokenizer(" Ada Lovelace", add_special_tokens=False).input_ids])
+    required = RequiredPhrases([[phrase]] * len(input_ids), limits, model.generation_config.eos_token_id)
     model.generate(
         input_ids,
         num_beams=4,
@@ -18,7 +18,8 @@ S sources · K rows of each (beams or samples) · T tokens so far · V vocabular
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,25 @@ from transformers import LogitsProcessor
 from vaswani.errors import UserError
 
 Spelling = Sequence[int]  # the tokens of a phrase
-Phrase = Sequence[Spelling]
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """What an output must contain.
+
+    Args:
+        spellings: one of them, or what `is_in` finds. The first may begin an output, the last is written
+            after other tokens.
+        is_in: returns whether the tokens of an output contain the phrase in another spelling.
+    """
+
+    spellings: Sequence[Spelling]
+    is_in: Callable[[Sequence[int]], bool] | None = None
+
+    def occurs(self, output: Sequence[int]) -> bool:
+        """Return whether the tokens of an output contain the phrase."""
+        found = any(_occurs(spelling, output) for spelling in self.spellings)
+        return found or (self.is_in is not None and self.is_in(output))
 
 
 class _Begun(NamedTuple):
@@ -53,8 +72,7 @@ class RequiredPhrases(LogitsProcessor):
     the rest of their tokens. Rank the outputs again by the model's scores.
 
     Args:
-        phrases: for each source, its phrases; of each phrase its spellings: one of them must occur. The first
-            may begin an output, the last is written after other tokens.
+        phrases: for each source, its phrases.
         limits: int64 [S], the most tokens to generate for each source, the end token included.
         end_token_ids: the token, or tokens, that end an output.
         prompt_length: number of decoder tokens that are given, the start token included.
@@ -100,7 +118,7 @@ class RequiredPhrases(LogitsProcessor):
     def _push(self, scores: torch.Tensor, output: list[int], missing: list[Phrase], is_last: bool) -> None:
         """Change the scores of one row, [V], towards the missing phrases."""
         begun = _begun(output, missing)
-        next_token = missing[0][-1 if output else 0][0] if begun is None else begun.next_token
+        next_token = missing[0].spellings[-1 if output else 0][0] if begun is None else begun.next_token
         best = scores.max()
         likely = int(scores.argmax())
         scores[self.end_token_ids] = -math.inf
@@ -113,12 +131,12 @@ class RequiredPhrases(LogitsProcessor):
 
 def tokens_needed(phrases: Sequence[Phrase]) -> int:
     """Return how many tokens phrases take in their longest spellings."""
-    return sum(max(map(len, spellings)) for spellings in phrases)
+    return sum(max(map(len, phrase.spellings)) for phrase in phrases)
 
 
 def missing_phrases(output: Sequence[int], phrases: Sequence[Phrase]) -> list[Phrase]:
-    """Return the phrases of which no spelling occurs in an output."""
-    return [spellings for spellings in phrases if not any(_occurs(each, output) for each in spellings)]
+    """Return the phrases that do not occur in an output."""
+    return [phrase for phrase in phrases if not phrase.occurs(output)]
 
 
 def _occurs(spelling: Spelling, output: Sequence[int]) -> bool:
@@ -130,8 +148,8 @@ def _begun(output: list[int], missing: list[Phrase]) -> _Begun | None:
     """Return the spelling that an output ends with most tokens of, or None."""
     begun = [
         _Begun(spelling, tokens)
-        for spellings in missing
-        for spelling in spellings
+        for phrase in missing
+        for spelling in phrase.spellings
         for tokens in range(1, min(len(spelling) - 1, len(output)) + 1)
         if output[-tokens:] == list(spelling[:tokens])
     ]

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import regex
+
+from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 from vaswani.inference.required_phrases import Phrase
 
 _PROBE = "a"  # a text before a phrase
+_MARK = "("  # a text before a phrase that no space precedes; tokens do not reach over it
+_BEGINS_WITHOUT_SPACE = regex.compile(f"[{HAN}{KANA}{SOUTHEAST}]")
 _Tokens = tuple[int, ...]
 
 
@@ -110,23 +116,31 @@ def written_by(codec: TextCodec, token_ids: Sequence[int], phrase: str) -> _Toke
     return tuple(token_ids[first:last])
 
 
-def required_spellings(codec: TextCodec, phrase: str) -> Phrase:
+def required_phrase(codec: TextCodec, phrase: str) -> Phrase:
     """Return how a required phrase is written at the beginning of a text and, last, after other words.
+
+    In scripts without spaces, tokens may reach over its edges, so that it is looked for in the text too.
 
     Raises:
         UserError: the target vocabulary cannot write it.
     """
     beginning, *others = _spellings(codec, phrase)
     _check_written(codec, beginning, phrase, "required_phrases")
-    (probe,) = codec.token_ids([_PROBE], add_special_tokens=False)
-    texts = codec.decode([[*probe, *tokens] for tokens in (beginning, *others)])
-    wanted = f"{codec.decode([probe])[0]} {phrase}"
-    later = [
-        tokens
-        for tokens, text in zip((beginning, *others), texts, strict=True)
-        if text.strip() == wanted.strip()
-    ]
-    return (beginning, *later[:1]) if later and later[0] != beginning else (beginning,)
+    has_space = not _BEGINS_WITHOUT_SPACE.match(phrase)
+    (probe,) = codec.token_ids([_PROBE if has_space else _MARK], add_special_tokens=False)
+    if not has_space:
+        (marked,) = codec.token_ids([f"{_MARK}{phrase}"], add_special_tokens=False)
+        others.append(tuple(marked[len(probe) :]))
+    tried = [*dict.fromkeys([beginning, *others])]
+    texts = codec.decode([[*probe, *tokens] for tokens in tried])
+    wanted = f"{codec.decode([probe])[0]}{' ' if has_space else ''}{phrase}".strip()
+    later = [tokens for tokens, text in zip(tried, texts, strict=True) if text.strip() == wanted]
+    spellings = (beginning, *later[:1]) if later and later[0] != beginning else (beginning,)
+    return Phrase(spellings, None if has_space else partial(_is_written, codec, phrase))
+
+
+def _is_written(codec: TextCodec, phrase: str, token_ids: Sequence[int]) -> bool:
+    return phrase in codec.decode([list(token_ids)])[0]
 
 
 def prefix_tokens(codec: TextCodec, prefix: str, banned: Sequence[str]) -> _Tokens:

@@ -42,7 +42,7 @@ from vaswani.inference.translate.phrases import (
     banned_spellings,
     check_phrases,
     prefix_tokens,
-    required_spellings,
+    required_phrase,
     written_by,
 )
 from vaswani.inference.translate.torch_engine import TorchEngine
@@ -481,7 +481,7 @@ class Translator:
         """Return the tokens of phrases; raise a UserError if they do not fit behind a prefix into a limit."""
         for phrase in required:
             if phrase not in self._spellings:
-                self._spellings[phrase] = required_spellings(self._targets, phrase)
+                self._spellings[phrase] = required_phrase(self._targets, phrase)
         phrases = tuple(self._spellings[phrase] for phrase in required)
         needed = prefix_length + tokens_needed(phrases)
         most = (self.max_length if limit is None else limit) - self._forced_tokens
