@@ -63,7 +63,6 @@ def test_a_space_at_the_end_of_a_prompt_belongs_to_the_completion(tokenizer):
 
 
 def test_the_answers_in_a_chat_are_learned_up_to_their_end(tokenizer):
-    tokenizer.split_special_tokens = False
     (row,) = tokenized(tokenizer, [{"messages": json.dumps(CHAT)}])
     end = tokenizer.eos_token
     assert learned(tokenizer, row).replace(" ", "") == f"wasgood{end}andoslo{end}"

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vaswani.data.bpe_dropout import BpeDropout
+from vaswani.data.text_codec import TextCodec, text_options
 from vaswani.data.tokenization import (
     SPECIAL_TOKENS,
     _in_fixed_order,
@@ -84,7 +85,8 @@ def tokenizer(directory) -> PreTrainedTokenizerBase:
 
 
 def round_trip(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    return tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True)
+    codec = TextCodec(tokenizer)
+    return codec.decode(codec.token_ids([text]))[0]
 
 
 # --- encode and decode ----------------------------------------------------------------------------
@@ -94,7 +96,10 @@ def round_trip(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 @given(text=st.text() | st.lists(st.sampled_from(AWKWARD_PIECES)).map("".join))
 def test_every_text_comes_back(tokenizer, text):
     assert round_trip(tokenizer, text) == text
-    assert tokenizer(text).input_ids == tokenizer.encode(text)
+    ids = tokenizer(text).input_ids  # the same, but for special tokens in the text
+    assert ids == tokenizer.encode(text)
+    is_plain = not any(token in text for token in SPECIAL_TOKENS)
+    assert (ids == TextCodec(tokenizer).token_ids([text])[0]) == is_plain
 
 
 @settings(max_examples=200, deadline=None)
@@ -103,25 +108,39 @@ def test_every_text_comes_back(tokenizer, text):
     p=st.floats(0.01, 1.0),
 )
 def test_every_text_comes_back_padded_and_with_dropout(tokenizer, texts, p):
-    batch = tokenizer(texts, padding=True)
+    batch = tokenizer(texts, padding=True, **text_options(tokenizer))
     assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == texts
-    dropout, rows = BpeDropout(tokenizer, p), tokenizer(texts)["input_ids"]
+    dropout, rows = BpeDropout(tokenizer, p), TextCodec(tokenizer).token_ids(texts)
     split = dropout.split(rows, dropout.word_starts(rows), np.random.default_rng(0))
     assert tokenizer.batch_decode(split, skip_special_tokens=True) == texts
 
 
 def test_text_that_looks_like_a_special_token_is_text(tokenizer):
-    ids = tokenizer.encode("a </s> b <pad> c <s>")
+    text = "a </s> b <pad> c <s>"
+    (ids,) = TextCodec(tokenizer).token_ids([text])
+    assert TextCodec(tokenizer).decode([ids]) == [text]
     assert ids.count(tokenizer.eos_token_id) == 1
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.pad_token_id not in ids
     assert tokenizer.bos_token_id not in ids
 
 
+def test_who_writes_special_tokens_finds_them(tokenizer):
+    """As TRL, which ends each text by `eos_token`, chat templates, and tokens that are added."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<sep>"]})
+    for token in ("</s>", "<pad>", "<sep>"):
+        ids = tokenizer(f"one{token} two", add_special_tokens=False).input_ids
+        assert ids.count(tokenizer.convert_tokens_to_ids(token)) == 1
+    tokenizer.chat_template = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %}"
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "one two"}])["input_ids"]
+    assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+
+
 def test_special_tokens_in_the_corpus_do_not_become_merged_tokens():
     tokenizer = train_tokenizer(["hello</s>", "<s>hello <pad>"] * 50, 320)
-    assert tokenizer.tokenize("hello</s>") == ["Ġhello", "<", "/", "s", ">"]
-    assert tokenizer.tokenize("<pad>") == ["Ġ<", "pad", ">"]
+    assert tokenizer.tokenize("hello</s>", split_special_tokens=True) == ["Ġhello", "<", "/", "s", ">"]
+    assert tokenizer.tokenize("<pad>", split_special_tokens=True) == ["Ġ<", "pad", ">"]
 
 
 def test_each_sequence_ends_with_one_end_token(tokenizer):
@@ -260,6 +279,18 @@ def test_separate_tokenizers_load_with_plain_auto_tokenizer(tmp_path):
     source, target = load_tokenizers(tmp_path)
     assert (len(source), len(target)) == (300, 310)
     assert target.tokenize("Hund") == ["ĠHund"] != source.tokenize("Hund")
+
+
+def test_a_source_tokenizer_that_another_library_saves_again_misses_the_target_s(tmp_path):
+    """`Seq2SeqTrainer` saves its `processing_class` alone, and both vocabularies may be of one size."""
+    save_tokenizers(train_tokenizer(ENGLISH, 300), train_tokenizer(GERMAN, 300), tmp_path / "trained")
+    AutoTokenizer.from_pretrained(tmp_path / "trained").save_pretrained(tmp_path / "again")
+    with pytest.raises(UserError, match=r"the tokenizer of sources alone.* copy the folder target_tokenizer"):
+        load_tokenizers(tmp_path / "again")
+    source, target = load_tokenizers(tmp_path / "trained")
+    for saved in (source, target):
+        save_tokenizers(saved, saved, tmp_path / "shared")
+        assert load_tokenizers(tmp_path / "shared")[1].get_vocab() == saved.get_vocab()
 
 
 def test_a_shared_tokenizer_replaces_separate_ones(tmp_path):

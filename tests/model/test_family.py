@@ -21,10 +21,18 @@ from vaswani import (
     VaswaniForPreTraining,
     VaswaniForSequenceClassification,
 )
+from vaswani.model import modeling_vaswani_decoder
 
 SHAPE: dict[str, Any] = {"vocab_size": 50, "d_model": 16, "dropout": 0.0, "attention_dropout": 0.0}
 ENCODER = {**SHAPE, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
 DECODER = {**SHAPE, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24}
+
+
+DECODERS = [
+    model_class
+    for model_class in vars(modeling_vaswani_decoder).values()
+    if getattr(model_class, "config_class", None) is VaswaniDecoderConfig and "forward" in vars(model_class)
+]
 
 
 def encoder(model_class: Any = VaswaniForMaskedLM, **fields: Any) -> Any:
@@ -121,6 +129,25 @@ def test_packed_documents_do_not_see_each_other(implementation: str, position_em
     alone = torch.cat([model(document).logits for document in documents], 1)
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(model(torch.cat(documents, 1)).logits, alone, atol=1e-3), "it would show"
+
+
+@pytest.mark.parametrize("attention", ["sparse", ["full", "sparse"]], ids=str)
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_sparse_attention_refuses_packed_documents(attention: Any, use_cache: bool) -> None:
+    model, ids = decoder(decoder_attention=attention, sparse_block_size=4), tokens(1, 8)
+    with pytest.raises(ValueError, match="position_ids begin anew within a row, as of packed documents"):
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]), use_cache=use_cache)
+    torch.testing.assert_close(model(ids, position_ids=torch.arange(8)[None]).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("model_class", DECODERS)
+def test_every_decoder_takes_or_leaves_a_cache(model_class: Any) -> None:
+    torch.manual_seed(0)
+    ids = tokens()
+    model = model_class(VaswaniDecoderConfig(**DECODER, pad_token_id=0)).eval()
+    expected, *_ = model(ids).to_tuple()
+    for options in ({"use_cache": False}, {"use_cache": True}, {"past_key_values": None}):
+        torch.testing.assert_close(model(ids, **options).to_tuple()[0], expected)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -322,6 +349,12 @@ def test_segments_have_embeddings() -> None:
     model, ids = encoder(), tokens()
     none = model(ids).logits
     torch.testing.assert_close(model(ids, token_type_ids=torch.zeros_like(ids)).logits, none)
+    hook = model.model.embed_token_types.register_forward_hook(
+        lambda module, inputs, output: output.roll(1, -1)
+    )
+    for types in (None, torch.zeros_like(ids)):  # as of an adapter or of offloading
+        assert not torch.allclose(model(ids, token_type_ids=types).logits, none, atol=1e-3)
+    hook.remove()
     assert not torch.allclose(model(ids, token_type_ids=torch.ones_like(ids)).logits, none, atol=1e-3)
     with pytest.raises(
         ValueError, match=r"token_type_ids holds 2, but token_type_vocab_size=2: they go from 0 to 1"

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from tiny import assert_sdpa_equals_eager, batch, enable_activation_checkpointing, tiny_model, tokens
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
@@ -90,7 +91,9 @@ def test_inputs_embeds_encoder_outputs_and_logits_to_keep() -> None:
     torch.testing.assert_close(model(inputs_embeds=embeds, **rest).logits, expected)
     encoded = model.model.encoder(data["input_ids"], data["attention_mask"])
     torch.testing.assert_close(model(encoder_outputs=encoded, **rest).logits, expected)
-    torch.testing.assert_close(model(encoder_outputs=(encoded[0],), **rest).logits, expected)
+    other = BaseModelOutputWithPooling(last_hidden_state=encoded[0])
+    for given in ((encoded[0],), [encoded[0]], other):
+        torch.testing.assert_close(model(encoder_outputs=given, **rest).logits, expected)
     start = model.prepare_decoder_input_ids_from_labels(data["labels"])
     kept = model(
         input_ids=data["input_ids"],

@@ -10,7 +10,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vaswani.data.sentencepiece_models import sentencepiece_tokenizer
-from vaswani.data.text_codec import Side, TextCodec, begin_token_id, end_token_id
+from vaswani.data.text_codec import PLAIN_TEXTS, Side, TextCodec, begin_token_id, end_token_id
 from vaswani.data.tokenization import PAD_TOKEN, load_tokenizers
 from vaswani.errors import UserError
 
@@ -107,6 +107,7 @@ def _made_ready(tokenizer: Any, pads: bool) -> PreTrainedTokenizerBase:
     frame = TextCodec(tokenizer, "target").frame()
     begin, end = tokenizer.bos_token_id, end_token_id(tokenizer)
     is_free = begin not in (None, end, *frame.leading)
+    plain = {name: value for name, value in tokenizer.init_kwargs.items() if name == PLAIN_TEXTS}
     ready: Any = PreTrainedTokenizerFast(
         tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer),
         padding_side="right",
@@ -114,7 +115,7 @@ def _made_ready(tokenizer: Any, pads: bool) -> PreTrainedTokenizerBase:
         split_special_tokens=tokenizer.split_special_tokens,
         clean_up_tokenization_spaces=False,
         model_input_names=tokenizer.model_input_names,
-        **{"pad_token": tokenizer.bos_token if is_free else PAD_TOKEN, **special},
+        **{"pad_token": tokenizer.bos_token if is_free else PAD_TOKEN, **special, **plain},
     )
     if not _is_ready(ready):
         before, ending = map(ready.convert_ids_to_tokens, (list(frame.leading), [*frame.trailing, end]))

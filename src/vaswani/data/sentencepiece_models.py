@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from vaswani.data.text_codec import PLAIN_TEXTS
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import unreadable
 
@@ -52,10 +53,9 @@ def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         padding_side="right",
-        split_special_tokens=True,  # "</s>" inside a text is text
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
-        **special,
+        **{PLAIN_TEXTS: True, **special},
     )
 
 

@@ -24,7 +24,8 @@ from vaswani.errors import UserError, one_line
 
 Side = Literal["source", "target"]
 
-SOURCE_PREFIX = "source_prefix"  # key in tokenizer_config.json
+SOURCE_PREFIX = "source_prefix"  # keys in tokenizer_config.json
+PLAIN_TEXTS = "plain_texts"
 _PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these
 _locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
@@ -83,6 +84,8 @@ class TextCodec:
     vocabulary of their side where a tokenizer has two. The tokenizer's `source_prefix`, such as T5's
     "translate English to German: ", comes before each source (see `for_languages`).
 
+    "</s>" inside a text is text for tokenizers with `plain_texts` (see `text_options`).
+
     Args:
         tokenizer: adds the special tokens that the model was trained with. Codecs may share it.
         side: of the texts.
@@ -105,7 +108,7 @@ class TextCodec:
         Args:
             texts: a list of texts, or two for pairs.
             adds_prefix: put the source prefix before sources.
-            options: of the tokenizer's call.
+            options: of the tokenizer's call; default those of `text_options`.
 
         Raises:
             UserError: the tokenizer fails, or does not know the language of the targets.
@@ -117,6 +120,7 @@ class TextCodec:
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
         if self.side == "target":
             _check_target_language(self.tokenizer)
+        options = {**text_options(self.tokenizer), **options}
         with exclusive(self.tokenizer):
             return self._view(**given, truncation=False, padding=False, verbose=False, **options)
 
@@ -187,6 +191,15 @@ class TextCodec:
         language = frame.trailing[-1]
         old_nllb = getattr(self.tokenizer, "legacy_behaviour", False)
         return {"forced_bos_token_id" if old_nllb else "decoder_start_token_id": language}
+
+
+def text_options(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
+    """Return the options of a tokenizer's call with which it encodes the texts of a corpus or a user.
+
+    With `plain_texts` in its tokenizer_config.json, special tokens in a text are text. What writes special
+    tokens itself, as a chat template does, is encoded without these options.
+    """
+    return {"split_special_tokens": True} if tokenizer.init_kwargs.get(PLAIN_TEXTS) else {}
 
 
 def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:

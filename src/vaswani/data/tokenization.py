@@ -2,7 +2,8 @@
 
 Subwords follow Sennrich et al. (2016, arXiv:1508.07909), over bytes, so that nothing is unknown. The
 tokenizers are plain transformers ones: `AutoTokenizer.from_pretrained(directory)` loads them without this
-package, and `tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text` for every text.
+package, and `tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text` for every text that
+holds no special token.
 
 A space belongs to the next word, and every text is encoded with a space in front, which decoding removes,
 so that a word has the same token at the beginning of a sentence as inside it. Causal models are the
@@ -10,8 +11,10 @@ exception, as what they write follows a prompt. Letters form words (with combini
 Indic syllables stay whole); digits and punctuation marks are separate tokens, so that numbers are copied
 digit by digit and a word is the same token before any punctuation.
 
-Text that looks like a special token is text: "</s>" in a sentence is encoded as four characters. Tokenizers
-of masked language models are the exception: users write "<mask>" for a missing word.
+Text that looks like a special token is text in the corpora and commands of this package (`plain_texts`, see
+`TextCodec`): "</s>" in a sentence is encoded as four characters. Tokenizers of masked language models are the
+exception: users write "<mask>" for a missing word. A plain call of a tokenizer finds special tokens in its
+text, as other libraries and chat templates expect.
 
 The special tokens around a text depend on the `Purpose` of the model. A model that learns to write removed
 text has markers of it among its special tokens.
@@ -22,7 +25,7 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +44,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vaswani.data.text_codec import TextCodec, exclusive, told_panics
+from vaswani.data.text_codec import PLAIN_TEXTS, TextCodec, exclusive, told_panics
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
 
@@ -50,6 +53,7 @@ MASK_TOKEN = "<mask>"  # its id is 3, where there is one
 _JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.spm", "*.txt")  # of transformers' tokenizers
 TARGET_SUBFOLDER = "target_tokenizer"
+_OF_SOURCES = "has_target_tokenizer"  # key in tokenizer_config.json, which other libraries save again
 NUM_BYTES = 256
 _NO_LIMIT = 10**12  # tokens; a tokenizer that knows no limit has a `model_max_length` far above
 
@@ -234,7 +238,7 @@ def save_tokenizers(
 ) -> None:
     """Save the source tokenizer in `directory` and a different target tokenizer in a subfolder."""
     target_directory = Path(directory) / TARGET_SUBFOLDER
-    _save_tokenizer(source, Path(directory))
+    _save_tokenizer(source, Path(directory), {_OF_SOURCES: True} if target is not source else {})
     if target is not source:
         _save_tokenizer(target, target_directory)
     elif target_directory.exists():
@@ -249,7 +253,14 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
     """
     source = _load_tokenizer(Path(directory))
     target_directory = Path(directory) / TARGET_SUBFOLDER
-    return source, _load_tokenizer(target_directory) if target_directory.is_dir() else source
+    if target_directory.is_dir():
+        return source, _load_tokenizer(target_directory)
+    if source.init_kwargs.get(_OF_SOURCES):
+        raise UserError(
+            f"{directory} has the tokenizer of sources alone, as transformers' trainers save it; copy the "
+            f"folder {TARGET_SUBFOLDER} of the model that was trained further into it"
+        )
+    return source, source
 
 
 def _special_tokens(purpose: Purpose, markers: Sequence[str], mask_takes_space: bool) -> list[AddedToken]:
@@ -313,7 +324,9 @@ def _for_transformers(
         ],
     )
     options: dict[str, Any] = {} if model_max_length is None else {"model_max_length": model_max_length}
-    if purpose == "masked":
+    if purpose != "masked":  # users write "<mask>"
+        options[PLAIN_TEXTS] = True
+    else:
         mask = tokenizer.get_added_tokens_decoder()[len(SPECIAL_TOKENS)]
         options |= {"cls_token": BOS_TOKEN, "sep_token": EOS_TOKEN, "mask_token": mask}
     if MASK_TOKEN in markers:
@@ -328,7 +341,6 @@ def _for_transformers(
         eos_token=EOS_TOKEN,
         padding_side="right",
         model_input_names=names,
-        split_special_tokens=purpose != "masked",  # "</s>" inside a text is text
         clean_up_tokenization_spaces=False,  # keep spaces before punctuation
         **options,
     )
@@ -346,9 +358,15 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
     return itertools.chain([first], iterator)
 
 
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    if tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None):
-        tokenizer = copy.deepcopy(tokenizer)  # else the dropout is saved
+def _save_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, directory: Path, marks: Mapping[str, bool] | None = None
+) -> None:
+    drops = tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None)
+    if drops or marks or _OF_SOURCES in tokenizer.init_kwargs:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.init_kwargs.pop(_OF_SOURCES, None)
+        tokenizer.init_kwargs.update(marks or {})
+    if drops:
         tokenizer.backend_tokenizer.model.dropout = None
     with exclusive(tokenizer):
         if tokenizer.is_fast:  # else the settings of the last call are saved

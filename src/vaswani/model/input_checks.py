@@ -134,6 +134,15 @@ def check_position_ids(position_ids: torch.Tensor, rows: int, length: int) -> No
         raise ValueError(f"position_ids holds {int(position_ids.min())}; positions are counted from 0.")
 
 
+def check_not_packed(position_ids: torch.Tensor) -> None:
+    """Raise unless positions [B, T] count on by one: where they begin anew, a document begins."""
+    if has_values(position_ids) and position_ids.diff(dim=-1).ne(1).any():
+        raise ValueError(
+            "position_ids begin anew within a row, as of packed documents, and sparse attention does not "
+            "tell these apart; give each document a row, or set decoder_attention='full'."
+        )
+
+
 def check_labels(name: str, labels: torch.Tensor | None, shape: Sequence[int], num_classes: int) -> None:
     """Raise unless the labels are int64 of that shape, each a class or −100, which is ignored; or None."""
     if labels is None or not has_values(labels):

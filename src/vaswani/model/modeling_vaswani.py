@@ -110,7 +110,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
             raise ValueError("give encoder_outputs or the encoder's inputs, not both.")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
-        elif not isinstance(encoder_outputs, BaseModelOutput):
+        elif isinstance(encoder_outputs, tuple | list):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,

@@ -245,8 +245,8 @@ class VaswaniDecoderForQuestionAnswering(VaswaniDecoderPreTrainedModel):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        inputs = (input_ids, attention_mask, position_ids, None, inputs_embeds, False)
-        outputs = self.model(*inputs, **kwargs)
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
+        outputs = self.model(attention_mask=attention_mask, **inputs, **{"use_cache": False, **kwargs})
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, T] each
         loss = answer_loss(self, start_logits, end_logits, start_positions, end_positions, **kwargs)
         return QuestionAnsweringModelOutput(

@@ -122,9 +122,10 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
                     "leave them out: tokenizer(..., return_token_type_ids=False)."
                 )
             return inputs_embeds
-        if token_type_ids is None:
-            return inputs_embeds + self.embed_token_types.weight[0]
-        kinds = self.embed_token_types.num_embeddings
+        if token_type_ids is None:  # the module is called, which may be adapted or hooked
+            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=inputs_embeds.device)
+            return inputs_embeds + self.embed_token_types(token_type_ids)
+        kinds = self.config.token_type_vocab_size
         if can_be_checked(token_type_ids):
             low, high = (int(bound) for bound in token_type_ids.aminmax())
             if low < 0 or high >= kinds:

@@ -34,6 +34,7 @@ from .input_checks import (
     check_embeddings,
     check_ids,
     check_no_lost_arguments,
+    check_not_packed,
     check_position_ids,
     warn_of_left_padding,
 )
@@ -423,6 +424,8 @@ class VaswaniDecoder(VaswaniStack):
             cache = None if may_be_packed else past_key_values
             mask = self_attention_mask(mask_config, inputs_embeds, attention_mask, cache, position_ids)
         padding_mask = self.padding_mask(attention_mask)
+        if may_be_packed and "sparse" in self.config.layer_attention("decoder"):
+            check_not_packed(position_ids)
         encoder_mask = None
         if encoder_hidden_states is not None:
             encoder_mask = self.encoder_attention_mask(

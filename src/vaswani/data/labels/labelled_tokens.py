@@ -19,7 +19,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL, pad, pad_rows
 from vaswani.data.sources.corpus import RowReport
-from vaswani.data.text_codec import TextCodec, exclusive
+from vaswani.data.text_codec import TextCodec, exclusive, text_options
 from vaswani.errors import UserError
 
 Target = Callable[[Mapping[str, Any]], Any]
@@ -121,9 +121,8 @@ def encode_texts(
 
     def encode(texts: list[list[Any]], **cut: Any) -> list[dict[str, Any]]:
         with exclusive(tokenizer):
-            encoding = tokenizer(
-                *texts, is_split_into_words=of_words, return_attention_mask=False, verbose=False, **cut
-            )
+            options = {"is_split_into_words": of_words, **text_options(tokenizer), **cut}
+            encoding = tokenizer(*texts, return_attention_mask=False, verbose=False, **options)
         return [_row(encoding, number, of_words) for number in range(len(texts[0]))]
 
     encoded = encode(texts)

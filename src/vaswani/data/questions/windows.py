@@ -21,7 +21,7 @@ from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.batching import pad_rows
-from vaswani.data.text_codec import exclusive
+from vaswani.data.text_codec import exclusive, text_options
 from vaswani.errors import UserError
 
 _INTEGERS = List(Value("int32"))
@@ -117,6 +117,7 @@ def make_windows(
             return_offsets_mapping=True,
             return_attention_mask=False,
             verbose=False,
+            **text_options(tokenizer),
         )
     rows = encoding.pop("overflow_to_sample_mapping")
     offsets = encoding.pop("offset_mapping")
@@ -148,6 +149,7 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], mos
             return_offsets_mapping=True,
             return_attention_mask=False,
             verbose=False,
+            **text_options(tokenizer),
         )
         tokens = dict(zip(long, encoding["offset_mapping"], strict=True))
         long = [number for number in long if len(tokens[number]) > most]

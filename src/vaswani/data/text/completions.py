@@ -217,7 +217,7 @@ class RowBuilder:
         last = max(number for number, message in enumerate(chat) if message["role"] == ASSISTANT)
         chat = chat[: last + 1]
         whole, spans = self._rendered(chat), []
-        (tokens,) = self.codec.token_ids([whole], add_special_tokens=False)
+        (tokens,) = self._of_template([whole])
         for number, message in enumerate(chat):
             if message["role"] != ASSISTANT:
                 continue
@@ -228,9 +228,13 @@ class RowBuilder:
                     f"the chat template writes the beginning of a chat of {self.split} in another way once "
                     f"message {number + 1} follows, so that its answers have no place; give another template"
                 )
-            parts = self.codec.token_ids([before, behind], add_special_tokens=False)
+            parts = self._of_template([before, behind])
             spans.append((_common(parts[0], tokens), _common(parts[1], tokens)))
         return self._labelled(tokens, spans)
+
+    def _of_template(self, rendered: list[str]) -> list[list[int]]:
+        """Encode what a template wrote, with its special tokens and no others around it."""
+        return self.codec.token_ids(rendered, add_special_tokens=False, split_special_tokens=False)
 
     def _rendered(self, chat: Chat, add_generation_prompt: bool = False) -> str:
         try:
