@@ -387,12 +387,15 @@ def test_outputs_are_as_long_as_in_the_training(tmp_path: Path, capfd) -> None:
     )
     options = {**TINY_RUN, "train_file": table, "test_file": table, "output_dir": tmp_path / "run"}
     options |= {"generation_max_length": 4, "max_steps": 1, "save_steps": 1}
+    options |= {"generation_num_beams": 2, "generation_length_penalty": -3.0}
     assert run(["train", *as_flags(options)]) == 0
     expected = json.loads((tmp_path / "run" / "evaluation.json").read_text())["metrics"]
     command = ["--model", tmp_path / "run", "--data", table]
     found = record_of(capfd, *command)
-    assert found["max_length"] == 3
+    assert (found["max_length"], found["num_beams"], found["length_penalty"]) == (3, 2, -3.0)
     assert found["chrf"] == pytest.approx(expected["chrf"]["value"])
+    other = record_of(capfd, *command, "--num_beams", "1", "--length_penalty", "1")
+    assert (other["num_beams"], other["length_penalty"]) == (1, 1.0)
     assert found["unfinished_rows"] == 8
     assert "output cut off at the length limit: 8" in evaluate(capfd, *command)[1]
     longer = record_of(capfd, *command, "--max_length", "40")

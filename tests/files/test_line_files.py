@@ -1,12 +1,18 @@
 """Lines that are read in bounded memory, and output files that are whole or not there."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import zipfile
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from vaswani.cli.splits import files_in, located
+from vaswani.data.sources.reading import read_text_pair
 from vaswani.errors import RunError, UserError
 from vaswani.files import line_files
 from vaswani.files.line_files import LineWriter, check_not_input, count_lines, open_lines, read_lines
@@ -131,6 +137,23 @@ def test_a_line_that_does_not_end_is_named_and_does_not_fill_the_memory(monkeypa
     assert [next(lines), next(lines)] == [b"1\n", b"2\n"]
     with pytest.raises(UserError, match="line 3 of the input has more"):
         next(lines)
+
+
+@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd", "zip"])
+def test_a_packed_file_is_not_taken_for_text(packer: str, tmp_path: Path) -> None:
+    path, text = tmp_path / "text.en", b"one two three\n" * 3
+    if packer == "zstd":
+        with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
+            stream.write(text)
+    elif packer == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("text.en", text)
+    else:
+        path.write_bytes({"gzip": gzip, "bzip2": bz2, "xz": lzma}[packer].compress(text))
+    with open_lines(str(path)) as lines, pytest.raises(UserError, match=f"is packed by {packer}; unpack it"):
+        list(read_lines(lines))
+    with pytest.raises(UserError, match=f"text.en is packed by {packer}; unpack it"):
+        list(read_text_pair(path, path))
 
 
 def test_utf16_is_not_taken_for_text() -> None:

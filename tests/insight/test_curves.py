@@ -64,8 +64,8 @@ def test_a_run_is_reported_with_its_best(tmp_path, capsys):
 
 
 def test_a_run_that_goes_on_is_read_from_its_last_checkpoint(tmp_path):
-    write(tmp_path / "checkpoint-10", HISTORY[:2])
     write(tmp_path / "checkpoint-20", HISTORY[:4])
+    write(tmp_path / "checkpoint-10", HISTORY[:2])  # copied last
     assert read_history(tmp_path) == HISTORY[:4]
 
 

@@ -151,6 +151,14 @@ def test_the_languages_of_a_run_are_saved_with_its_tokenizer(pairs: Path, tmp_pa
     translator = Translator.from_pretrained(tmp_path / "run")
     expected = target.convert_tokens_to_ids("eng_Latn")
     assert translator.model.generation_config.forced_bos_token_id == expected
+    with_prefix, without = (
+        TextCodec(Translator.from_pretrained(tmp_path / "run", source_prefix=prefix).source_tokenizer)
+        for prefix in (None, "")
+    )
+    assert with_prefix.token_ids(["cat"]) == without.token_ids(["the cat"]) != without.token_ids(["cat"])
+    (tmp_path / "run").rename(tmp_path / "prefixed")
+    train(config_for(tmp_path / "prefixed", pairs, max_steps=1, source_prefix=""))
+    assert source_prefix(load_tokenizers(tmp_path / "run")[0]) == ""
 
 
 def test_the_share_of_unknown_tokens_is_told(

@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.distillation.trainer import DistillationTrainer
-from vaswani.errors import UserError
+from vaswani.errors import StoppedError, UserError
 from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.losses import token_loss_function
 from vaswani.training.trainer.checkpoints import fault_of
@@ -410,6 +410,39 @@ def test_resuming_equals_never_having_stopped(tmp_path, step):
     whole = run("whole")
     resumed = run("resumed", str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert torch.equal(resumed, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["saved", "in an evaluation"])
+def test_the_log_of_a_resumed_run_counts_every_update(tmp_path, stop):
+    """Checkpoints are between two logs of the rhythm."""
+    rows = tokenized(12, shortest=8, longest=10)
+    options = {"max_steps": 9, "logging_steps": 4, "save_strategy": "steps", "save_steps": 3}
+    if stop != "saved":
+        options |= {"save_steps": 100, "eval_strategy": "steps", "eval_steps": 3}
+
+    def log(folder: str, checkpoint: str | None = None) -> list[tuple[float, ...]]:
+        trainer = make_trainer(
+            tmp_path / folder, rows, tiny_model(dropout=0.3), max_tokens_per_batch=90, **options
+        )
+        if folder == "stopped":
+            trainer.stop_on_signal.on_prediction_step = lambda *_, **__: stopped(trainer)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        entries = [entry for entry in trainer.state.log_history if "tokens" in entry]
+        return [(entry["step"], entry["loss"], entry["tokens"], entry["padding"]) for entry in entries]
+
+    def stopped(trainer: Trainer) -> None:
+        if trainer.state.global_step == 6:
+            raise StoppedError("by hand")
+
+    whole = log("whole")
+    assert [step for step, *_ in whole] == [3, 4, 6, 8, 9]
+    checkpoint = tmp_path / "whole" / "checkpoint-6"
+    if stop != "saved":
+        with pytest.raises(StoppedError):
+            log("stopped")
+        checkpoint = tmp_path / "stopped" / "checkpoint-6"
+    assert log("resumed", str(checkpoint)) == whole
 
 
 @pytest.mark.slow

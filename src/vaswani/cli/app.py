@@ -25,6 +25,9 @@ class Group(QuickHelp, TyperGroup):
     """A group of commands."""
 
 
+MAY_BE_EMPTY = {"--source_prefix"}  # options
+
+
 class Command(QuickHelp, TyperCommand):
     """A command that refuses an option given twice, of which typer keeps the last, and an empty value."""
 
@@ -37,7 +40,7 @@ class Command(QuickHelp, TyperCommand):
             if is_option and times > 1 and not (parameter.multiple or getattr(parameter, "is_flag", False)):
                 raise UserError(f"{name} is given {times} times; give it once")
             given = values.get(parameter.name)
-            if "" in (given if isinstance(given, list | tuple) else [given]):
+            if name not in MAY_BE_EMPTY and "" in (given if isinstance(given, list | tuple) else [given]):
                 raise UserError(f"{name} is empty; give a value, or leave it out")
         try:
             return super().parse_args(ctx, args)

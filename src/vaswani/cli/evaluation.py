@@ -140,7 +140,7 @@ class Asked:
 
 
 @app.command()
-@takes_translator_options("max_length")
+@takes_translator_options("max_length", length_penalty=None)
 def evaluate(
     model: Annotated[
         list[str],
@@ -292,8 +292,10 @@ def evaluate(
 ) -> None:
     """Score a model on a corpus by what the model is.
 
-    Encoder-decoders: BLEU, chrF and exact match, or ROUGE; of those that
-    were pre-trained on texts, perplexity and accuracy of the removed text.
+    Encoder-decoders: BLEU, chrF and exact match, or ROUGE, with the beams and
+    the length penalty of the training's own evaluations unless these are
+    given; of those that were pre-trained on texts, perplexity and accuracy of
+    the removed text.
     Classifiers, regressors and taggers: accuracy, F1 or correlation. Models
     that answer questions: exact match and F1, as SQuAD does. Language
     models: perplexity, accuracy and, of causal ones, bits per byte; of those
@@ -435,6 +437,12 @@ def _evaluate_pairs(asked: Asked) -> Found:
     if options["max_length"] is None:
         most = trained.get("generation_max_length")  # counts the decoder's start token
         options["max_length"] = most - 1 if most else TRANSLATOR_DEFAULTS["max_length"]
+    searched = options["temperature"] is None and "generation_num_beams" in trained
+    if searched and options["num_beams"] is None:
+        options["num_beams"] = trained["generation_num_beams"] or 1
+    if options["length_penalty"] is None:
+        usual = TRANSLATOR_DEFAULTS["length_penalty"]
+        options["length_penalty"] = trained.get("generation_length_penalty", usual)
     translator = Translator.from_pretrained(asked.models, **options)
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:

@@ -233,8 +233,8 @@ SourcePrefix = Annotated[
     str | None,
     typer.Option(
         "--source_prefix",
-        help="Text before each source, such as 'translate English to German: ' for T5. Default: as saved "
-        "with the tokenizer.",
+        help="Text before each source, such as 'translate English to German: ' for T5; '' for none. Default: "
+        "as saved with the tokenizer.",
     ),
 ]
 Device = Annotated[

@@ -245,7 +245,7 @@ def for_languages(
             None leaves it as it is.
         target_language: likewise.
         source_prefix: comes before each source, as T5's "translate English to German: ", or the language of
-            a Marian model with several ones, ">>fra<< ". None leaves it as it is.
+            a Marian model with several ones, ">>fra<< "; empty for none. None leaves it as it is.
 
     Raises:
         UserError: the tokenizer does not know the language, or has no languages.

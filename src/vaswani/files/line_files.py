@@ -7,6 +7,7 @@ import errno
 import gzip
 import io
 import os
+import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,13 @@ LONGEST_LINE = 1 << 22  # bytes; tokenizing takes up to 400 times as much memory
 
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_PACKED = {  # what such a file begins with
+    "gzip": rb"\x1f\x8b",
+    "zstd": rb"\x28\xb5\x2f\xfd",
+    "bzip2": rb"BZh[1-9]1AY&SY",
+    "xz": rb"\xfd7zXZ\x00",
+    "zip": rb"PK\x03\x04",
+}
 
 
 @contextmanager
@@ -54,7 +62,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a stream with their line feeds, which the last may lack.
 
     Raises:
-        UserError: a line is longer than `LONGEST_LINE` bytes, or the text is UTF-16.
+        UserError: a line is longer than `LONGEST_LINE` bytes, or the text is UTF-16 or compressed.
         RunError: the stream cannot be read.
     """
     number = 0
@@ -68,19 +76,27 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
             ) from error
         except OSError as error:
             raise RunError(f"cannot read line {number:,} of the input: {reason(error)}") from error
+        if number == 1 and (problem := not_utf8(line[:200])):
+            raise UserError(f"the input {problem}")
         if len(line) > LONGEST_LINE:
             raise UserError(
                 f"line {number:,} of the input has more than {LONGEST_LINE >> 20} MiB; "
                 "expected text, with a line feed after each sentence or paragraph"
             )
-        if number == 1 and is_utf16(line[:200]):
-            raise UserError("the input is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
         if not line:
             return
         yield line
 
 
-def is_utf16(start: bytes) -> bool:
+def not_utf8(start: bytes) -> str | None:
+    """Return what the first bytes of a file tell against UTF-8 text, with the remedy; None for nothing."""
+    if _is_utf16(start):
+        return "is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)"
+    packer = next((name for name, mark in _PACKED.items() if re.match(mark, start)), None)
+    return packer and f"is packed by {packer}; unpack it" + (", or name it .gz" if packer == "gzip" else "")
+
+
+def _is_utf16(start: bytes) -> bool:
     """Whether a text begins in UTF-16: with its mark, or without one with a NUL in each second byte."""
     nuls = [start[place::2].count(0) for place in (0, 1)]
     return start.startswith(_UTF16) or (len(start) >= 8 and min(nuls) == 0 and max(nuls) > 0.4 * len(start))

@@ -113,8 +113,9 @@ def check_holds_model(folder: Path) -> Path:
     """Return the configuration file of the model in a folder; raise a UserError if there is none."""
     path = folder / "config.json"
     if not path.exists():
-        checkpoints = sorted(folder.glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime)
-        remedy = f"give {checkpoints[-1].parent}" if checkpoints else "give the folder that a training wrote"
+        names = {path.parent.name for path in folder.glob("checkpoint-*/config.json")}
+        last = max(names, key=lambda name: (len(name), name), default=None)  # of the greatest number
+        remedy = f"give {folder / last}" if last else "give the folder that a training wrote"
         raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
     return path
 

@@ -58,7 +58,7 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
 
 
 def read_history(run: Path) -> list[dict[str, Any]]:
-    """Return the log of a run from its folder or, during the run, from its last checkpoint.
+    """Return the log of a run from its folder or, during the run, from its last checkpoint: the furthest log.
 
     Raises:
         UserError: the folder is not that of a run, or the log cannot be read.
@@ -68,9 +68,13 @@ def read_history(run: Path) -> list[dict[str, Any]]:
         raise UserError(
             f"neither {run} nor a checkpoint in it has {TRAINER_STATE_NAME}; give a run's output_dir"
         )
-    path = max(found, key=lambda path: path.stat().st_mtime)
+    return max(map(_read_log, found), key=lambda log: max((entry["step"] for entry in log), default=0))
+
+
+def _read_log(path: Path) -> list[dict[str, Any]]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        return [{**entry, "step": int(entry["step"])} for entry in log]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}); give another run") from error
 

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vaswani.errors import UserError, listing
-from vaswani.files.line_files import is_utf16, paragraphs
+from vaswani.files.line_files import not_utf8, paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
@@ -88,7 +88,7 @@ def open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
     opener = cast(Callable[..., TextIO], gzip.open if path.suffix.lower() == ".gz" else open)
     try:
         with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
-            _check_not_utf16(path, file)
+            _check_utf8(path, file)
             yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged or not gzip ({error}); write or download it again") from error
@@ -96,12 +96,12 @@ def open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _check_not_utf16(path: Path, file: TextIO) -> None:
-    """Raise a UserError for UTF-16, which could be read as UTF-8 with a NUL beside each letter."""
+def _check_utf8(path: Path, file: TextIO) -> None:
+    """Raise a UserError for UTF-16 and compressed files, which could be read as strange texts."""
     start = file.read(200)
     file.seek(0)
-    if is_utf16(start.encode("utf-8", "surrogateescape")):
-        raise UserError(f"{path} is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)")
+    if problem := not_utf8(start.encode("utf-8", "surrogateescape")):
+        raise UserError(f"{path} {problem}")
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -122,8 +122,8 @@ class Translator:
         source_language: of a multilingual model, as its tokenizer names it (see `for_languages`). None means
             the one that is saved with the tokenizer.
         target_language: likewise.
-        source_prefix: comes before each sentence, as T5's "translate English to German: ". None means the
-            one that is saved with the tokenizer.
+        source_prefix: comes before each sentence, as T5's "translate English to German: "; empty for none.
+            None means the one that is saved with the tokenizer.
         replace_unknown: put words of the source in the place of unknown tokens (see `UnknownWords`).
         alignments: tell which words of the source each hypothesis comes from.
         banned_phrases: texts that no translation contains, not as a part of a word either.

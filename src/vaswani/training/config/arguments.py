@@ -254,8 +254,10 @@ class LanguageArguments(PairsArguments):
     target_language: str | None = option(None, "Language of the targets, named in the same way.")
     source_prefix: str | None = option(
         None,
-        "Text before each source, such as 'translate English to German: ' for T5; saved with the tokenizer.",
+        "Text before each source, such as 'translate English to German: ' for T5; saved with the tokenizer. "
+        "Default: as saved; '' for none.",
         may_be_blank=True,
+        may_be_empty=True,
     )
 
 

@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 Part = TypeVar("Part")
 
 
-def option(default: Any, text: str, *, may_be_blank: bool = False, **bounds: Any) -> Any:
+def option(
+    default: Any, text: str, *, may_be_blank: bool = False, may_be_empty: bool = False, **bounds: Any
+) -> Any:
     """Return a dataclass field with its help text and the values that it accepts.
 
     Args:
         default: a list is copied for each object.
         text: the help.
         may_be_blank: accept a text of white space alone.
+        may_be_empty: accept a text of no characters, too.
         bounds: of numbers, as for `Bounds`.
     """
-    metadata = {"help": text, "bounds": Bounds(**bounds), "may_be_blank": may_be_blank}
+    metadata = {"help": text, "bounds": Bounds(**bounds)}
+    metadata |= {"may_be_blank": may_be_blank, "may_be_empty": may_be_empty}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -139,7 +143,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _check_text(one: Field, text: str) -> None:
-    if not text or (text.isspace() and not one.metadata.get("may_be_blank")):
+    accepted = one.metadata.get("may_be_blank" if text else "may_be_empty")
+    if not text.strip() and not accepted:
         raise UserError(f"{one.name}={text!r} is empty; give a value, or leave it out")
     try:
         text.encode("utf-8")

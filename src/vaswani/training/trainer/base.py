@@ -42,7 +42,7 @@ from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, library_defaults
 from vaswani.training.config.schedule import check_finite, check_warmup, inverse_sqrt_schedule
 from vaswani.training.trainer.adapted import describe_adapted
-from vaswani.training.trainer.callbacks import ResumedRun, StopOnSignal
+from vaswani.training.trainer.callbacks import LogAtCheckpoints, ResumedRun, StopOnSignal
 from vaswani.training.trainer.checkpoints import (
     checkpoint_to_resume,
     discard_unfinished,
@@ -121,7 +121,7 @@ class BaseTrainer(Trainer):
         self.finite_updates = FiniteUpdates(self)
         self.final_average = FinalAverage(self)
         self.stop_on_signal = StopOnSignal(self)
-        for callback in (ResumedRun(self), self.meter, self.stop_on_signal):
+        for callback in (ResumedRun(self), self.meter, self.stop_on_signal, LogAtCheckpoints()):
             self.add_callback(callback)
         self.identity: dict[str, Any] = {}
         self.settings: dict[str, Any] | None = None
@@ -364,7 +364,7 @@ class BaseTrainer(Trainer):
                     output_dir=str(run_folder),
                     save_total_limit=args.save_total_limit,
                     best_model_checkpoint=state.best_model_checkpoint,
-                    use_mtime=True,
+                    use_mtime=False,  # a copied run has other times
                 )
                 if args.push_to_hub:
                     self.publisher.push_checkpoint(checkpoint)

@@ -1,4 +1,4 @@
-"""Callbacks of every training: stop at SIGTERM, and resume with the run's own order and settings."""
+"""Callbacks of every training: stop at SIGTERM, log at checkpoints, resume with the settings of the run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import IntervalStrategy
 
 from vaswani.errors import StoppedError
 from vaswani.training.launch.sigterm import HeldBack
@@ -112,6 +113,20 @@ class StopOnSignal(TrainerCallback):
         self._agreement = told, dist.all_reduce(told, dist.ReduceOp.MAX, async_op=True)
         self.signalled |= agreed
         return agreed
+
+
+class LogAtCheckpoints(TrainerCallback):
+    """Logs the training wherever it is saved, or may stop and be saved: a resumed run begins to count there.
+
+    Sums since the last log, of tokens and losses, are no part of a checkpoint.
+    """
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: TrainerControl, **_: Any) -> None:
+        """Ask for a log."""
+        if args.logging_strategy != IntervalStrategy.NO and (control.should_save or control.should_evaluate):
+            control.should_log = True
+
+    on_epoch_end = on_step_end
 
 
 class ResumedRun(TrainerCallback):
