@@ -140,6 +140,7 @@ def _opened(kind: str) -> int:
     return writer
 
 
+@pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize(
     ("stdout", "stderr", "status", "message"),
     [

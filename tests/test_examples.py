@@ -42,6 +42,7 @@ def test_a_model_trains_and_translates_from_python(first_example: tuple[Path, li
     assert share_right(first_example[1]) >= 0.75
 
 
+@pytest.mark.exhaustive
 def test_a_plain_seq2seq_trainer_trains_our_model(run_example: RunExample, tmp_path: Path) -> None:
     assert share_right(run_example("02_plain_seq2seq_trainer.py", tmp_path)) >= 0.75
 
@@ -81,6 +82,7 @@ def test_a_library_model_becomes_sparse_and_stays_so(run_example: RunExample, tm
     assert loaded == "loaded again as SparseBertForMaskedLM, with equal outputs"
 
 
+@pytest.mark.exhaustive
 def test_a_library_model_is_distilled_into_ours(run_example: RunExample, tmp_path: Path) -> None:
     lines = run_example("05_distill_a_library_model.py", tmp_path)
     assert share_right(lines) >= 0.75
@@ -102,6 +104,7 @@ def test_shots_show_a_model_what_to_do(run_example: RunExample, tmp_path: Path) 
         assert four >= 90
 
 
+@pytest.mark.exhaustive
 def test_days_are_found_by_their_meaning(run_example: RunExample, tmp_path: Path) -> None:
     untrained, trained, query, best, *_ = run_example("07_semantic_search.py", tmp_path)
     shares = [int(re.search(r"(\d+)%", line)[1]) for line in (untrained, trained)]

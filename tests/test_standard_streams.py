@@ -100,6 +100,7 @@ WRITE_NOTHING_THERE = {
 }
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("state", SAYS)
 def test_files_are_whole_when_standard_output_fails(outcomes, models, tmp_path, state) -> None:
     expected = commands(models, tmp_path)
@@ -118,6 +119,7 @@ def test_files_are_whole_when_standard_output_fails(outcomes, models, tmp_path, 
     assert not list(tmp_path.rglob("unfinished-*"))
 
 
+@pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("state", ["closed", "gone", "/dev/full"])
 def test_what_cannot_be_said_on_standard_error_stops_nothing(outcomes, models, tmp_path, state) -> None:
     names = ["translate", "evaluate", "embed", "student", "compare"]

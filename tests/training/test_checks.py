@@ -153,6 +153,7 @@ def losses(dates, tmp_path_factory):
     return functools.cache(run)
 
 
+@pytest.mark.exhaustive(after=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SET)
 def test_zero_turns_an_option_off(losses, name):
