@@ -113,11 +113,11 @@ NAMES["tagging"] = ["O", "B-PER", "I-PER"]
 PROBLEMS = {"classification": None, "multi_label": "multi_label_classification", "regression": "regression"}
 
 
-def save_toy_classifier(folder: Path, task: str, library: bool = False) -> Path:
+def save_toy_classifier(folder: Path, task: str, library: bool = False, **fields: Any) -> Path:
     """A model with a head for labels, whose weights have learned nothing."""
     names = NAMES[task]
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: at for at, name in enumerate(names)}}
-    config = toy_config(library, **labels, problem_type=PROBLEMS.get(task))
+    config = toy_config(library, **labels, problem_type=PROBLEMS.get(task), **fields)
     kind = AutoModelForTokenClassification if task == "tagging" else AutoModelForSequenceClassification
     torch.manual_seed(0)
     kind.from_config(config).save_pretrained(folder)

@@ -111,6 +111,10 @@ def test_every_option_reaches_the_report(
         "max_source_length": 2,
     }
     assert plain["search"]["max_source_length"] == 1024
+    given = ["--temperature", "1.5", "--no_repeat_ngram_size", "2", "--ban", "8", "--output", tmp_path]
+    sampled = compare(models.teacher, models.student, *given)[3]["search"]
+    more = {"temperature": 1.5, "no_repeat_ngram_size": 2, "banned_phrases": ["8"]}
+    assert sampled == {**plain["search"], "num_beams": 1, **more}
     cut_off = [{model["cut_off_rows"] for model in each["models"]} for each in (plain, record)]
     longer = sum(len(source.split()) > 1 for source, _ in toy_rows(5, seed=-1, longest=3))
     assert longer > 0

@@ -15,6 +15,8 @@ from transformers import (
     BartForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -28,6 +30,7 @@ from vaswani import (
 )
 from vaswani.data.batching import Seq2SeqCollator
 from vaswani.distillation.losses import forward_kl, soft_target_loss
+from vaswani.distillation.trainer import teacher_logits
 from vaswani.errors import RunError, UserError
 from vaswani.kernels import projected_loss
 from vaswani.kernels.decoder_step import is_plain
@@ -343,6 +346,20 @@ def test_distributions_over_different_vocabularies_cannot_be_compared(tmp_path):
     teacher = vaswani_model(vocab_size=VOCABULARY + 3)
     with pytest.raises(UserError, match=r"predicts 32 tokens and the student 29.*targets=teacher"):
         make_trainer(tmp_path, teacher)
+
+
+def test_a_teacher_without_a_start_token_begins_as_its_class_does(tmp_path):
+    """mBART begins with the language that ends the labels."""
+    of_stack = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+    shape = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in of_stack.items()}
+    teacher = MBartForConditionalGeneration(MBartConfig(vocab_size=29, d_model=16, **shape)).eval()
+    assert teacher.config.decoder_start_token_id is None
+    labels = torch.tensor([[7, 8, 2, 25], [9, 2, 26, -100]])
+    batch = {"input_ids": torch.tensor([[5, 6, 2], [5, 2, 1]]), "labels": labels}
+    batch["attention_mask"] = batch["input_ids"].ne(1).long()
+    start = torch.tensor([[25, 7, 8, 2], [26, 9, 2, 26]])
+    expected = teacher(batch["input_ids"], batch["attention_mask"], decoder_input_ids=start).logits
+    torch.testing.assert_close(teacher_logits(teacher, batch)[labels != -100], expected[labels != -100])
 
 
 def test_hidden_states_need_a_teacher(tmp_path):

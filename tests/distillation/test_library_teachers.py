@@ -11,11 +11,13 @@ from transformers import (
 from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
 from library_translators import config_of
 from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own
+from toy_translation import save_toy_checkpoint
 from vaswani import Translator
-from vaswani.data.text_codec import TextCodec
-from vaswani.data.tokenization import load_tokenizers
+from vaswani.data.text_codec import TextCodec, for_languages
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
+from vaswani.distillation.teacher import check_same_vocabulary
 from vaswani.distillation.teacher_targets import search_identity
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
@@ -153,3 +155,21 @@ def test_dropouts_of_a_student_of_its_layers_are_those_that_the_teacher_knows(te
     run = run_of(teacher, student="teacher", word_dropout=0.2)
     with pytest.raises(UserError, match=r"whose word_dropout is None, not 0\.2; leave word_dropout out"):
         run.build_model(run.teacher.tokenizers)
+
+
+def test_models_that_read_other_texts_before_a_source_do_not_share_their_sources(tmp_path: Path) -> None:
+    """Neither as teachers or as teacher and student, nor in an ensemble; and each has its own cache."""
+    folders, prints = [], []
+    for name, prefix in (("german", "to German: "), ("french", "to French: ")):
+        save_toy_checkpoint(tmp_path / name)
+        tokenizer, _ = for_languages(*load_tokenizers(tmp_path / name), source_prefix=prefix)
+        save_tokenizers(tokenizer, tokenizer, tmp_path / name)
+        folders.append(tmp_path / name)
+        prints.append(search_identity(Translator.from_pretrained(tmp_path / name))["source_tokenizer"])
+    assert prints[0] != prints[1]
+    tokenizers = [load_tokenizers(folder) for folder in folders]
+    check_same_vocabulary(tokenizers[0], tokenizers[0], "both")
+    with pytest.raises(UserError, match=r"both read other texts before a source .*'to German: ' and 'to Fr"):
+        check_same_vocabulary(*tokenizers, "both")
+    with pytest.raises(UserError, match="read other texts before a source, 'to German: ' and 'to French: '"):
+        Translator.from_pretrained(folders)

@@ -10,10 +10,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import AlbertConfig, AlbertForMaskedLM, LlamaConfig, LlamaForSequenceClassification
 
 from tiny_runs import as_flags, cache_of_its_own, leave_out_slow_parts
-from toy_labels import TASKS, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
+from toy_labels import TASKS, save_toy_classifier, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from toy_texts import write_texts
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import DistillationObjectives
@@ -21,6 +21,7 @@ from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.mixture import LossMixture
 from vaswani.distillation.run import distill
 from vaswani.distillation.stack_run import MaskedLMDistillation, TaskRun
+from vaswani.distillation.student import student_from_teacher
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.training.config.config_file import load_config
@@ -275,6 +276,60 @@ def test_each_option_moves_the_student(
     assert len(set(sums)) == len(sums)
 
 
+def test_a_teacher_of_pairs_gets_its_token_types(
+    classifiers: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """The rows are encoded by the student's tokenizer."""
+    teacher, student = (tmp_path / name for name in ("teacher", "student"))
+    for folder, names in ((teacher, ["token_type_ids"]), (student, [])):
+        shutil.copytree(classifiers["classification"][0], folder)
+        (tokenizer,) = {*load_tokenizers(folder)}
+        tokenizer.model_input_names = ["input_ids", "attention_mask", *names]
+        tokenizer.save_pretrained(folder)
+    rows = [{**row, "other": "the film"} for row in toy_rows("classification", 9, 1)]
+    files = dict.fromkeys(("train_file", "validation_file"), write_jsonl(tmp_path / "pairs.jsonl", rows))
+    options = {**files, "text_pair_field": "other", "task": "classification", "teacher": teacher}
+    with pytest.raises(UserError, match=r"tells two texts apart by token_type_ids, which .*does not give"):
+        TaskRun(config_for(tmp_path / "run", **options, student=student)).check()
+    for student in ("teacher", teacher):
+        TaskRun(config_for(tmp_path / "run", **options, student=student)).check()
+
+
+def test_a_second_teacher_has_positions_for_the_rows(
+    classifiers: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    teacher, rows = classifiers["classification"]
+    short = save_toy_classifier(tmp_path / "short", "classification", max_position_embeddings=20)
+    options = {"task": "classification", "teacher": [teacher, short], "cosine_weight": 0, "dataset": rows}
+    with pytest.raises(UserError, match=r"max_length=32, but .*short has positions for 20 tokens"):
+        distill(config_for(tmp_path / "run", **options))
+
+
+def test_a_resumed_run_finds_its_unlabelled_texts_again(
+    classifiers: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    teacher, rows = classifiers["classification"]
+    unlabelled = write_jsonl(tmp_path / "unlabelled.jsonl", [{"text": "the film was awful"}] * 30)
+    options = {"task": "classification", "teacher": teacher, "dataset": rows, "unlabelled_file": unlabelled}
+    options |= {"save_steps": 2, "baseline": False}
+    distill(config_for(tmp_path / "run", **options))
+    (tmp_path / "run" / "model.safetensors").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    write_jsonl(unlabelled, [{"text": "the film was awful"}] * 20)
+    with pytest.raises(UserError, match=r"the data changed since .*unlabelled is not what it was"):
+        distill(config_for(tmp_path / "run", **options, resume_from_checkpoint="true"))
+
+
+def test_a_teacher_whose_layers_share_weights_loses_none(tmp_path: Path) -> None:
+    model = AlbertForMaskedLM(
+        AlbertConfig(
+            vocab_size=40, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_attention_heads=2
+        )
+    )
+    with pytest.raises(UserError, match="'albert' model shares weights between its 4 encoder layers"):
+        student_from_teacher(model, encoder_layers=2)
+
+
 def test_the_report_opens_no_repository(
     language_models: dict[str, Path],
     texts: dict[str, str],
@@ -297,7 +352,8 @@ def test_the_report_opens_no_repository(
     [
         ({"teacher": []}, "no teacher was given"),
         ({"soft_target_weight": 0, "cosine_weight": 0}, "nothing would be taken from the teacher"),
-        ({"student_layers": "5"}, "encoder_layers=5 is impossible"),
+        ({"student_layers": "5"}, "student_layers=5 is impossible: the teacher has 4; give 1 to 4"),
+        ({"student_layers": "0,4"}, "names layer 4, but the teacher's are 0 to 3"),
         ({"student": "no/such/student"}, "no/such/student"),
         ({"next_sentence": True}, "leave out next_sentence"),
         (

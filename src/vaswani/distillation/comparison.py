@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ from vaswani.evaluation.confidence import PERCENTILES, RESAMPLES, Estimate, resa
 from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_metric
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
+
+OF_SEARCH = (  # of `SearchOptions`
+    *("no_repeat_ngram_size", "repetition_penalty", "coverage_penalty"),
+    *("temperature", "top_k", "top_p", "seed"),
+)
+OF_LENGTHS = ("min_length", "min_length_ratio", "max_length_ratio")  # of `TargetLengths`
 
 Progress = Callable[[int], object]
 
@@ -180,21 +187,29 @@ def _check(students: Sequence[Candidate], translators: Sequence[Translator], met
     if not students:
         raise UserError("there is no student to compare with the teacher; give at least one")
     searches = [{**_search(each), "device": str(each.model.device)} for each in translators]
-    for name, value in searches[0].items():
+    for name in dict.fromkeys(chain.from_iterable(searches)):
+        value = searches[0].get(name)
         for search in searches:
-            if search[name] != value:
+            if (other := search.get(name)) != value:
                 raise UserError(
-                    f"models to compare have {name}={value} and {name}={search[name]}; give all the same"
+                    f"models to compare have {name}={value} and {name}={other}; give all the same"
                 )
 
 
 def _search(translator: Translator) -> dict[str, Any]:
-    """The options that must be equal for a fair comparison."""
+    """The options that must be equal for a fair comparison: always these four, and others that were given."""
+    given = {
+        **{name: getattr(translator.options, name) for name in OF_SEARCH},
+        **{name: getattr(translator.lengths, name) for name in OF_LENGTHS},
+        "banned_phrases": list(translator.banned_phrases),
+        "required_phrases": list(translator.required_phrases),
+    }
     return {
         "num_beams": translator.options.num_beams,
         "length_penalty": float(translator.options.length_penalty),
         "max_tokens_per_batch": translator.max_tokens_per_batch,
         "max_source_length": translator.max_source_length,
+        **{name: value for name, value in given.items() if value},
     }
 
 

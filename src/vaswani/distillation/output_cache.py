@@ -25,7 +25,7 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import Side, TextCodec, marks_languages
+from vaswani.data.text_codec import Side, TextCodec, marks_languages, source_prefix, text_options
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import discard_unfinished, remove, write_whole
 
@@ -247,13 +247,18 @@ def fingerprint_model(model: PreTrainedModel) -> str:
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -> str:
     """SHA-256 of what the tokens of texts of one side depend on."""
     codec = TextCodec(tokenizer, side)
+    around = {
+        "prefix": source_prefix(tokenizer) if side == "source" else "",
+        "special": [tokenizer.split_special_tokens, text_options(tokenizer)],
+    }
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         is_marked = side == "source" and marks_languages(tokenizer)
-        language = str(codec.frame()) if is_marked else ""  # targets are marked in each call
-        return _sha256(json.dumps(codec.vocabulary(), sort_keys=True) + language)
+        around["language"] = str(codec.frame()) if is_marked else ""  # targets are marked in each call
+        return _sha256(json.dumps([codec.vocabulary(), around], sort_keys=True))
     call_options = {"padding": None, "truncation": None}  # left over from the last call
-    return _sha256(json.dumps({**json.loads(backend.to_str()), **call_options}, sort_keys=True))
+    tokens = {**json.loads(backend.to_str()), **call_options}
+    return _sha256(json.dumps([tokens, around], sort_keys=True))
 
 
 def fingerprint_config(config: Any) -> str:

@@ -21,7 +21,6 @@ from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.given_tokenizers import ready_to_classify
 from vaswani.data.labels.labelled_tokens import tokenize_labelled
 from vaswani.data.sources.corpus import Corpus, RowReport, TextCorpusSpec, load_corpus
-from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
 from vaswani.distillation.measuring import Score
@@ -40,7 +39,13 @@ from vaswani.distillation.stack_arguments import (
 )
 from vaswani.distillation.stack_objectives import LanguageModelObjective, StackObjective, TaskObjective
 from vaswani.distillation.stack_report import Candidate, StackComparison, compare_stacks, stack_markdown
-from vaswani.distillation.student import Layers, parse_layers, student_from_teacher, warn_unless_smaller
+from vaswani.distillation.student import (
+    Layers,
+    choose_layers,
+    parse_layers,
+    student_from_teacher,
+    warn_unless_smaller,
+)
 from vaswani.distillation.teacher import check_same_vocabulary
 from vaswani.distillation.teacher_texts import Writing, read_texts, store_texts, with_teacher_texts
 from vaswani.errors import UserError, listing
@@ -56,6 +61,8 @@ from vaswani.training.runs.models import Pretrained, load_with_head, open_pretra
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.labels import TASKS, MultiLabel
+
+TOKEN_TYPES = "token_type_ids"
 
 
 class StackDistillation(BaseRun):
@@ -114,10 +121,11 @@ class StackDistillation(BaseRun):
         first = self.pretrained.tokenizer
         for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
             self._check_kind(name, teacher)
+            teacher.check_length(self.config.data.max_length)
             whose = f"the teacher {name} and the student"
             check_same_vocabulary((teacher.tokenizer,) * 2, (first, first), whose)
-            if TextCodec(teacher.tokenizer).frame() != TextCodec(first).frame():
-                raise UserError(f"{whose} add other special tokens to a text; give models that agree")
+        if self.layers is not None:
+            choose_layers(self.layers, self.opened_teachers[0].config.num_hidden_layers, "student_layers")
 
     def _check_kind(self, name: str, teacher: Pretrained) -> None:
         """Raise `UserError` for a teacher that was saved with another head."""
@@ -380,6 +388,33 @@ class TaskRun(StackDistillation, FinetuningRun):
                 else "unlabelled_file holds single texts, and text_pair_field asks for two; leave one out"
             )
         super().check()
+        if data.text_pair_field is not None:
+            self._check_token_types()
+
+    def _check_token_types(self) -> None:
+        """Raise `UserError` for a teacher of pairs that misses what tells their texts apart."""
+        if TOKEN_TYPES in self.pretrained.tokenizer.model_input_names:
+            return
+        for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
+            if TOKEN_TYPES in teacher.tokenizer.model_input_names:
+                raise UserError(
+                    f"the teacher {name} tells two texts apart by {TOKEN_TYPES}, which the tokenizer of "
+                    f"student={self.options.student} does not give; give a student that has them, or make it "
+                    f"of the teacher (student={FROM_TEACHER})"
+                )
+
+    @cached_property
+    def unlabelled(self) -> Corpus | None:
+        """Texts without labels."""
+        if not (self.options.unlabelled_file and self.teaches):
+            return None
+        spec = TextCorpusSpec(train_file=self.options.unlabelled_file, text_field=self.config.data.text_field)
+        return load_corpus(spec, ["train"])
+
+    def identity(self, corpus: Corpus) -> dict[str, Any]:
+        """Also the texts without labels."""
+        found = super().identity(corpus)
+        return {**found, "unlabelled": self.unlabelled.identity()} if self.unlabelled else found
 
     def check_given_weights(self) -> None:
         """Nothing: a student begins with its own weights or the teacher's, and trains them all."""
@@ -404,16 +439,14 @@ class TaskRun(StackDistillation, FinetuningRun):
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
         """Rows as token ids; those of training with the unlabelled texts."""
         splits = super().tokenize(corpus, tokenizers)
-        if self.options.unlabelled_file and self.teaches:
-            labelled = splits["train"]
-            splits["train"] = concatenate_datasets([labelled, self._unlabelled(labelled, tokenizers)])
+        if self.unlabelled:
+            labelled, texts = splits["train"], self.unlabelled.split("train")
+            splits["train"] = concatenate_datasets([labelled, self._unlabelled(texts, labelled, tokenizers)])
         return splits
 
-    def _unlabelled(self, labelled: Dataset, tokenizers: Tokenizers) -> Dataset:
+    def _unlabelled(self, texts: Dataset, labelled: Dataset, tokenizers: Tokenizers) -> Dataset:
         """Texts without labels, as rows of the labelled ones."""
         data = self.config.data
-        spec = TextCorpusSpec(train_file=self.options.unlabelled_file, text_field=data.text_field)
-        texts = load_corpus(spec, ["train"]).split("train")
         PartialState().print(f"unlabelled: {len(texts):,} texts", flush=True)
         several = isinstance(self.task, MultiLabel)
         nothing: Any = [float(IGNORED_LABEL)] * len(self.task.names) if several else IGNORED_LABEL

@@ -69,7 +69,7 @@ def student_from_teacher(
     for stack, wanted in (("encoder", encoder_layers), ("decoder", decoder_layers)):
         if wanted is not None:
             name, num_layers = _find_layers(teacher, stack)
-            copied[name] = _choose(wanted, num_layers, stack)
+            copied[name] = choose_layers(wanted, num_layers, f"{stack}_layers")
             _set_depth(config, stack, copied[name])
     for name, value in fields.items():
         setattr(config, name, value)
@@ -156,21 +156,31 @@ def _find_layers(teacher: PreTrainedModel, stack: str) -> tuple[str, int]:
         raise UserError(
             f"a {teacher.config.model_type!r} model has no list of {stack} layers; leave out {stack}_layers"
         )
-    return next(name for name, module in teacher.named_modules() if module is lists[0]), len(lists[0])
+    depth = _depth(teacher.config, stack)
+    if len(lists[0]) != depth:
+        raise UserError(
+            f"a {teacher.config.model_type!r} model shares weights between its {depth} {stack} layers, so "
+            "that none can be left out; give a smaller model as the student"
+        )
+    return next(name for name, module in teacher.named_modules() if module is lists[0]), depth
 
 
-def _choose(wanted: int | Sequence[int], num_layers: int, stack: str) -> list[int]:
-    """The teacher's indices of the student's layers."""
+def choose_layers(wanted: int | Sequence[int], num_layers: int, option: str) -> list[int]:
+    """Return the teacher's indices of the student's layers.
+
+    Raises:
+        UserError: the teacher has no such layers; the message contains the name of the option.
+    """
     if isinstance(wanted, int):
         if not 1 <= wanted <= num_layers:
             raise UserError(
-                f"{stack}_layers={wanted} is impossible: the teacher has {num_layers}; give 1 to {num_layers}"
+                f"{option}={wanted} is impossible: the teacher has {num_layers}; give 1 to {num_layers}"
             )
         # A single layer is the first, as in DistilBERT and in Shleifer & Rush: no other layer has learned to
         # read embeddings.
         return evenly_spread(num_layers, wanted)
     layers = list(wanted)
-    given = f"{stack}_layers={layers}"
+    given = f"{option}={layers}"
     if outside := [index for index in layers if not 0 <= index < num_layers]:
         raise UserError(f"{given} names layer {outside[0]}, but the teacher's are 0 to {num_layers - 1}")
     if len(set(layers)) < len(layers) or not layers:
@@ -178,10 +188,18 @@ def _choose(wanted: int | Sequence[int], num_layers: int, stack: str) -> list[in
     return layers
 
 
+def _depth_fields(config: PreTrainedConfig, stack: str) -> tuple[str, ...]:
+    return _DEPTH_FIELDS[stack] if config.is_encoder_decoder else ("num_hidden_layers",)
+
+
+def _depth(config: PreTrainedConfig, stack: str) -> int:
+    """The number of a stack's layers."""
+    return next(getattr(config, name) for name in _depth_fields(config, stack) if hasattr(config, name))
+
+
 def _set_depth(config: PreTrainedConfig, stack: str, layers: list[int]) -> None:
     """Change the configuration to that of a stack with these layers."""
-    names = _DEPTH_FIELDS[stack] if config.is_encoder_decoder else ("num_hidden_layers",)
-    depth = next(getattr(config, name) for name in names if hasattr(config, name))
+    names, depth = _depth_fields(config, stack), _depth(config, stack)
     if hasattr(config, "attention_types"):
         raise UserError(
             f"a {config.model_type!r} model tells its layers apart by attention_types, of which no part can "

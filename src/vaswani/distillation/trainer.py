@@ -226,7 +226,16 @@ def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> 
     Padding that the teacher never writes is as improbable as its least probable token.
     """
     config, device = teacher.config, teacher.device
-    start = shift_tokens_right(batch["labels"], config.pad_token_id, config.decoder_start_token_id)
+    prepare: Any = getattr(teacher, "prepare_decoder_input_ids_from_labels", None)
+    if config.decoder_start_token_id is not None:
+        start = shift_tokens_right(batch["labels"], config.pad_token_id, config.decoder_start_token_id)
+    elif prepare is not None:  # mBART begins with the language of the labels
+        start = prepare(batch["labels"])
+    else:
+        raise UserError(
+            f"the teacher's configuration ({config.model_type}) has no decoder_start_token_id, with which "
+            "its targets begin; set it"
+        )
     with torch.autocast(device.type, enabled=False):
         logits = teacher(
             input_ids=batch["input_ids"].to(device),
