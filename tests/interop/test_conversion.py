@@ -287,6 +287,54 @@ def test_torch_transformer(norm_first: bool, bias: bool, activation: str, dtype:
         )
 
 
+def torch_stacks(**of_decoder: Any) -> nn.Transformer:
+    """With a decoder that is given."""
+    layer = nn.TransformerDecoderLayer(
+        16, of_decoder.pop("nhead", 4), 24, 0.1, batch_first=True, **of_decoder
+    )
+    decoder = nn.TransformerDecoder(layer, 2, nn.LayerNorm(16))
+    return nn.Transformer(16, 4, 2, 2, 24, custom_decoder=decoder, batch_first=True)
+
+
+def test_the_stacks_of_torch_may_have_other_heads() -> None:
+    theirs = randomize(torch_stacks(nhead=2)).double().eval()
+    source, target = torch.randn(2, 9, 16).double(), torch.randn(2, 5, 16).double()
+    causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    actual = convert(theirs)(inputs_embeds=source, decoder_inputs_embeds=target).last_hidden_state
+    torch.testing.assert_close(actual, theirs(source, target, tgt_mask=causal))
+
+
+def odd_layer(theirs: nn.Transformer) -> nn.Transformer:
+    theirs.decoder.layers[1].activation = nn.functional.gelu
+    return theirs
+
+
+def odd_norm(theirs: nn.Transformer) -> nn.Transformer:
+    theirs.encoder.norm.eps = 0.1
+    return theirs
+
+
+class OwnForward(nn.Transformer):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return -super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: torch_stacks(norm_first=True), "layer 0 of the decoder has norm_first=True, and the first"),
+        (lambda: torch_stacks(layer_norm_eps=0.1), "layer_norm_eps="),
+        (lambda: torch_stacks(activation="gelu"), "layer 0 of the decoder has activation="),
+        (lambda: odd_layer(torch_stacks()), "layer 1 of the decoder has activation="),
+        (lambda: odd_norm(torch_stacks()), "layer 0 of the encoder has layer_norm_eps="),
+        (lambda: OwnForward(16, 4, 2, 2, 24), "with custom stacks is not supported"),
+    ],
+)
+def test_what_torch_computes_otherwise_is_refused(made, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        convert(made())
+
+
 def test_big_birds_weights_with_our_pattern() -> None:
     fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = BigBirdConfig(vocab_size=VOCAB, block_size=4, num_random_blocks=1, **fields)
@@ -322,6 +370,14 @@ def test_what_is_trained_on_goes_on_in_training_mode() -> None:
         (
             lambda: GPT2LMHeadModel(GPT2Config(**SMALL_GPT, scale_attn_by_inverse_layer_idx=True)),
             "scale_attn_by_inverse_layer_idx=True has no counterpart",
+        ),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(**SMALL_GPT, is_causal=False)),
+            "is_causal=False has no counterpart in vaswani",
+        ),
+        (
+            lambda: MarianMTModel(MarianConfig(**SMALL_MARIAN, is_causal=True)),
+            "is_causal=True has no counterpart in vaswani",
         ),
         (
             lambda: MarianMTModel(MarianConfig(**SMALL_MARIAN, encoder_layerdrop=0.1)),

@@ -334,6 +334,16 @@ def test_one_half_alone_gives_the_other_its_shape() -> None:
     assert torch.equal(model.lm_head.weight, decoder().lm_head.weight)
 
 
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_sparse_half_keeps_its_pattern(stack: str) -> None:
+    pattern = {"sparse_block_size": 4, "sparse_window_blocks": 5, "sparse_random_blocks": 1, "sparse_seed": 7}
+    makes = {"encoder": encoder, "decoder": decoder}
+    half = makes[stack](**{f"{stack}_attention": "sparse"}, **pattern)
+    halves = {name: half if name == stack else make() for name, make in makes.items()}
+    config = combine(*halves.values()).config
+    assert config.sparse_pattern(stack, 0) == half.config.sparse_pattern(stack, 0)
+
+
 @pytest.mark.parametrize(
     ("halves", "message"),
     [

@@ -98,8 +98,14 @@ def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> 
                 f"the encoder has {name}={found['encoder']!r} and the decoder {name}={found['decoder']!r}: "
                 "both stacks of a model have the same value"
             )
-        common[name] = next(iter(found.values()))
+        common[name] = found[_stack_with(name, configs)]
     return common
+
+
+def _stack_with(name: str, configs: dict[str, VaswaniFamilyConfig]) -> str:
+    """Return the stack whose value of a field counts: of a pattern, one that is sparse."""
+    sparse = [stack for stack, config in configs.items() if "sparse" in config.layer_attention(stack)]
+    return next(iter(sparse if name.startswith("sparse_") and sparse else configs))
 
 
 def _matters(name: str, configs: dict[str, VaswaniFamilyConfig]) -> bool:

@@ -94,6 +94,12 @@ class Format:
                     f"{name}={found!r} has no counterpart in vaswani: of {self.name} models, those with "
                     f"{name}={value!r} can be converted"
                 )
+        causal = getattr(config, "is_causal", None)  # a field that the library's masks obey where it is set
+        if causal is not None and not (causal and self.our_config_class.stacks == ("decoder",)):
+            raise UserError(
+                f"is_causal={causal!r} has no counterpart in vaswani: of {self.name} models, those without "
+                "this field can be converted"
+            )
         values: dict[str, Any] = {}
         for name, our_name in self.fields.items():
             value = getattr(config, name)

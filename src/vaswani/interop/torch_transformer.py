@@ -13,6 +13,8 @@ from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import VaswaniModel
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu}
+# What the layers of both stacks have in common; others are of one stack.
+OF_ALL_LAYERS = ("activation", "norm_first", "bias", "dropout", "layer_norm_eps")
 NO_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
@@ -45,7 +47,8 @@ def from_torch(module: nn.Transformer) -> VaswaniModel:
     """Convert the stacks to a `VaswaniModel`, which needs `inputs_embeds` and `decoder_inputs_embeds`.
 
     Raises:
-        UserError: the stacks are custom modules, or the activation is neither ReLU nor GELU.
+        UserError: stacks or layers are custom modules or differ where ours are alike, or the activation is
+            neither ReLU nor GELU.
     """
     model: Any = VaswaniModel(_config(module))
     state = to_ours(module.state_dict(), RULES, set(model.state_dict()) - set(NO_EMBEDDINGS), {})
@@ -57,10 +60,7 @@ def from_torch(module: nn.Transformer) -> VaswaniModel:
 
 
 def _config(module: nn.Transformer) -> VaswaniConfig:
-    if not isinstance(module.encoder, nn.TransformerEncoder) or module.encoder.norm is None:
-        raise UserError(
-            "a torch.nn.Transformer with custom stacks is not supported; expected the default stacks"
-        )
+    _check_layers(module)
     encoder, decoder = module.encoder.layers[0], module.decoder.layers[0]
     names = [name for name, function in ACTIVATIONS.items() if encoder.activation is function]
     if not names:
@@ -73,8 +73,8 @@ def _config(module: nn.Transformer) -> VaswaniConfig:
         d_model=module.d_model,
         encoder_layers=len(module.encoder.layers),
         decoder_layers=len(module.decoder.layers),
-        encoder_attention_heads=module.nhead,
-        decoder_attention_heads=module.nhead,
+        encoder_attention_heads=encoder.self_attn.num_heads,
+        decoder_attention_heads=decoder.self_attn.num_heads,
         encoder_ffn_dim=encoder.linear1.out_features,
         decoder_ffn_dim=decoder.linear1.out_features,
         dropout=encoder.dropout.p,
@@ -94,3 +94,62 @@ def _config(module: nn.Transformer) -> VaswaniConfig:
         eos_token_id=None,
         decoder_start_token_id=None,
     )
+
+
+def _is_plain(module: nn.Transformer) -> bool:
+    """Whether nothing in it computes in a way of its own."""
+    encoder: Any = module.encoder
+    decoder: Any = module.decoder
+    parts: list[tuple[Any, Any]] = [
+        (module, nn.Transformer),
+        (encoder, nn.TransformerEncoder),
+        (decoder, nn.TransformerDecoder),
+    ]
+    if not all(type(part).forward is kind.forward for part, kind in parts):
+        return False
+    parts = [(stack.norm, nn.LayerNorm) for stack in (encoder, decoder)]
+    parts += [(layer, nn.TransformerEncoderLayer) for layer in encoder.layers]
+    parts += [(layer, nn.TransformerDecoderLayer) for layer in decoder.layers]
+    return all(type(part) is kind for part, kind in parts)
+
+
+def _check_layers(module: nn.Transformer) -> None:
+    """Raise a UserError unless all layers compute the same with their own weights."""
+    if not _is_plain(module):
+        raise UserError(
+            "a torch.nn.Transformer with custom stacks is not supported; expected the default stacks"
+        )
+    stacks: dict[str, Any] = {"encoder": module.encoder, "decoder": module.decoder}
+    expected: dict[str, Any] = {}
+    for name, stack in stacks.items():
+        expected = {trait: expected[trait] for trait in OF_ALL_LAYERS if expected}
+        for number, layer in enumerate(stack.layers):
+            found = _traits(layer, stack.norm)
+            expected = {**found, **expected}
+            for trait, value in expected.items():
+                if found[trait] != value or isinstance(value, tuple):
+                    raise UserError(
+                        f"layer {number} of the {name} has {trait}={found[trait]!r}, and the first has "
+                        f"{value!r}; vaswani has one value for all"
+                    )
+
+
+def _traits(layer: Any, final_norm: nn.LayerNorm) -> dict[str, Any]:
+    """What a layer and the norm of its stack compute with, beside weights."""
+    parts = [*layer.children(), final_norm]
+    heads = {part.num_heads for part in parts if isinstance(part, nn.MultiheadAttention)}
+    eps = {part.eps for part in parts if isinstance(part, nn.LayerNorm)}
+    return {
+        "activation": layer.activation,
+        "norm_first": layer.norm_first,
+        "bias": layer.linear1.bias is not None,
+        "dropout": layer.dropout.p,
+        "layer_norm_eps": _one_or_all(eps),
+        "nhead": _one_or_all(heads),
+        "dim_feedforward": layer.linear1.out_features,
+    }
+
+
+def _one_or_all(values: set[Any]) -> Any:
+    """The value, or a tuple of several."""
+    return next(iter(values)) if len(values) == 1 else tuple(values)
