@@ -150,7 +150,8 @@ def save_toy_decoder(folder: Path, library: bool = False, **fields: Any) -> Path
             vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, **{**shape, **fields}
         )
     else:
-        tokenizer = train_tokenizer([" ".join(WORDS)] * 4, 400, purpose="causal")
+        # Words have tokens of their own at the beginning of a text, too.
+        tokenizer = train_tokenizer([" ".join(WORDS), *WORDS] * 4, 400, purpose="causal")
         shape = {name.replace("encoder", "decoder"): value for name, value in SHAPE.items()}
         config = VaswaniDecoderConfig(**{**shape, "vocab_size": len(tokenizer), **fields})
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
