@@ -76,7 +76,7 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
             torch.testing.assert_close(torch.tensor(logits), of_the_model, rtol=0, atol=1e-6)
 
 
-def test_a_pushed_classifier_reads_as_many_tokens_as_in_its_training(
+def test_a_classifier_reads_as_many_tokens_as_in_its_training_where_the_hub_tells_it(
     hub: LoopbackHub, run: Run, tmp_path: Path
 ) -> None:
     model = models()["AutoModelForSequenceClassification"]
@@ -86,4 +86,7 @@ def test_a_pushed_classifier_reads_as_many_tokens_as_in_its_training(
     run(["push", "--model", str(tmp_path), "--repo", "short"])
     code = "from vaswani.inference.classify.classification import Classifier\n"
     code += "print(Classifier.from_pretrained('ada/short', device='cpu').max_length)"
+    assert run(["-c", code]).stdout.split() == ["32"]  # a push leaves the settings out, which hold paths
+    whole = f"upload_folder(repo_id='ada/short', folder_path={str(tmp_path)!r}, allow_patterns='*.yaml')"
+    run(["-c", f"from huggingface_hub import upload_folder\n{whole}"])
     assert run(["-c", code]).stdout.split() == ["7"]
