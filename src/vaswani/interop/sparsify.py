@@ -22,6 +22,10 @@ import transformers
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.models.auto import modeling_auto
 
 from vaswani.auto_classes import MAPPINGS, models_of
@@ -272,6 +276,7 @@ def sparse_config_class(dense: type[Any]) -> type[Any]:
         }
         made: type[Any] = strict(type(f"Sparse{dense.__name__}", (SparseConfig, dense), members))
         config_class = _CONFIG_CLASSES.setdefault(dense, made)  # another thread may have been first
+        _convert_weights_alike(dense.model_type, config_class.model_type)
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     return _CONFIG_CLASSES[dense]
 
@@ -286,9 +291,21 @@ def sparse_class(dense: type[Any]) -> type[Any]:
             "__doc__": f"`{dense.__name__}` with sparse self-attention.",
         }
         made = type(f"Sparse{dense.__name__}", (SparseModel, dense), members)
+        _convert_weights_alike(dense.__name__, made.__name__)
         _MODEL_CLASSES.setdefault(dense, made)
         _register_models(config_class)
     return _MODEL_CLASSES[dense]
+
+
+def _convert_weights_alike(dense: str, sparse: str) -> None:
+    """Let the library convert the weights of a sparse type or class as it does those of the dense one.
+
+    For some types, checkpoints have other weights than models: the names of old, or each expert by itself. A
+    loaded model is saved with those of its checkpoint, which are then converted again when it is loaded.
+    """
+    mapping = get_checkpoint_conversion_mapping(dense)
+    if mapping is not None:
+        register_checkpoint_conversion_mapping(sparse, mapping, overwrite=True)
 
 
 def _register_models(config_class: type[Any]) -> None:
