@@ -16,6 +16,9 @@ USED = {
     "transformers.generation.utils:GenerationMixin._update_model_kwargs_for_generation": (
         "What a search passes from one call of the model to the next."
     ),
+    "transformers.modeling_utils:PreTrainedModel._can_set_experts_implementation": (
+        "Whether a class has experts: the library looks into its file, and that of a sparse class is ours."
+    ),
     "datasets.arrow_dataset:Dataset._fingerprint": (
         "The identity of a data set, of which caches are named; there is no public reader."
     ),

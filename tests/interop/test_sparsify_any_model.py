@@ -306,16 +306,36 @@ def names_of_weights(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
+def test_experts_are_computed_as_in_the_dense_model(tmp_path: Path) -> None:
+    dense = type(dense_model("mixtral"))(AutoConfig.for_model("mixtral", **LLAMA, num_local_experts=2))
+    sparse = sparsify(dense, **NARROW)
+    implementation = sparse.config._experts_implementation
+    assert implementation != "eager"
+    sparse.save_pretrained(tmp_path)
+    # The library looks once for each class, and may have done so for the dense one alone.
+    process = run_in_another_process(f"""
+import vaswani
+from transformers import AutoModel
+loaded = AutoModel.from_pretrained({str(tmp_path)!r})
+assert loaded.config._experts_implementation == {implementation!r}, loaded.config._experts_implementation
+""")
+    assert process.returncode == 0, process.stderr
+
+
+def run_in_another_process(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
 def test_a_process_that_loads_alone_converts_weights_too(tmp_path: Path) -> None:
     model = sparsify(dense_model("mixtral"), **NARROW)
     model.save_pretrained(tmp_path)
-    script = f"""
+    process = run_in_another_process(f"""
 import vaswani
 from transformers import AutoModel
 _, report = AutoModel.from_pretrained({str(tmp_path)!r}, output_loading_info=True)
 assert not report["missing_keys"] and not report["unexpected_keys"], report
-"""
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+""")
     assert process.returncode == 0, process.stderr
 
 

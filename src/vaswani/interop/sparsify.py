@@ -289,6 +289,8 @@ def sparse_class(dense: type[Any]) -> type[Any]:
             "config_class": config_class,
             "__module__": __name__,
             "__doc__": f"`{dense.__name__}` with sparse self-attention.",
+            # The library reads the file that a class is in to know whether it has experts.
+            "_can_set_experts_implementation": dense._can_set_experts_implementation,
         }
         made = type(f"Sparse{dense.__name__}", (SparseModel, dense), members)
         _convert_weights_alike(dense.__name__, made.__name__)
