@@ -556,6 +556,21 @@ def test_a_training_step_compiles_whole(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "LlamaForCausalLM"])
+def test_an_exported_program_takes_any_length(name: str) -> None:
+    model, length = sparse_model(name), torch.export.Dim("length", min=30, max=100)
+    shapes = {"input_ids": {1: length}, "attention_mask": {1: length}}
+    options = {"use_cache": False} if name.startswith("Llama") else {}
+    program = torch.export.export(
+        model, (), {**batch(), **options}, dynamic_shapes={**shapes, **dict.fromkeys(options)}
+    )
+    for other in (LENGTH, 31, 88):
+        data = batch(length=other)
+        actual, expected = program.module()(**data, **options).logits, model(**data, **options).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
 def test_a_step_with_a_cache_of_fixed_size_compiles_whole() -> None:
     model, tokens = sparse_model("LlamaForCausalLM"), batch(rows=2)["input_ids"]
     cache = transformers.StaticCache(config=model.config, max_cache_len=64)

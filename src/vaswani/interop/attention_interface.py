@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
@@ -231,6 +232,8 @@ def _read_mask(
 ) -> tuple[torch.Tensor, int | torch.Tensor]:
     """Return the padding mask [B, at most S] and P.
 
+    P is the number 0 where nothing can come before, also in an export, in which lengths have no values.
+
     Raises:
         UserError: the mask is not from `sparse_mask`, or does not fit the pattern.
     """
@@ -252,7 +255,8 @@ def _read_mask(
         )
     if shown.shape[1] > num_keys:
         return shown[:, :-1], shown[0, -1].long()
-    return shown, shown.shape[1] - num_queries
+    past_length = shown.shape[1] - num_queries
+    return shown, 0 if not is_causal or statically_known_true(past_length == 0) else past_length
 
 
 AttentionInterface.register(IMPLEMENTATION, attend)
