@@ -511,6 +511,23 @@ def test_sparsifying_again_gives_the_new_pattern() -> None:
     assert torch.equal(model(**data).logits, expected(**data).logits)
 
 
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BartForConditionalGeneration"])
+def test_a_pattern_changed_in_the_configuration_is_refused_until_it_is_given(
+    name: str, tmp_path: Path
+) -> None:
+    model, data = sparse_model(name), batch()
+    model.config.sparse_window_blocks = 5
+    message = r"config\.sparse_window_blocks was changed to 5, and the model uses 3; call vaswani\.sparsify"
+    with pytest.raises(UserError, match=message):
+        model(**data)
+    with pytest.raises(UserError, match=message):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    sparsify(model, **{**PATTERN, "window": 5}).save_pretrained(tmp_path)
+    loaded = auto_class(name).from_pretrained(tmp_path)
+    assert torch.equal(loaded(**data).logits, model(**data).logits)
+
+
 def test_other_models_of_the_same_configuration_stay_dense() -> None:
     data, dense = batch(), dense_model("BertForMaskedLM")
     other = BertForMaskedLM(dense.config).eval()

@@ -153,9 +153,11 @@ def attend(
         [B, T, H, D] and the weights [B, H, T, S], or None from a kernel.
 
     Raises:
-        UserError: an argument or mask is not supported.
+        UserError: an argument or mask is not supported, or the configuration has another pattern.
     """
     pattern = _pattern_of(module)
+    if pattern is not None:
+        check_pattern(module.config, pattern)
     _check_arguments(module, pattern, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     # Under autocast, rotary embeddings return float32.
@@ -200,6 +202,23 @@ def _pattern_of(module: nn.Module) -> SparsePattern | None:
             "not with a dense class; make a dense model sparse with vaswani.sparsify(model)."
         )
     return module.pattern  # type: ignore[return-value]  # a plain attribute
+
+
+def check_pattern(config: Any, pattern: SparsePattern) -> None:
+    """Check that the pattern of an attention module is still that of a configuration.
+
+    A pattern is made once. A saved model gets that of the configuration, which would be another one.
+
+    Raises:
+        UserError: a field of the configuration was changed.
+    """
+    for name in ("block_size", "window_blocks", "global_blocks", "random_blocks", "seed"):
+        used, configured = getattr(pattern, name), getattr(config, f"sparse_{name}")
+        if used != configured:
+            raise UserError(
+                f"config.sparse_{name} was changed to {configured}, and the model uses {used}; "
+                "call vaswani.sparsify(model, ...) again for another pattern."
+            )
 
 
 def refused_arguments(arguments: dict[str, Any]) -> list[str]:

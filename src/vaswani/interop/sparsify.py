@@ -30,7 +30,7 @@ from transformers.models.auto import modeling_auto
 
 from vaswani.auto_classes import MAPPINGS, models_of
 from vaswani.errors import UserError
-from vaswani.interop.attention_interface import IMPLEMENTATION
+from vaswani.interop.attention_interface import IMPLEMENTATION, check_pattern
 from vaswani.interop.attention_probe import configs_of, find_attention
 from vaswani.kernels.registry import hook_in_kernels
 from vaswani.model.configuration_vaswani import AnyKernelReturnsAttentions
@@ -263,6 +263,13 @@ class SparseModel:
             with _dense_configs(self):  # type: ignore[arg-type]
                 config.sparse_layers = _find_layers(self)  # type: ignore[arg-type]
         _give_patterns(self, config)  # type: ignore[arg-type]
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model, unless its configuration has another pattern than it uses."""
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(pattern := getattr(module, "pattern", None), SparsePattern):
+                check_pattern(self.config, pattern)  # type: ignore[attr-defined]
+        super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
 
 
 def sparse_config_class(dense: type[Any]) -> type[Any]:
