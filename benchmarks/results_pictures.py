@@ -1,9 +1,9 @@
-"""Pictures of the tables in docs/results: quality against size and speed, time and memory against length.
+"""Pictures of the tables in docs/results: quality against size, speed and length, time and memory too.
 
     python benchmarks/results_pictures.py [--output docs/results]
 
 Nothing is measured here: each point is a row of a table, which stands beside its command. The pictures are
-`by_size.png`, `by_speed.png` and `by_length.png`.
+`by_size.png`, `by_speed.png`, `by_length.png` and `accuracy_by_length.png`.
 """
 
 import argparse
@@ -129,7 +129,32 @@ def draw_lengths(folder: Path) -> Any:
     return figure
 
 
-PICTURES = {"by_size": draw_sizes, "by_speed": draw_speeds, "by_length": draw_lengths}
+def draw_accuracies(folder: Path) -> Any:
+    """Accuracy with its interval against the length of documents, for each pattern of attention."""
+    rows = table_with(folder / "sparse_attention.md", "1,024 tokens, %")
+    columns = {name: float(name.split()[0].replace(",", "")) for name in rows[0].cells if "tokens, %" in name}
+    with new_figure(SPEED) as figure:
+        axes = figure.subplots()
+        for number, (colour, row) in enumerate(zip(LINES, rows, strict=False)):
+            found = {length: row.numbers(name) for name, length in columns.items() if row.numbers(name)}
+            places = [length * 1.02 ** (number - 2) for length in found]  # side by side
+            means, halves = zip(*found.values(), strict=True)
+            axes.errorbar(places, means, halves, capsize=3, marker="o", color=colour, label=row.name)
+        axes.axhline(50, color=GREY, linestyle=":")
+        axes.set(xscale="log", xlabel="tokens of a document", ylabel="accuracy, %, with 95 % interval")
+        axes.set_xticks([*columns.values()], [f"{length:,.0f}" for length in columns.values()])
+        axes.minorticks_off()
+        axes.grid()
+        figure.legend(loc="outside right upper", fontsize="small")
+    return figure
+
+
+PICTURES = {
+    "by_size": draw_sizes,
+    "by_speed": draw_speeds,
+    "by_length": draw_lengths,
+    "accuracy_by_length": draw_accuracies,
+}
 
 
 def main() -> None:
