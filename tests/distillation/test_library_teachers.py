@@ -171,5 +171,7 @@ def test_models_that_read_other_texts_before_a_source_do_not_share_their_sources
     check_same_vocabulary(tokenizers[0], tokenizers[0], "both")
     with pytest.raises(UserError, match=r"both read other texts before a source .*'to German: ' and 'to Fr"):
         check_same_vocabulary(*tokenizers, "both")
-    with pytest.raises(UserError, match="read other texts before a source, 'to German: ' and 'to French: '"):
+    with pytest.raises(
+        UserError, match=r"read other texts before a source \('to German: ' and 'to French: '\)"
+    ):
         Translator.from_pretrained(folders)

@@ -21,7 +21,8 @@ from run_records import assert_same_weights
 
 from rank_processes import CONTEXT, begin_copy, log_of
 from tiny_runs import as_flags
-from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
+from vaswani.files.run_files import checkpoints
+from vaswani.training.trainer.checkpoints import fault_of, last_complete_checkpoint
 
 pytestmark = pytest.mark.process
 

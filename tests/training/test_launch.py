@@ -20,8 +20,9 @@ from tiny_runs import as_flags, resolved
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.files import named_configs
+from vaswani.files.run_files import checkpoints
 from vaswani.training.launch.launcher import first_failed, launch
-from vaswani.training.trainer.checkpoints import checkpoints, fault_of, last_complete_checkpoint
+from vaswani.training.trainer.checkpoints import fault_of, last_complete_checkpoint
 
 pytestmark = pytest.mark.process
 

@@ -21,6 +21,7 @@ from vaswani.distillation import run as distillation_run
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.errors import UserError
+from vaswani.files.run_files import checkpoints
 from vaswani.hub.card import LISTED_SETTINGS
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
@@ -31,7 +32,6 @@ from vaswani.training.config.schedule import inverse_sqrt_factor
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import TrainingRun, train
 from vaswani.training.trainer.checkpoints import (
-    checkpoints,
     fault_of,
     finish_checkpoint,
     unfinished_checkpoint,

@@ -206,8 +206,8 @@ def _chosen(
     sources: list[str], last: int | None, best: int | None, metric: str | None
 ) -> list[str] | list[Path]:
     """Return the checkpoints that `average` averages."""
+    from vaswani.files.run_files import checkpoints
     from vaswani.training.trainer.averaging import best_checkpoints, last_checkpoints
-    from vaswani.training.trainer.checkpoints import checkpoints
 
     if last is not None:
         return last_checkpoints(Path(sources[0]), last)

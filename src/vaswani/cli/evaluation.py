@@ -429,20 +429,7 @@ def _evaluate_pairs(asked: Asked) -> Found:
     task = asked.options["task"] or trained.get("task", "translation")
     check_task(task)
     split, rows = asked.load(load_corpus, CorpusSpec, trained)
-    options = {name: asked.options[name] for name in TRANSLATOR_DEFAULTS}
-    # As the training's own evaluation.
-    is_cut = trained.get("truncate") and options["too_long"] in (None, "cut")
-    if is_cut and options["max_source_length"] == "auto":
-        options["max_source_length"] = trained["max_source_length"]
-    if options["max_length"] is None:
-        most = trained.get("generation_max_length")  # counts the decoder's start token
-        options["max_length"] = most - 1 if most else TRANSLATOR_DEFAULTS["max_length"]
-    searched = options["temperature"] is None and "generation_num_beams" in trained
-    if searched and options["num_beams"] is None:
-        options["num_beams"] = trained["generation_num_beams"] or 1
-    if options["length_penalty"] is None:
-        usual = TRANSLATOR_DEFAULTS["length_penalty"]
-        options["length_penalty"] = trained.get("generation_length_penalty", usual)
+    options = _as_in_training(asked.options, trained)
     translator = Translator.from_pretrained(asked.models, **options)
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
@@ -451,6 +438,22 @@ def _evaluate_pairs(asked: Asked) -> Found:
     search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
     return found, map(as_text, found.translations), {"split": split, "task": task, **search}
+
+
+def _as_in_training(options: dict[str, Any], trained: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a translator; those that are not given are of the training's own evaluations."""
+    given = {name: options[name] for name in TRANSLATOR_DEFAULTS if options[name] not in (None, "auto")}
+    is_cut = trained.get("truncate") and given.get("too_long", "cut") == "cut"
+    longest = trained.get("generation_max_length")  # counts the decoder's start token
+    known: dict[str, Any] = {
+        "max_source_length": trained["max_source_length"] if is_cut else None,
+        "max_length": longest - 1 if longest else None,
+        "length_penalty": trained.get("generation_length_penalty"),
+    }
+    if "temperature" not in given and "generation_num_beams" in trained:
+        known["num_beams"] = trained["generation_num_beams"] or 1
+    known = {name: value for name, value in known.items() if value is not None}
+    return {**TRANSLATOR_DEFAULTS, "max_source_length": "auto", **known, **given}
 
 
 def _evaluate_labels(asked: Asked) -> Found:

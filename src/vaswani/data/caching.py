@@ -23,7 +23,7 @@ from datasets.arrow_reader import ArrowReader
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import source_prefix, text_options
+from vaswani.data.text_codec import text_settings
 from vaswani.errors import RunError, UserError, describe_cache_failure, is_full_disk
 from vaswani.files.atomic_files import discard_unfinished, remove, sha256_of, sync, unfinished_path
 
@@ -206,9 +206,7 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase, *modules: str) -> str | No
     outside = {
         name: getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")
     }  # marked in each call
-    outside |= {"prefix": source_prefix(tokenizer), "split": tokenizer.split_special_tokens}
-    outside |= {"texts": text_options(tokenizer)}
-    settings = {**json.loads(backend.to_str()), **of_last_call, **outside}
+    settings = {**json.loads(backend.to_str()), **of_last_call, **outside, **text_settings(tokenizer)}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for module in modules:
         digest.update(Path(module).read_bytes())

@@ -202,6 +202,42 @@ def text_options(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
     return {"split_special_tokens": True} if tokenizer.init_kwargs.get(PLAIN_TEXTS) else {}
 
 
+def text_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return what the tokens of a text depend on, beside the tokenizer's own files: plain JSON values."""
+    return {
+        "prefix": source_prefix(tokenizer),
+        "split": tokenizer.split_special_tokens,
+        "texts": text_options(tokenizer),
+    }
+
+
+def check_alike(
+    tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
+) -> None:
+    """Check that two models read the same tokens around a text, as they get the same tokens.
+
+    Args:
+        tokenizers: the source and the target tokenizer of one.
+        others: those of the other.
+        whose: names both, for messages.
+
+    Raises:
+        UserError: they have other source prefixes or special tokens.
+    """
+    prefixes = source_prefix(tokenizers[0]), source_prefix(others[0])
+    if prefixes[0] != prefixes[1]:
+        raise UserError(
+            f"{whose} read other texts before a source ({prefixes[0]!r} and {prefixes[1]!r}), and get the "
+            "same sources; give models that were trained with one source_prefix"
+        )
+    sides: tuple[Side, Side] = ("source", "target")
+    for side, one, other in zip(sides, tokenizers, others, strict=True):
+        if marks_languages(one):  # each call has the special tokens of its language
+            continue
+        if TextCodec(one, side).frame() != TextCodec(other, side).frame():
+            raise UserError(f"{whose} add other special tokens to a text; give models that agree")
+
+
 def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the token that begins a sequence: `<s>`, or BERT's `[CLS]`; None if there is none."""
     return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id

@@ -25,7 +25,7 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,7 +238,7 @@ def save_tokenizers(
 ) -> None:
     """Save the source tokenizer in `directory` and a different target tokenizer in a subfolder."""
     target_directory = Path(directory) / TARGET_SUBFOLDER
-    _save_tokenizer(source, Path(directory), {_OF_SOURCES: True} if target is not source else {})
+    _save_tokenizer(source, Path(directory), has_target=target is not source)
     if target is not source:
         _save_tokenizer(target, target_directory)
     elif target_directory.exists():
@@ -358,14 +358,12 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
     return itertools.chain([first], iterator)
 
 
-def _save_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, directory: Path, marks: Mapping[str, bool] | None = None
-) -> None:
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path, has_target: bool = False) -> None:
     drops = tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None)
-    if drops or marks or _OF_SOURCES in tokenizer.init_kwargs:
+    if drops or has_target != (_OF_SOURCES in tokenizer.init_kwargs):
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.init_kwargs.pop(_OF_SOURCES, None)
-        tokenizer.init_kwargs.update(marks or {})
+        tokenizer.init_kwargs |= {_OF_SOURCES: True} if has_target else {}
     if drops:
         tokenizer.backend_tokenizer.model.dropout = None
     with exclusive(tokenizer):

@@ -37,11 +37,7 @@ from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_met
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
 
-OF_SEARCH = (  # of `SearchOptions`
-    *("no_repeat_ngram_size", "repetition_penalty", "coverage_penalty"),
-    *("temperature", "top_k", "top_p", "seed"),
-)
-OF_LENGTHS = ("min_length", "min_length_ratio", "max_length_ratio")  # of `TargetLengths`
+NOT_TOLD = {"suppress_sequences", "attention_of", "max_length"}  # follow from others, or are told elsewhere
 
 Progress = Callable[[int], object]
 
@@ -198,19 +194,20 @@ def _check(students: Sequence[Candidate], translators: Sequence[Translator], met
 
 def _search(translator: Translator) -> dict[str, Any]:
     """The options that must be equal for a fair comparison: always these four, and others that were given."""
-    given = {
-        **{name: getattr(translator.options, name) for name in OF_SEARCH},
-        **{name: getattr(translator.lengths, name) for name in OF_LENGTHS},
-        "banned_phrases": list(translator.banned_phrases),
-        "required_phrases": list(translator.required_phrases),
-    }
-    return {
+    always = {
         "num_beams": translator.options.num_beams,
         "length_penalty": float(translator.options.length_penalty),
         "max_tokens_per_batch": translator.max_tokens_per_batch,
         "max_source_length": translator.max_source_length,
-        **{name: value for name, value in given.items() if value},
     }
+    others = {
+        **vars(translator.options),
+        **vars(translator.lengths),
+        "banned_phrases": list(translator.banned_phrases),
+        "required_phrases": list(translator.required_phrases),
+    }
+    left_out = always.keys() | NOT_TOLD
+    return always | {name: value for name, value in others.items() if value and name not in left_out}
 
 
 def _texts(evaluation: Evaluation) -> list[str]:

@@ -25,7 +25,7 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import Side, TextCodec, marks_languages, source_prefix, text_options
+from vaswani.data.text_codec import Side, TextCodec, marks_languages, text_settings
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import discard_unfinished, remove, write_whole
 
@@ -247,10 +247,7 @@ def fingerprint_model(model: PreTrainedModel) -> str:
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -> str:
     """SHA-256 of what the tokens of texts of one side depend on."""
     codec = TextCodec(tokenizer, side)
-    around = {
-        "prefix": source_prefix(tokenizer) if side == "source" else "",
-        "special": [tokenizer.split_special_tokens, text_options(tokenizer)],
-    }
+    around = text_settings(tokenizer) if side == "source" else {**text_settings(tokenizer), "prefix": ""}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         is_marked = side == "source" and marks_languages(tokenizer)

@@ -34,9 +34,8 @@ class Recorder:
 
     def __init__(self, model: PreTrainedModel, projections: bool):
         self.recorded: dict[str, dict[str, torch.Tensor]] = {}
-        self._places: list[
-            tuple[nn.Module, str, str]
-        ] = []  # modules, with the stack and kind of their output
+        # Modules, each with its stack and what its output is.
+        self._places: list[tuple[nn.Module, str, str]] = []
         for name, stack in stacks(model).items():
             self._places.append((stack, name, "states"))
             if projections:

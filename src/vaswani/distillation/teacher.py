@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from vaswani.data.sources.corpus import CorpusSpec
-from vaswani.data.text_codec import Side, TextCodec, source_prefix
+from vaswani.data.text_codec import Side, TextCodec, check_alike
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
@@ -90,16 +90,9 @@ def check_same_vocabulary(
     tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
 ) -> None:
     """Raise `UserError` unless both pairs of tokenizers (source, target) make the same tokens of a text."""
-    prefixes = source_prefix(tokenizers[0]), source_prefix(others[0])
-    if prefixes[0] != prefixes[1]:
-        raise UserError(
-            f"{whose} read other texts before a source ({prefixes[0]!r} and {prefixes[1]!r}), and get the "
-            "same sources; give models that were trained with one source_prefix"
-        )
+    check_alike(tokenizers, others, whose)
     sides: tuple[Side, Side] = ("source", "target")
     for side, one, other in zip(sides, tokenizers, others, strict=True):
-        if TextCodec(one, side).frame() != TextCodec(other, side).frame():
-            raise UserError(f"{whose} add other special tokens to a text; give models that agree")
         vocabulary, of_other = TextCodec(one, side).vocabulary(), TextCodec(other, side).vocabulary()
         if vocabulary != of_other:
             raise UserError(

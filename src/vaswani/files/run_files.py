@@ -1,4 +1,7 @@
-"""Names of the files that a run writes into its folder, beside the model."""
+"""Names of the files that a run writes into its folder, beside the model, and its checkpoints."""
+
+import re
+from pathlib import Path
 
 SETTINGS_FILE = "training_config.yaml"
 HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
@@ -10,3 +13,13 @@ MANIFEST = "manifest.json"  # of a checkpoint; it is written last
 # Of an adapter, as PEFT names them.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_SAMPLE = "adapted_sample.json"  # some numbers of the model that it belongs to
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """Return the checkpoint folders of a run, complete or not, latest first."""
+    numbered = {
+        int(match[1]): path
+        for path in (output_dir.iterdir() if output_dir.is_dir() else ())
+        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
+    }
+    return [numbered[step] for step in sorted(numbered, reverse=True)]

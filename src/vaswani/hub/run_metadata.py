@@ -24,6 +24,7 @@ from vaswani.files.run_files import (
     CORPUS_FILE,
     EVALUATION_FILE,
     SETTINGS_FILE,
+    checkpoints,
 )
 from vaswani.files.yaml_files import load_yaml
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
@@ -113,9 +114,8 @@ def check_holds_model(folder: Path) -> Path:
     """Return the configuration file of the model in a folder; raise a UserError if there is none."""
     path = folder / "config.json"
     if not path.exists():
-        names = {path.parent.name for path in folder.glob("checkpoint-*/config.json")}
-        last = max(names, key=lambda name: (len(name), name), default=None)  # of the greatest number
-        remedy = f"give {folder / last}" if last else "give the folder that a training wrote"
+        last = next((each for each in checkpoints(folder) if (each / "config.json").exists()), None)
+        remedy = f"give {last}" if last else "give the folder that a training wrote"
         raise UserError(f"{folder} holds no model (it has no config.json); {remedy}")
     return path
 

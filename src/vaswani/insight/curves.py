@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.errors import UserError, one_line
+from vaswani.files.run_files import checkpoints
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import DASHES, LINES
 
@@ -63,7 +63,10 @@ def read_history(run: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the folder is not that of a run, or the log cannot be read.
     """
-    found = [*run.glob(TRAINER_STATE_NAME), *run.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")]
+    own = run / TRAINER_STATE_NAME
+    in_checkpoints = (folder / TRAINER_STATE_NAME for folder in checkpoints(run))
+    last = next(filter(Path.is_file, in_checkpoints), None)
+    found = [path for path in (own, last) if path is not None and path.is_file()]
     if not found:
         raise UserError(
             f"neither {run} nor a checkpoint in it has {TRAINER_STATE_NAME}; give a run's output_dir"

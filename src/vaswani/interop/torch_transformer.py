@@ -119,13 +119,13 @@ def _check_layers(module: nn.Transformer) -> None:
         raise UserError(
             "a torch.nn.Transformer with custom stacks is not supported; expected the default stacks"
         )
+    of_model = _traits(module.encoder.layers[0], module.encoder.norm)
     stacks: dict[str, Any] = {"encoder": module.encoder, "decoder": module.decoder}
-    expected: dict[str, Any] = {}
     for name, stack in stacks.items():
-        expected = {trait: expected[trait] for trait in OF_ALL_LAYERS if expected}
+        of_stack = _traits(stack.layers[0], stack.norm)
+        expected = of_stack | {trait: of_model[trait] for trait in OF_ALL_LAYERS}
         for number, layer in enumerate(stack.layers):
             found = _traits(layer, stack.norm)
-            expected = {**found, **expected}
             for trait, value in expected.items():
                 if found[trait] != value or isinstance(value, tuple):
                     raise UserError(

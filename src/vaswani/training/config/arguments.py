@@ -256,7 +256,6 @@ class LanguageArguments(PairsArguments):
         None,
         "Text before each source, such as 'translate English to German: ' for T5; saved with the tokenizer. "
         "Default: as saved; '' for none.",
-        may_be_blank=True,
         may_be_empty=True,
     )
 

@@ -115,7 +115,10 @@ class _Fields:
     def without_those_of(
         self, other: type[BaseConfig], values: Mapping[Any, Any], flags: Mapping[str, Any], path: Path
     ) -> dict[Any, Any]:
-        """The values of a file for another objective than flags choose; tells of fields that only it has."""
+        """Return the values of a file without the fields of its objective, which the flags replace.
+
+        A warning names the values that are left out.
+        """
         unknown = _Fields(other)._hints.keys() - self._hints.keys() - self._without_effect.keys()
         if lost := [name for name in values if name in unknown]:
             logger.warning(f"left out, as the flags choose another objective than {path}: {', '.join(lost)}")

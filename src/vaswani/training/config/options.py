@@ -36,11 +36,11 @@ def option(
         default: a list is copied for each object.
         text: the help.
         may_be_blank: accept a text of white space alone.
-        may_be_empty: accept a text of no characters, too.
+        may_be_empty: accept that and a text of no characters.
         bounds: of numbers, as for `Bounds`.
     """
-    metadata = {"help": text, "bounds": Bounds(**bounds)}
-    metadata |= {"may_be_blank": may_be_blank, "may_be_empty": may_be_empty}
+    accepts = {"may_be_blank": may_be_blank, "may_be_empty": may_be_empty}
+    metadata = {"help": text, "bounds": Bounds(**bounds), **accepts}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -143,7 +143,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _check_text(one: Field, text: str) -> None:
-    accepted = one.metadata.get("may_be_blank" if text else "may_be_empty")
+    accepted = one.metadata.get("may_be_empty") or (text and one.metadata.get("may_be_blank"))
     if not text.strip() and not accepted:
         raise UserError(f"{one.name}={text!r} is empty; give a value, or leave it out")
     try:

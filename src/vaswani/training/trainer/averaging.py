@@ -10,10 +10,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from vaswani.errors import UserError
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import MANIFEST
+from vaswani.files.run_files import MANIFEST, checkpoints
 from vaswani.hub.hashes import check_whole
 from vaswani.training.config.arguments import LOWER_IS_BETTER
-from vaswani.training.trainer.checkpoints import checkpoints
 
 PREFIX = "eval_"
 COSTS = ("runtime", "per_second", "model_preparation_time")  # of an evaluation, which are no metrics

@@ -7,7 +7,6 @@ the hashes show that.
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,7 +23,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, sync
-from vaswani.files.run_files import ADAPTER_WEIGHTS, MANIFEST, SETTINGS_FILE
+from vaswani.files.run_files import ADAPTER_WEIGHTS, MANIFEST, SETTINGS_FILE, checkpoints
 
 _WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, ADAPTER_WEIGHTS)
 logger = logging.get_logger(__name__)
@@ -114,16 +113,6 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / MANIFEST
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"files": {}}
-
-
-def checkpoints(output_dir: Path) -> list[Path]:
-    """The checkpoint directories of a run, complete or not, latest first."""
-    numbered = {
-        int(match[1]): path
-        for path in (output_dir.iterdir() if output_dir.is_dir() else ())
-        if (match := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name)) and path.is_dir()
-    }
-    return [numbered[step] for step in sorted(numbered, reverse=True)]
 
 
 def last_complete_checkpoint(output_dir: Path) -> Path | None:

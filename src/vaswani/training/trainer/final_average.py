@@ -14,8 +14,7 @@ from transformers.utils import logging
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import AVERAGED_FILE
-from vaswani.training.trainer.checkpoints import checkpoints
+from vaswani.files.run_files import AVERAGED_FILE, checkpoints
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
