@@ -375,6 +375,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "no attention": ("mamba", {"hidden_size": WIDTH, "num_hidden_layers": 2}, "no layer calls"),
     "an attention of its own": ("bloom", {"hidden_size": WIDTH, "n_layer": 2, "n_head": 4}, "no layer calls"),
+    "an encoder with an attention of its own": (
+        "pegasus_x",
+        BART,
+        r"PegasusXModel: the attention of its encoder is its own: no layer calls",
+    ),
     "pixels": ("vit", BERT, "its input is pixel_values, not input_ids"),
     "several models": ("clip", {}, "CLIPModel is made of several, with CLIPConfig, CLIPTextConfig"),
 }

@@ -8,7 +8,11 @@ import pytest
 import yaml
 
 from vaswani.distillation.config import DistillationConfig
-from vaswani.distillation.stack_arguments import CausalDistillationConfig, MaskedDistillationConfig
+from vaswani.distillation.stack_arguments import (
+    CausalDistillationConfig,
+    MaskedDistillationConfig,
+    TaskDistillationConfig,
+)
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
@@ -139,6 +143,9 @@ UNUSED = [
     (DistillationConfig, [*DISTILL, *STATES], "--temperature=2"),
     (DistillationConfig, [*DISTILL, *STATES], "--divergence=reverse_kl"),
     (DistillationConfig, DISTILL, "--relation_heads=2"),
+    (DistillationConfig, DISTILL, "--teacher_cache=kept"),
+    *((TaskDistillationConfig, [*DISTILL[:2], "--task=regression"], flag)
+      for flag in ("--divergence=reverse_kl", "--temperature=2")),
     (MaskedDistillationConfig, [*DISTILL[:2], *STATES],
      "--soft_target_tokens=masked"),
     (CausalDistillationConfig, DISTILL, "--prompt_tokens=4"),

@@ -170,6 +170,8 @@ class DistillationArguments(DistillationObjectives):
             found["teacher_num_beams"] = "targets=references"
         if not self.uses_distributions:
             found["teacher_top_k"] = "soft_target_weight=0"
+        if self.targets == "references" and (self.teacher_top_k is None or not self.uses_distributions):
+            found["teacher_cache"] = "targets=references without teacher_top_k, which keep nothing"
         return found
 
     def _check_own_vocabulary(self) -> None:

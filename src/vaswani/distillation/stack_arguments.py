@@ -229,6 +229,11 @@ class TaskDistillationConfig(LabelsConfig):
     command: ClassVar[str] = "distill"
     purpose: ClassVar[str] = PURPOSE.format("classifier, tagger or regressor")
 
+    def unused(self) -> dict[str, str]:
+        """Return the fields that have no effect beside the values of others, and why."""
+        of_distributions = ("divergence", "temperature") if self.data.task == "regression" else ()
+        return super().unused() | dict.fromkeys(of_distributions, "task=regression, of squared errors")
+
 
 OF_OBJECTIVE: dict[str, type[BaseConfig]] = {
     "masked": MaskedDistillationConfig,

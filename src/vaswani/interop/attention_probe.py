@@ -50,9 +50,10 @@ class _Record:
     calls: dict[nn.Module, set[AttentionCall]] = field(default_factory=dict)
     reasons: dict[str, None] = field(default_factory=dict)  # why the model cannot be sparse, in order
 
-    def has_own(self) -> bool:
-        """Return whether a layer has attended to its own sequence."""
-        return any(call.causal is not None for calls in self.calls.values() for call in calls)
+    def has_own(self, stack: nn.Module | None = None) -> bool:
+        """Return whether a layer, of a stack or of any, has attended to its own sequence."""
+        modules = self.calls if stack is None else [each for each in stack.modules() if each in self.calls]
+        return any(call.causal is not None for module in modules for call in self.calls[module])
 
     def refuse(self, reason: str) -> None:
         self.reasons[reason] = None
@@ -106,6 +107,9 @@ def _run(model: PreTrainedModel, record: _Record) -> None:
                 actual = forward(**inputs)[0]
             if not record.reasons and not record.has_own():
                 record.refuse(_NO_CALL)
+            for name, stack in _stacks(model).items():
+                if not record.reasons and not record.has_own(stack):
+                    record.refuse(f"the attention of its {name} is its own: {_NO_CALL} there")
             if record.reasons:
                 return
             with _attention(model, "eager"):
@@ -119,6 +123,13 @@ def _run(model: PreTrainedModel, record: _Record) -> None:
             return
         if not _is_close(actual, expected, inputs):
             record.refuse("a trial run differs from one with eager attention")
+
+
+def _stacks(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Return the encoder and the decoder of a model that has both, by name."""
+    if not model.config.is_encoder_decoder:
+        return {}
+    return {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
 
 
 def _first_line(error: Exception) -> str:
