@@ -13,6 +13,7 @@ import pytest
 from toy_translation import save_toy_checkpoint, toy_rows
 from vaswani.cli import run
 from vaswani.distillation import comparison
+from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.inference.translate.translation import Translator
 
 FILES = {"report.md", "report.json", "quality_speed.png"}
@@ -140,6 +141,10 @@ def test_every_option_reaches_the_report(
         ("{teacher} {student} --split train", "the corpus has none of the splits 'train'; it has "),
         ("{teacher} {student} --num_beams 0", "num_beams=0 must be at least 1"),
         ("{teacher} {student} --output {student}/config.json", "config.json is a file; choose a directory"),
+        (
+            "{teacher} {student} --target_file {teacher}/config.json",
+            "--source_field is for tables, and two text",
+        ),
         ("{teacher}", "Missing argument 'STUDENT...'"),
     ],
 )
@@ -167,3 +172,27 @@ def test_a_student_from_the_hub_has_no_folder_for_the_report(
         "vaswani: someone/student is not a local folder that the report can go into; give --output FOLDER\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_are_those_of_the_first_student_s_training_and_two_text_files_have_none(
+    models: SimpleNamespace, data: Path, tmp_path: Path, capfd
+) -> None:
+    student = Path(shutil.copytree(models.student, tmp_path / "student"))
+    (student / SETTINGS_FILE).write_text("task: translation\nsource_field: words.en\n")
+    pairs = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()]
+    sources, targets = tmp_path / "test.en", tmp_path / "test.de"
+    sources.write_text("".join(pair["words"]["en"] + "\n" for pair in pairs))
+    targets.write_text("".join(pair["target"] + "\n" for pair in pairs))
+    search = ["--max_length", "12", "--output"]
+    scores = {}
+    for name, given in (
+        ("test of data", [data]),
+        ("test of test.en and test.de", [sources, "--target_file", targets]),
+    ):
+        folder = tmp_path / name
+        command = ["compare", models.teacher, student, "--data", *given, *search, folder]
+        assert run(list(map(str, command))) == 0, capfd.readouterr().err
+        record = json.loads((folder / "report.json").read_text())
+        assert record["data"].endswith(name.removeprefix("test of data")), record["data"]
+        scores[name] = [model["scores"] for model in record["models"]]
+    assert scores["test of data"] == scores["test of test.en and test.de"]

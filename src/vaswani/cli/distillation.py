@@ -10,15 +10,13 @@ from vaswani.cli.options import (
     AllowMismatch,
     DatasetConfig,
     OutputFolder,
-    SourceField,
     Split,
-    TargetField,
     check_models,
     model_option,
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, progress_bar, say, warn
-from vaswani.cli.splits import load_split
+from vaswani.cli.splits import check_columns, load_split
 from vaswani.errors import UserError
 
 
@@ -80,14 +78,32 @@ def compare(
         str,
         typer.Option(
             metavar="dates|FILE|FOLDER|NAME",
-            help="Test data: dates (built in); a JSONL, JSON, CSV, TSV or Parquet file; the folder or Hub "
-            "name of a data set.",
+            help="Test data: dates (built in); a JSONL, JSON, CSV, TSV or Parquet file; a text file of "
+            "sources, beside --target_file; the folder or Hub name of a data set.",
         ),
     ],
+    target_file: Annotated[
+        str | None,
+        typer.Option("--target_file", metavar="FILE", help="Text file of targets, line by line."),
+    ] = None,
     split: Split = "test",
     dataset_config: DatasetConfig = None,
-    source_field: SourceField = "source",
-    target_field: TargetField = "target",
+    source_field: Annotated[
+        str | None,
+        typer.Option(
+            "--source_field",
+            help="Source column; a dot selects a nested one. Default: as in the first student's training, "
+            "or source.",
+        ),
+    ] = None,
+    target_field: Annotated[
+        str | None,
+        typer.Option(
+            "--target_field",
+            help="Target column; a dot selects a nested one. Default: as in the first student's training, "
+            "or target.",
+        ),
+    ] = None,
     baseline: Annotated[
         str | None, model_option("--baseline", help="The same student, trained without distillation.")
     ] = None,
@@ -112,9 +128,13 @@ def compare(
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, write_report
     from vaswani.evaluation.text_metrics import check_task, task_of_metric
+    from vaswani.hub.run_metadata import read_settings
     from vaswani.training.trainer.checkpoints import check_writable
 
     check_task(task_of_metric(metric))
+    files = [data] if target_file is None else [data, target_file]
+    columns = {"source_field": source_field, "target_field": target_field}
+    check_columns(files, columns)
     begin_work()
     candidates = load_candidates([teacher, *students, *([baseline] if baseline else [])], **options)
     if output is None and not Path(students[0]).is_dir():
@@ -123,21 +143,17 @@ def compare(
         )
     folder = output or Path(students[0])
     check_writable(folder, "output")
-    split, rows = load_split(
-        load_corpus,
-        CorpusSpec,
-        [data],
-        split,
-        dataset_config=dataset_config,
-        source_field=source_field,
-        target_field=target_field,
-    )
+    trained = read_settings(Path(students[0]))
+    known = {name: trained.get(name) if column is None else column for name, column in columns.items()}
+    named: dict[str, Any] = {name: column for name, column in known.items() if column is not None}
+    split, rows = load_split(load_corpus, CorpusSpec, files, split, dataset_config=dataset_config, **named)
     with progress_bar(sentences_to_decode(len(candidates), len(rows)), " sentences") as bar:
         comparison = compare_models(
             candidates[0],
             candidates[1 : 1 + len(students)],
             rows,
-            data=f"{split} of {_without_folders(data)}" + (f" ({dataset_config})" if dataset_config else ""),
+            data=f"{split} of {' and '.join(map(_without_folders, files))}"
+            + (f" ({dataset_config})" if dataset_config else ""),
             baseline=candidates[-1] if baseline else None,
             metric=metric,
             progress=bar.update,

@@ -20,7 +20,7 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
-from vaswani.cli.splits import files_in, load_split, located
+from vaswani.cli.splits import check_columns, files_in, load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
@@ -420,11 +420,7 @@ def _evaluate_pairs(asked: Asked) -> Found:
     from vaswani.inference.translate.files import as_text
     from vaswani.inference.translate.translation import Translator
 
-    for name in FIELDS["seq2seq"]:
-        if len(asked.files) == 2 and asked.options[name] is not None:
-            raise UserError(
-                f"--{name} is for tables, and two text files are given, the first the source; leave it out"
-            )
+    check_columns(asked.files, asked.fields)
     trained = asked.trained(*METRICS_OF_TASK)
     task = asked.options["task"] or trained.get("task", "translation")
     check_task(task)

@@ -79,12 +79,6 @@ DatasetConfig = Annotated[
         "--dataset_config", help="Configuration of the data set; for dates, its locales: de,fr or all."
     ),
 ]
-SourceField = Annotated[
-    str, typer.Option("--source_field", help="Source column; a dot selects a nested column.")
-]
-TargetField = Annotated[
-    str, typer.Option("--target_field", help="Target column; a dot selects a nested column.")
-]
 NumBeams = Annotated[
     int | None,
     number(

@@ -1,6 +1,6 @@
 """Loads the rows that a command works on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,15 @@ def located(files: list[str], split: str) -> tuple[str, dict[str, Any]]:
             "their folder"
         )
     return ("test", {"test_file": files}) if is_file else (split, {"dataset": files[0]})
+
+
+def check_columns(files: Sequence[str], columns: Mapping[str, str | None]) -> None:
+    """Raise `UserError` for a column that is given beside two text files, which have none."""
+    for name, column in columns.items():
+        if len(files) == 2 and column is not None:
+            raise UserError(
+                f"--{name} is for tables, and two text files are given, the first the source; leave it out"
+            )
 
 
 def files_in(data: str) -> list[Path]:
