@@ -544,6 +544,19 @@ def test_a_model_on_the_meta_device_becomes_sparse() -> None:
     assert model.model.layers[1].self_attn.pattern.layer == 1
 
 
+@pytest.mark.parametrize("name", ["BertModel", "GPT2Model", "BartModel", "LlamaModel"])
+def test_a_checkpoint_that_does_not_say_how_its_layers_attend_is_looked_at(name: str, tmp_path: Path) -> None:
+    """As those of version 0.1.0, and configurations that are written by hand."""
+    model, data = sparse_model(name), batch()
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    layers = settings.pop("sparse_layers")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    loaded = AutoModel.from_pretrained(tmp_path).eval()
+    assert loaded.config.sparse_layers == layers
+    assert torch.equal(loaded(**data)[0], model(**data)[0])
+
+
 def test_a_sparse_model_is_made_from_its_configuration() -> None:
     model, data = sparse_model("GPT2LMHeadModel"), batch()
     other = AutoModelForCausalLM.from_config(model.config).eval()
