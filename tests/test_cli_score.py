@@ -111,17 +111,21 @@ def test_tokens_and_options_of_the_search(models: Path, tmp_path: Path, capfd) -
 
 def test_rows_that_are_not_scored_are_named(models: Path, tmp_path: Path, capfd) -> None:
     rows = [{"source": "one two", "target": "1 2"}, {"source": "one", "target": "1 2 3 4"}]
-    rows += [{"source": "", "target": "1"}, {"source": "one", "target": None}]
+    rows += [{"source": "", "target": "1"}, {"source": "one", "target": ""}]
+    rows += [{"source": "one", "target": None}, {"source": "one"}]
     table = write(tmp_path / "rows.jsonl", rows)
     flags = ["--max_length", "4", "--max_source_length", "2", "--too_long", "skip"]
     status, lines, errors = score(capfd, models, "--input", table, *flags)
     assert status == 0
-    assert [line["log_prob"] is None for line in lines] == [True, True, True, False]
+    assert [line["log_prob"] is None for line in lines] == [True, True, True, False, True, True]
     assert lines[0]["problem"].startswith("its source has 3 tokens, more than max_source_length=2")
     assert lines[3]["num_tokens"] == 1
     assert f"line 2 of {table} is not scored: its target has 5 tokens, more than max_length=4" in errors
     assert f"line 3 of {table} is not scored: its source is empty" in errors
-    assert "scored 4 rows; 1 empty; 3 not scored: log_prob" in errors
+    assert [line.get("problem") for line in lines[3:]] == [None, "it has no target", "it has no target"]
+    assert f"line 5 of {table} is not scored: it has no target" in errors
+    assert "scored 6 rows; 1 empty; 5 not scored: log_prob" in errors
+    assert errors.count(f"log_prob {lines[3]['log_prob']:.4f} of 1 token") == 1
     cut = score(capfd, models, "--input", table, "--max_source_length", "2")
     assert cut[1][0]["source_cut_off"]
     assert "1 of which only the beginning was read" in cut[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from vaswani.errors import UserError
 
@@ -21,6 +22,7 @@ class Bounds:
     Args:
         at_least, above, below, at_most: the limits.
         also: numbers outside the limits with a special meaning, such as -1 for "not set".
+        whole: accepts whole numbers alone.
     """
 
     at_least: float = -LARGEST
@@ -28,9 +30,12 @@ class Bounds:
     below: float = math.inf
     at_most: float = LARGEST
     also: tuple[float, ...] = ()
+    whole: bool = False
 
     def check(self, name: str, value: float) -> None:
         """Raise a `UserError` unless the option accepts this number."""
+        if not isinstance(value, Integral if self.whole else Real):
+            raise UserError(f"{name}={value!r} must be a {'whole ' if self.whole else ''}number")
         if value in self.also:
             return
         if not (self.at_least <= value <= self.at_most and self.above < value < self.below):

@@ -33,6 +33,8 @@ from vaswani.data.labels.label_parsing import read_label, read_text
         ("multi_label", ["1", "1"], ["1"]),
         ("tagging", "O B-PER", ["O", "B-PER"]),
         ("tagging", ["O", 7], ["O", "7"]),
+        ("tagging", '["O", "B-PER"]', ["O", "B-PER"]),
+        ("tagging", "[0, 1]", ["0", "1"]),
         ("tagging", None, None),
     ],
 )
@@ -64,6 +66,13 @@ def test_the_separator_parts_labels():
             [1, 0, 1],
             r"has \[1, 0, 1\], a 0 or 1 for each label; give the names of a row's labels",
         ),
+        (
+            "tagging",
+            "['O', 'B-PER']",
+            r"has \"\['O', 'B-PER'\]\", a list as Python prints it; write it as JSON",
+        ),
+        ("tagging", "['O'\n 'B-PER']", "a list as Python prints it"),
+        ("multi_label", "['dog', 'water']", "a list as Python prints it"),
         ("multi_label", [0.0, 0.0], "a 0 or 1 for each label"),
         ("multi_label", [True, True, False], "a 0 or 1 for each label"),
         ("multi_label", "[0, 0, 1]", "a 0 or 1 for each label"),
@@ -79,6 +88,14 @@ def test_texts_are_read():
     assert read_text(7, "classification") is None
     assert read_text("two  words", "tagging") == ["two", "words"]
     assert read_text(["in", 1999], "tagging") == ["in", "1999"]
+    assert read_text(["\xa0in", "x "], "tagging") == ["\xa0in", "x "]  # as they are when they are predicted
+    assert read_text('["in", "New York"]', "tagging") == ["in", "New York"]
+    assert read_text("[1]", "tagging") == ["[1]"]
+    assert read_text("[ see above ]", "tagging") == ["[", "see", "above", "]"]
+    with pytest.raises(ValueError, match=r"a list as Python prints it; write it as JSON"):
+        read_text("['in', 'York']", "tagging")
+    with pytest.raises(ValueError, match=r"has 3\.5 where a word is expected; see text_field"):
+        read_text(["costs", 3.5], "tagging")
     with pytest.raises(ValueError, match=r"has a list.*where task=regression takes a text"):
         read_text(["a"], "regression")
 

@@ -9,14 +9,23 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2LMHeadModel, MarianConfig, MarianModel, MarianMTModel, PreTrainedModel
+from transformers import (
+    BartConfig,
+    BertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianModel,
+    MarianMTModel,
+    PreTrainedModel,
+)
 
 from toy_translation import save_toy_checkpoint
 from vaswani import VaswaniConfig, VaswaniEncoderModel, VaswaniForMaskedLM
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.hub.card import model_card, name_of_data, write_card
-from vaswani.hub.plain_card import MARK, plain_model_card
+from vaswani.hub.plain_card import MARK, plain_model_card, usage
 from vaswani.hub.run_metadata import RunMetadata, count_parameters, meta_model, read_run_metadata
 
 EXAMPLE = {"source": "ein Hund", "translation": "a dog", "reference": "a dog"}
@@ -265,6 +274,25 @@ def test_a_library_model_has_one_way_to_be_loaded() -> None:
     assert card.count("```python") == 1
     assert "trust_remote_code" not in card
     assert "An encoder-decoder of type marian with 1,234,567 parameters" in card
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "auto_class"),
+    [
+        (BertConfig, "BertForSequenceClassification", "AutoModelForSequenceClassification"),
+        (BertConfig, "BertForTokenClassification", "AutoModelForTokenClassification"),
+        (BertConfig, "BertForQuestionAnswering", "AutoModelForQuestionAnswering"),
+        (BertConfig, "BertForPreTraining", "AutoModelForPreTraining"),
+        (BertConfig, "BertModel", "AutoModel"),
+        (BertConfig, None, "AutoModel"),
+        (GPT2Config, "GPT2LMHeadModel", "AutoModelForCausalLM"),
+        (BartConfig, "BartModel", "AutoModelForSeq2SeqLM"),
+        (VaswaniConfig, "VaswaniModel", "AutoModel"),
+    ],
+)
+def test_the_snippet_loads_the_class_that_was_saved(config: Any, architecture: str, auto_class: str) -> None:
+    named = config(architectures=architecture and [architecture])
+    assert f"import {auto_class}, AutoTokenizer" in usage(named, "name")
 
 
 @pytest.mark.slow

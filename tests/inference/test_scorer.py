@@ -299,6 +299,12 @@ def test_other_models_and_inputs_are_refused(tmp_path: Path) -> None:
         scorer(["one"])
     with pytest.raises(UserError, match="expected a list of texts, got one text"):
         scorer("one")
+    with pytest.raises(UserError, match="the model scores a source and a target"):
+        scorer([("one", None)])
+    with pytest.raises(UserError, match=r"targets is one text; give a list: \['1 2'\]"):
+        scorer.rank("one two", "1 2")
+    targets = ["1", "1 2"]
+    assert scorer.rank("one two", iter(targets)) == scorer.rank("one two", targets)
     of_texts = Scorer.from_pretrained(toy_labels.save_toy_decoder(tmp_path / "decoder"))
     with pytest.raises(UserError, match="the model scores a text; got"):
         of_texts([("one", "1")])

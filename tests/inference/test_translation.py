@@ -479,6 +479,71 @@ def test_impossible_requests_are_refused_before_any_work() -> None:
         translator.translate(["one"], buffer_size=0)
     with pytest.raises(UserError, match=r"expected a list of sentences, got one text: write \['one two'\]"):
         translator("one two")
+    for given, message in (
+        ({"prefixes": "12"}, r"prefixes is one text; give a list: \['12'\]"),
+        ({"prefixes": [None, "1"]}, "prefixes holds None; expected texts"),
+        ({"required": ["1", "2"]}, r"required, of a sentence, is one text; give a list: \['1'\]"),
+        ({"required": [None, None]}, "required, of a sentence, holds None; expected texts"),
+    ):
+        with pytest.raises(UserError, match=message):
+            list(translator.translate(["one", "two"], **given))
+    with pytest.raises(UserError, match=r"text 1, 'a\\ud800b', has half of a surrogate pair; correct it"):
+        translator(["a\ud800b"])
+    greedy = toy_translator(num_beams=1)
+    for sentence in (None, ["one"]):
+        with pytest.raises(UserError, match=r"text 1 is .*; expected a string"):
+            greedy.stream(sentence)
+    with pytest.raises(UserError, match=r"required, of a sentence, is one text; give a list: \['1'\]"):
+        greedy.stream("one", required="1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 1.5}, "num_beams=1.5 must be a whole number"),
+        ({"num_beams": "4"}, "num_beams='4' must be a whole number"),
+        ({"repetition_penalty": "1"}, "repetition_penalty='1' must be a number"),
+        ({"length_penalty": None}, "length_penalty=None must be a number from -10 to 10"),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        toy_translator(**options)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"num_beam_groups": 2}, {"stop_strings": ["1"]}, {"guidance_scale": 2.0}, {"max_time": 1.0}),
+        *({"penalty_alpha": 0.6}, {"prompt_lookup_num_tokens": 3}),
+    ],
+    ids="".join,
+)
+def test_another_search_of_the_models_is_refused(field: dict[str, Any]) -> None:
+    model = copy.deepcopy(toy_model())
+    model.generation_config.update(**field)
+    with pytest.raises(UserError, match=f"the generation_config of the model has {next(iter(field))}="):
+        toy_translator(model)
+
+
+def test_what_generate_returns_may_be_any_of_its_kinds() -> None:
+    model = copy.deepcopy(toy_model())
+    model.generation_config.update(return_dict_in_generate=True, output_scores=True)
+    assert toy_translator(model)(SENTENCES[:4]) == toy_translator()(SENTENCES[:4])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"encoder_repetition_penalty": 3.0}, {"exponential_decay_length_penalty": (1, 0.5)}],
+    ids="".join,
+)
+def test_the_best_of_a_list_is_that_of_the_search_whatever_the_model_asks_for(field: dict[str, Any]) -> None:
+    model = copy.deepcopy(toy_model())
+    model.generation_config.update(**field)
+    translator = toy_translator(model)
+    best = [each.text for each in translator.translate(SENTENCES)]
+    assert [each.text for each in translator.translate(SENTENCES, n_best=4)] == best
+    assert best != [each.text for each in toy_translator().translate(SENTENCES)]
 
 
 def test_a_translation_without_hypotheses_has_an_empty_text() -> None:

@@ -59,6 +59,20 @@ def test_scores_and_the_first_of_a_list_do_not_depend_on_it():
     assert best == [translation.hypotheses[0].text for translation in lists[1]]
 
 
+@pytest.mark.parametrize(
+    "options", [{"no_repeat_ngram_size": 1}, {"banned_phrases": ["1"]}, {"min_length": 5}], ids="".join
+)
+def test_the_first_of_a_list_is_what_a_search_for_one_finds(options):
+    found = translator(12, **options)
+    best = [translation.text for translation in found.translate(SENTENCES)]
+    lists = list(found.translate(SENTENCES, n_best=4))
+    assert [each.text for each in lists] == best
+    assert any(
+        [one.score for one in each.hypotheses] != sorted((one.score for one in each.hypotheses), reverse=True)
+        for each in lists
+    )
+
+
 @pytest.mark.parametrize("by_kernel", [False, True])
 def test_an_ensemble_hears_its_other_tokens(by_kernel, monkeypatch):
     if not by_kernel:

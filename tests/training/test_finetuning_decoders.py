@@ -15,6 +15,7 @@ from tiny_runs import as_flags
 from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from vaswani.cli import run as run_command
 from vaswani.errors import UserError
+from vaswani.inference.classify.classification import Classifier
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.runs.finetuning import FinetuningRun, finetune
@@ -131,6 +132,17 @@ def test_a_second_text_may_tell_what_the_first_does_not(options, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_tokenizer_without_padding_gets_it_for_tags_too(toys, options, tmp_path):
+    write_toy_rows(tmp_path / "tagging", "tagging")
+    run(options, task="tagging", model=toys / "library", dataset=tmp_path / "tagging")
+    tokenizer = AutoTokenizer.from_pretrained(options["output_dir"])
+    config = json.loads((options["output_dir"] / "config.json").read_text())
+    assert config["pad_token_id"] == tokenizer.pad_token_id == tokenizer.eos_token_id
+    tagger = Classifier.from_pretrained(options["output_dir"], device="cpu")
+    (text,) = tagger([["ann", "saw", "rome"]])
+    assert len(text.label) == 3
+
+
 def test_a_tuned_decoder_is_tuned_again(options, tmp_path):
     """Its tokenizer stays as the first run has left it."""
     run(options)

@@ -37,6 +37,12 @@ def test_one_label_is_none(task, labels, found):
         task.names_in(labels)
 
 
+def test_a_zero_or_one_for_each_of_two_labels_is_no_name():
+    with pytest.raises(UserError, match=r"each row of train has all of the labels 0, 1, .* not a 0 or 1 for"):
+        MultiLabel.names_in([["1", "0"], ["0", "1"]])
+    assert MultiLabel.names_in([["1", "0"], ["0"]]) == ["0", "1"]
+
+
 def test_labels_that_training_has_not_seen_are_named():
     task = MultiLabel(NAMES)
     task.check_known([["bad", "so so"], []], "validation")

@@ -10,6 +10,8 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    RobertaConfig,
+    RobertaForMaskedLM,
 )
 
 from toy_labels import POSITIONS, save_toy_encoder, toy_tokenizer
@@ -87,6 +89,20 @@ def test_the_longest_text_is_that_of_the_positions_or_of_the_tokenizer(tmp_path)
     tokenizer.model_max_length = POSITIONS - 2  # as RoBERTa's, whose first positions stand for padding
     tokenizer.save_pretrained(learned)
     assert open_pretrained(str(learned), CLASSIFIER).longest == POSITIONS - 2
+
+
+@pytest.mark.parametrize("length", [POSITIONS, int(1e30)])
+def test_the_positions_of_roberta_begin_behind_its_padding(length, tmp_path):
+    """Whether or not its tokenizer says how long a text may be."""
+    tokenizer = toy_tokenizer()
+    tokenizer.model_max_length = length
+    tokenizer.save_pretrained(tmp_path)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=POSITIONS, pad_token_id=1, **sizes
+    )
+    RobertaForMaskedLM(config).save_pretrained(tmp_path)
+    assert open_pretrained(str(tmp_path), CLASSIFIER).longest == POSITIONS - 2
 
 
 @pytest.mark.parametrize("make", [load_with_head, new_with_head])

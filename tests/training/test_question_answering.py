@@ -404,6 +404,20 @@ def test_an_answer_at_the_wrong_place_is_named_before_anything_is_written(option
     assert not Path(options["output_dir"]).exists()
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_answers_are_written_by_ids_so_that_each_has_its_own(options, tmp_path, capsys, split):
+    rows = list(toy_questions(5, seed=0))
+    rows[3]["id"] = rows[1]["id"]
+    write_jsonl(tmp_path / "twice.jsonl", rows)
+    write_jsonl(tmp_path / "once.jsonl", toy_questions(5, seed=0))
+    options.pop("dataset")
+    files = {f"{each}_file": tmp_path / "once.jsonl" for each in ("train", "validation")}
+    files[f"{split}_file"] = tmp_path / "twice.jsonl"
+    assert run_command(["finetune", *as_flags({**options, **files})]) == (0 if split == "train" else 2)
+    told = "questions 2 and 4 of validation have the same id" in capsys.readouterr().err
+    assert told == (split == "validation") != Path(options["output_dir"]).exists()
+
+
 def test_a_translator_is_refused(options, tmp_path):
     from toy_translation import save_toy_checkpoint
 

@@ -63,6 +63,13 @@ def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
     return _ending_texts(tokenizer, name, pads=tokenizer.pad_token_id not in (None, end_token_id(tokenizer)))
 
 
+def ready_to_tag(tokenizer: PreTrainedTokenizerBase, _: str) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that pads: without padding, with its end token, to which nothing attends."""
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer whose prompts a model can continue; without padding, it pads with its end token.
 
@@ -76,9 +83,7 @@ def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
             f"the tokenizer {name} ends each text with {tokenizer.eos_token}, so that nothing can follow a "
             "prompt; give that of a causal language model"
         )
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return ready_to_tag(tokenizer, name)
 
 
 def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> PreTrainedTokenizerBase:

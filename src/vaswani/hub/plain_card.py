@@ -19,6 +19,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 from transformers.utils import PushToHubMixin
 
+from vaswani.hub.run_metadata import auto_class_of
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.stacks import VaswaniPreTrainedModel
 
@@ -191,10 +192,10 @@ _SHOWN = {
 
 def _auto_class(config: PreTrainedConfig) -> str:
     """Return the Auto class that loads a checkpoint with this configuration."""
-    for auto_class, place in getattr(config, "auto_classes", {}).items():
-        if place.rpartition(".")[2] in (config.architectures or ()):
-            return auto_class
-    return "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModel"
+    found = auto_class_of(config).__name__ if config.architectures else "AutoModel"
+    # Checkpoints such as BART's name the class without a head, whose output layer is the embedding.
+    has_head = config.is_encoder_decoder and not isinstance(config, VaswaniFamilyConfig)
+    return "AutoModelForSeq2SeqLM" if found == "AutoModel" and has_head else found
 
 
 def usage(

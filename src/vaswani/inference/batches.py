@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from vaswani.data.sources.reading import is_utf8
 from vaswani.errors import RunError, UserError
 
 BUFFERED_TEXTS = 4096  # read ahead and sorted by length
@@ -40,10 +41,22 @@ def checked(texts: Iterable[Any], kinds: tuple[type, ...] = (str,)) -> Iterator[
         UserError: one is of no such kind, such as None of a table's empty cell, or holds something else.
     """
     for number, text in enumerate(texts, 1):
-        parts = text if type(text) in (tuple, list) else ()
+        parts = text if type(text) in (tuple, list) else (text,) if isinstance(text, str) else ()
         if not isinstance(text, kinds) or not all(isinstance(part, str) for part in parts):
             raise UserError(f"text {number:,} is {repr(text)[:60]}; expected a string")
+        if not all(map(is_utf8, parts)):
+            raise UserError(f"text {number:,}, {ascii(text)[:60]}, has half of a surrogate pair; correct it")
         yield text
+
+
+def listed(name: str, texts: Any) -> tuple[str, ...]:
+    """Return the texts of a list; raise a UserError for one text, or for something else than texts."""
+    if isinstance(texts, str):
+        raise UserError(f"{name} is one text; give a list: [{texts!r}]")
+    found = tuple(texts) if isinstance(texts, Iterable) else (texts,)
+    if wrong := [each for each in found if not isinstance(each, str)]:
+        raise UserError(f"{name} holds {repr(wrong[0])[:60]}; expected texts")
+    return found
 
 
 def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) -> Iterator[list[Key]]:

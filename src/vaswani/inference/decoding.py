@@ -17,6 +17,7 @@ most 50 tokens more than the source has. Both rules are made for transformers' `
 """
 
 import math
+from numbers import Real
 from typing import Any, Literal, cast
 
 import torch
@@ -51,10 +52,10 @@ def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
 def source_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The longest text or source that the model has positions for, or None if there is no limit.
 
-    RoBERTa's positions begin behind its padding, as its tokenizer knows.
+    A tokenizer may know of fewer.
     """
     positions = position_limit(model, "source")
-    return None if positions is None else min(positions, tokenizer.model_max_length)
+    return None if positions is None else min(positions - _padded(model), tokenizer.model_max_length)
 
 
 def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
@@ -62,11 +63,14 @@ def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ask
     positions = position_limit(model)
     if positions is None:
         return asked or length_limit(tokenizer) or DEFAULT_LENGTH
+    return min(positions - _padded(model), asked or tokenizer.model_max_length)
+
+
+def _padded(model: PreTrainedModel) -> int:
+    """The positions before the first of a text: RoBERTa's begin behind the number of its padding."""
     table: Any = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
-    if padding is not None:
-        positions -= padding + 1  # RoBERTa's positions start there
-    return min(positions, asked or tokenizer.model_max_length)
+    return 0 if padding is None else padding + 1
 
 
 def masking_inputs(model: PreTrainedModel, decoder_input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -90,13 +94,12 @@ class GNMTLengthPenalty(float):
     """
 
     def __new__(cls, alpha: float) -> "GNMTLengthPenalty":
-        number = super().__new__(cls, alpha)
-        if not abs(number) <= LARGEST_ALPHA:
+        if not isinstance(alpha, Real) or not abs(alpha) <= LARGEST_ALPHA:
             raise ValueError(
-                f"length_penalty={float(number)} must be a number from {-LARGEST_ALPHA} to {LARGEST_ALPHA}; "
+                f"length_penalty={alpha!r} must be a number from {-LARGEST_ALPHA} to {LARGEST_ALPHA}; "
                 "0.6 is usual"
             )
-        return number
+        return super().__new__(cls, alpha)
 
     def of(self, length: Any) -> Any:
         """lp of a length or of a tensor of lengths."""

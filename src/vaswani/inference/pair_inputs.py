@@ -121,18 +121,21 @@ class TargetColumn(Column):
         self.field = HYPOTHESES
 
     def read(self, record: Record) -> Any:
-        """Return the target of a row, or its list of `Candidate`s; raise a UserError for anything else."""
+        """Return the target of a row, or its list of `Candidate`s; raise a UserError for anything else.
+
+        With `lists`, None tells that the row has no target; without, it is an empty text.
+        """
         cell = reading.cell_of(record.row, self.field)
         if not (self.words and isinstance(cell, list)):
             record.check_lacks(self._added, "rename it")
-            return record.text(self.field)
+            return None if self.words and cell is None else record.text(self.field)
         return [self._candidate(record, each) for each in cell]
 
     def valid(self, cell: Any) -> Any:
         """Return what was read, with U+FFFD in place of bytes that were not UTF-8."""
         if isinstance(cell, list):
             return [Candidate(valid_text(each.text), each.fields, each.complete) for each in cell]
-        return valid_text(cell)
+        return None if cell is None else valid_text(cell)
 
     def _candidate(self, record: Record, cell: Any) -> Candidate:
         if isinstance(cell, str):

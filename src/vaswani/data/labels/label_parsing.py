@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ TASKS = ("classification", "multi_label", "regression", "tagging")
 
 
 def read_text(cell: Any, task: str) -> str | list[str] | None:
-    """Return the text of a cell or, for tagging, its words, which are a list or separated by spaces.
+    """Return the text of a cell or, for tagging, its words, as they are.
+
+    Words are a list, a JSON list of texts, or separated by spaces.
 
     Returns:
         None if there is no text.
@@ -26,7 +29,7 @@ def read_text(cell: Any, task: str) -> str | list[str] | None:
         ValueError: the cell is a list for a task on texts, or a list of something else than words.
     """
     if task == "tagging":
-        return _names(cell)
+        return _words(cell)
     if isinstance(cell, list):
         raise ValueError(f"has a list, {shown(cell)}, where task={task} takes a text")
     return cell if isinstance(cell, str) else None
@@ -73,7 +76,7 @@ def _name(cell: Any) -> str:
 def _several(cell: Any, separator: str) -> list[str]:
     """Return the distinct labels in their order."""
     if isinstance(cell, str):
-        cell = _list_of_json(cell, otherwise=cell.split(separator))
+        cell = _listed(cell, otherwise=cell.split(separator))
     items = cell if isinstance(cell, list) else [cell]
     names = [_name(item) for item in items]
     if len(set(names)) < len(names) and all(item in (0, 1) for item in items):
@@ -81,10 +84,15 @@ def _several(cell: Any, separator: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name]
 
 
-def _list_of_json(text: str, otherwise: list[Any]) -> list[Any]:
+def _listed(text: str, otherwise: list[Any]) -> list[Any]:
+    """Return the items of a JSON list, or what a text is otherwise; refuse a list as Python prints it."""
     try:
         value = json.loads(text)
     except ValueError:
+        if re.fullmatch(r"\[\s*(['\"]).*['\"]\s*\]", text.strip(), re.DOTALL):
+            raise ValueError(
+                f'has {shown(text)}, a list as Python prints it; write it as JSON: ["a", "b"]'
+            ) from None
         return otherwise
     return value if isinstance(value, list) else otherwise
 
@@ -105,11 +113,25 @@ def _tags(cell: Any) -> list[str] | None:
         raise ValueError(
             f"has the tag {IGNORED_LABEL}, which marks words without a tag; every word needs one, such as O"
         )
-    return _names(cell)
-
-
-def _names(cell: Any) -> list[str] | None:
-    """Return a sequence of words or tags."""
     if isinstance(cell, str):
-        return cell.split()
+        cell = _listed(cell, otherwise=cell.split())
     return [_name(item) for item in cell] if isinstance(cell, list) else None
+
+
+def _words(cell: Any) -> list[str] | None:
+    """Return a sequence of words, which keep their white space; whole numbers are words too."""
+    if isinstance(cell, str):
+        listed = _listed(cell, otherwise=[])
+        return listed if listed and all(isinstance(word, str) for word in listed) else cell.split()
+    return [_word(item) for item in cell] if isinstance(cell, list) else None
+
+
+def _word(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    try:
+        return _name(item)
+    except ValueError:
+        raise ValueError(
+            f"has {shown(item)} where a word is expected; see text_field, and write words as texts"
+        ) from None

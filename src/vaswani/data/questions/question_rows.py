@@ -97,6 +97,18 @@ def load_questions(spec: QuestionSpec, splits: Sequence[str] = SPLITS) -> Corpus
     return load_in_memory(spec, splits, sources=(_file_source, _dataset_source), rows_of=_question_rows)
 
 
+def check_ids(questions: Dataset, split: str) -> None:
+    """Raise `UserError` if two questions of a split have the same id, by which answers are written."""
+    rows: dict[str, int] = {}
+    for row, name in enumerate(questions["id"][:], start=1):
+        if name in rows:
+            raise UserError(
+                f"questions {rows[name]:,} and {row:,} of {split} have the same id, {name!r}, by which their "
+                "answers are written; give each its own, or set id_field"
+            )
+        rows[name] = row
+
+
 # --------------------------------------------------------------------------------------------------- sources
 
 

@@ -59,7 +59,7 @@ def problem_of(row: Row) -> str | None:
     for cell, name in zip(row, ("source", "target") if len(row) == 2 else ("text",), strict=True):
         if not isinstance(cell, str):
             return f"missing_{name}"
-    if not all(map(_is_utf8, row)):
+    if not all(map(is_utf8, row)):
         return "not_utf8"
     if not all(cell.strip() for cell in row):
         return "empty"
@@ -72,7 +72,8 @@ def shown(cell: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: whether it has no lone surrogates."""
     if text.isascii():
         return True
     try:

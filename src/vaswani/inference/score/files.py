@@ -77,6 +77,8 @@ def score_inputs(
     )
     for text in kept:
         scores = list(islice(found, len(_items(text))))
+        if isinstance(text, tuple) and text[1] is None:
+            scores = [Score(None, problem="it has no target")]
         texts.take()
         for problem in dict.fromkeys(score.problem for score in scores):
             if problem:
@@ -94,17 +96,20 @@ def score_inputs(
             write(texts.record(**_replaced(texts.row or {}, target_field, listed), **cut_off))
             continue
         (score,) = scores
-        report.empty += not (text[1] if isinstance(text, tuple) else text).strip()
+        scored = text[1] if isinstance(text, tuple) else text
+        report.empty += scored is not None and not scored.strip()
         corpus.add(score)
         write(texts.record(**_names(texts, text), **_fields(score)))
     return corpus
 
 
 def _items(text: Any) -> list[Any]:
-    """Return what the scorer scores of a text or pair."""
+    """Return what the scorer scores of a text or pair: nothing of a source without a target."""
     if isinstance(text, str):
         return [text]
     source, target = text
+    if target is None:
+        return []
     if isinstance(target, list):
         return [Pair(source, candidate.text, candidate.complete) for candidate in target]
     return [Pair(source, target)]

@@ -25,7 +25,7 @@ from transformers import (
 from vaswani.errors import UserError, check_positive
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, read_config
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, listed, within_memory
 from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.pretrained import FromPretrained
@@ -223,6 +223,7 @@ class Scorer(FromPretrained):
         Raises:
             UserError, RunError: as `stream`.
         """
+        targets = listed("targets", targets)
         scores = self([Pair(source, target) for target in targets])
         scored = zip(targets, scores, strict=True)
         return sorted(scored, key=lambda target: self.rank_key(target[1]), reverse=True)
@@ -237,7 +238,8 @@ class Scorer(FromPretrained):
         is_pair = self.kind == "seq2seq"
         if is_pair and isinstance(text, tuple | list) and len(text) == 2:
             text = Pair(*text)
-        if isinstance(text, Pair if is_pair else str):
+        parts = [text.source, text.target] if isinstance(text, Pair) else [text]
+        if isinstance(text, Pair if is_pair else str) and all(isinstance(part, str) for part in parts):
             return text
         expected = "a source and a target, as it is an encoder-decoder" if is_pair else "a text"
         raise UserError(f"the model scores {expected}; got {str(text)[:60]!r}")

@@ -21,14 +21,14 @@ from vaswani.inference.sampling import Sampling
 
 DEFAULT_BEAMS = 4  # section 6.1
 BOUNDS = {
-    "num_beams": Bounds(at_least=1),
-    "no_repeat_ngram_size": Bounds(at_least=1),
+    "num_beams": Bounds(at_least=1, whole=True),
+    "no_repeat_ngram_size": Bounds(at_least=1, whole=True),
     "repetition_penalty": Bounds(above=0),
     "coverage_penalty": Bounds(at_least=0),
     "temperature": Bounds(above=0),
-    "top_k": Bounds(at_least=1),
+    "top_k": Bounds(at_least=1, whole=True),
     "top_p": Bounds(above=0, at_most=1),
-    "seed": Bounds(at_least=0, at_most=LARGEST_SEED),
+    "seed": Bounds(at_least=0, at_most=LARGEST_SEED, whole=True),
 }
 
 
@@ -161,6 +161,13 @@ def ranked(outputs: Iterable[Output], options: SearchOptions) -> list[Output]:
     return sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))
 
 
+# Fields of a `generation_config` by which a search ranks otherwise than the model's scores do.
+_OTHER_SCORES = (
+    *("encoder_repetition_penalty", "exponential_decay_length_penalty"),
+    *("sequence_bias", "renormalize_logits"),
+)
+
+
 class Engine(ABC):
     """Searches translations of token ids.
 
@@ -215,6 +222,18 @@ class Engine(ABC):
             raise self._lacks(f"required_phrases={list(required_phrases)}")
         if banned_phrases and "suppress_sequences" not in self.supports:
             raise self._lacks(f"banned_phrases={list(banned_phrases)}")
+
+    def ranks_by_score(self, options: SearchOptions) -> bool:
+        """Whether a search ranks by the model's scores, so that a list of hypotheses is in their order.
+
+        Otherwise it is in the order of the search, whose first is what a search for one returns.
+        """
+        generation = self.generation_config
+        penalty = options.repetition_penalty
+        if penalty is None:
+            penalty = getattr(generation, "repetition_penalty", None)
+        others = (getattr(generation, name, None) for name in _OTHER_SCORES)
+        return options.sampling is not None or all(value in (None, False, 1) for value in (penalty, *others))
 
     def _lacks(self, what: str) -> UserError:
         return UserError(f"{what} is not supported by engine={self.name}; leave it out, or use engine=torch")

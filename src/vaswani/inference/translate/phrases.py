@@ -14,6 +14,7 @@ import regex
 from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
+from vaswani.inference.batches import listed
 from vaswani.inference.required_phrases import Phrase
 
 _PROBE = "a"  # a text before a phrase
@@ -48,10 +49,11 @@ def check_phrases(
     Raises:
         UserError: a phrase is empty or has white space at an end, or a required one contains a banned one.
     """
-    given = {"banned_phrases": banned or (), "required_phrases": required or ()}
+    given = {
+        "banned_phrases": listed("banned_phrases", banned or ()),
+        "required_phrases": listed("required_phrases", required or ()),
+    }
     for name, phrases in given.items():
-        if isinstance(phrases, str):
-            raise UserError(f"{name} is one text; give a list: [{phrases!r}]")
         for phrase in phrases:
             _check_edges(phrase, name)
     for phrase in given["required_phrases"]:

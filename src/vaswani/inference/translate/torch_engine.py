@@ -20,6 +20,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from vaswani.errors import UserError
 from vaswani.inference.cross_attention import check_returns_weights, coverage, cross_attention
 from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
 from vaswani.inference.forced_prefixes import ForcedPrefixes
@@ -49,6 +50,15 @@ class _Found:
     complete: torch.Tensor
 
 
+# Fields of a `generation_config` that choose another search or end it otherwise, and their neutral values.
+_OTHER_SEARCHES = {
+    "num_beam_groups": 1,
+    "guidance_scale": 1.0,
+    **dict.fromkeys(("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "constraints")),
+    **dict.fromkeys(("force_words_ids", "stop_strings", "max_time")),
+}
+
+
 class TorchEngine(Engine):
     """An encoder-decoder that can `generate`.
 
@@ -73,6 +83,12 @@ class TorchEngine(Engine):
     def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
         """See `Engine.check`; also that the model returns the weights of its attention where needed."""
         super().check(options, start_options)
+        for name, neutral in _OTHER_SEARCHES.items():
+            if (value := getattr(self.generation_config, name, None)) not in (None, neutral, []):
+                raise UserError(
+                    f"the generation_config of the model has {name}={value}, which makes another search of "
+                    "this one; remove it"
+                )
         if options.coverage_penalty:
             check_returns_weights(self.model, f"coverage_penalty={options.coverage_penalty}")
         if options.attention_of is not None:
@@ -140,6 +156,12 @@ class TorchEngine(Engine):
                 yield token
             is_open = is_open and place < limit and token not in ends
 
+    def ranks_by_score(self, options: SearchOptions) -> bool:
+        """See `Engine.ranks_by_score`; not where banned tokens have no part in what the search ranks by."""
+        return super().ranks_by_score(options) and "renormalize_logits" not in self._options_of_generate(
+            options
+        )
+
     def _generate(
         self,
         inputs: dict[str, torch.Tensor],
@@ -166,6 +188,7 @@ class TorchEngine(Engine):
             use_cache=True,  # training may have disabled it in the configuration
             max_new_tokens=None,
             max_length=1 + max(limits),
+            return_dict_in_generate=False,
             forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
             stopping_criteria=StoppingCriteriaList([*criteria, *given.values()]),
             logits_processor=LogitsProcessorList(processors),

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.align.words import Words, words_of_texts
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed, within_memory
 from vaswani.inference.required_phrases import Phrase, tokens_needed
 from vaswani.inference.sides import EncodedText, Sides, TooLong
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
@@ -346,8 +346,8 @@ class Translator:
             RunError: during iteration, if the scores are NaN or infinite.
         """
         self.check_stream()
-        self.engine.check_texts(prefix=prefix, required_phrases=required)
-        line = Line(sentence, prefix, tuple(required))
+        (line,) = _lines(checked([sentence]), [prefix], [required])
+        self.engine.check_texts(prefix=prefix, required_phrases=line.required)
         encoded = self._encode([line], [0])
         if not encoded:
             return self._pieces(iter([self._ends()[0]]))
@@ -567,7 +567,8 @@ class Translator:
             problem = "no text that was found has its prefix and required phrases, and none that is banned"
             return Translation(sentence, problem=problem)
         hypotheses = [self._hypothesis(written) for written in kept]
-        return Translation(sentence, _ranked(hypotheses) if self._ranks_by_score else tuple(hypotheses))
+        is_ranked = self.engine.ranks_by_score(self.options)
+        return Translation(sentence, _ranked(hypotheses) if is_ranked else tuple(hypotheses))
 
     def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
         """Return the tokens by which outputs write banned phrases."""
@@ -578,13 +579,6 @@ class Translator:
             if phrase in each.text
         )
         return {tokens for tokens in written if tokens is not None}
-
-    @property
-    def _ranks_by_score(self) -> bool:
-        """Whether hypotheses are in the order of their scores, in which no repetition is penalized."""
-        of_model = getattr(self.engine.generation_config, "repetition_penalty", None)
-        penalty = self.options.repetition_penalty
-        return self.options.sampling is not None or (of_model if penalty is None else penalty) in (None, 1)
 
     def _hypothesis(self, written: _Written) -> Hypothesis:
         output = written.output
@@ -626,8 +620,10 @@ def _lines(
     """Yield the sentences with what is asked of their translations.
 
     Raises:
-        UserError: there are not as many prefixes or lists of phrases as sentences.
+        UserError: there are not as many prefixes or lists of phrases as sentences, or they are no texts.
     """
+    if isinstance(prefixes, str):
+        listed("prefixes", prefixes)
     given: list[Iterable[Any]] = [each for each in (sentences, prefixes, required) if each is not None]
     for values in zip_longest(*given, fillvalue=_MISSING):
         if _MISSING in values:
@@ -635,9 +631,9 @@ def _lines(
         rest = iter(values[1:])
         line = values[0] if isinstance(values[0], Line) else Line(values[0])
         if prefixes is not None:
-            line = replace(line, prefix=next(rest))
+            line = replace(line, prefix=listed("prefixes", [next(rest)])[0])
         if required is not None:
-            line = replace(line, required=tuple(next(rest)))
+            line = replace(line, required=listed("required, of a sentence,", next(rest)))
         yield line
 
 

@@ -598,7 +598,7 @@ class TrainedModelArguments(Section):
         False, "Convert a Marian or FSMT model to a vaswani model before training; its results stay the same."
     )
     freeze: list[Literal["encoder", "embeddings"]] = option(
-        [], "Parts whose weights do not change: encoder, embeddings, or both."
+        [], "Parts whose weights do not change: encoder, embeddings (of tokens), or both."
     )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 

@@ -25,7 +25,9 @@ class CausalModelArguments(GivenModelArguments):
     model: str | None = option(
         None, "Folder or Hub name of a causal language model (see vaswani pretrain); required."
     )
-    freeze: list[Literal["embeddings"]] = option([], "Parts whose weights do not change: embeddings.")
+    freeze: list[Literal["embeddings"]] = option(
+        [], "Parts whose weights do not change: embeddings (of tokens)."
+    )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
 

@@ -27,8 +27,8 @@ class QuestionModelArguments(GivenModelArguments):
     )
     freeze: list[Literal["encoder", "embeddings"]] = option(
         [],
-        "Parts whose weights do not change: embeddings, or encoder, all of the pretrained model, so that the "
-        "head alone is trained.",
+        "Parts whose weights do not change: embeddings (of tokens), or encoder, all of the pretrained model "
+        "but a pooler, so that the head alone is trained.",
     )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 

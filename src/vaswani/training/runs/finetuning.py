@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import EvalPrediction, PreTrainedModel
 
 from vaswani.data.evenly_spread import evenly_spread
-from vaswani.data.given_tokenizers import ready_to_classify
+from vaswani.data.given_tokenizers import ready_to_classify, ready_to_tag
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
 from vaswani.data.sources.corpus import SPLITS, Corpus
@@ -68,12 +68,9 @@ class FinetuningRun(BaseRun):
     @cached_property
     def pretrained(self) -> Pretrained:
         """What the run begins with; the tokenizer of a decoder ends each text that is to be classified."""
-        of_texts = self.config.data.task != "tagging"
-        return open_pretrained(
-            str(self.config.model.model),
-            TASKS[self.config.data.task].auto_class,
-            ready_to_classify if of_texts else None,
-        )
+        task = self.config.data.task
+        ready = ready_to_tag if task == "tagging" else ready_to_classify
+        return open_pretrained(str(self.config.model.model), TASKS[task].auto_class, ready)
 
     # ----------------------------------------------------------------------------------- before the corpus
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrain
 
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.given_tokenizers import ready_to_classify
-from vaswani.data.questions.question_rows import load_questions
+from vaswani.data.questions.question_rows import check_ids, load_questions
 from vaswani.data.questions.windows import Window, WindowCollator, tokenize_questions, windows_of
 from vaswani.data.sources.corpus import SPLITS, Corpus
 from vaswani.evaluation.answer_metrics import AnswerMetric
@@ -75,6 +75,8 @@ class QuestionAnsweringRun(BaseRun):
         """The questions with all their splits; of those of the test, `max_test_rows` stay."""
         self.corpus = super().load()
         splits = self.corpus.splits
+        for split in splits.keys() - {"train"}:
+            check_ids(splits[split], split)
         if "test" in splits:
             splits["test"] = at_most(splits["test"], self.config.training.max_test_rows)
         return self.corpus

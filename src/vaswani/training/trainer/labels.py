@@ -146,6 +146,18 @@ class MultiLabel(LabelTask):
     metric = MultiLabelMetric
     smooths = False
 
+    @classmethod
+    def names_in(cls, labels: Iterable[list[str]]) -> list[str]:
+        """As of other tasks; also raise `UserError` where each row has them all."""
+        rows = list(labels)
+        names = super().names_in(rows)
+        if all(len(row) == len(names) for row in rows):
+            raise UserError(
+                f"each row of train has all of the labels {', '.join(names)}, so that there is nothing to "
+                "tell apart; give the names of a row's labels, not a 0 or 1 for each label (see label_field)"
+            )
+        return names
+
     def target(self, row: Mapping[str, Any]) -> list[float]:
         return [float(name in row["label"]) for name in self.names]
 
