@@ -299,6 +299,10 @@ class TestSampler:
         if -(-least // num_replicas) * num_replicas > len(lengths):  # more batches than rows would be needed
             with pytest.raises(UserError, match="cannot be shared evenly"):
                 make()
+            repeated = list(make(shuffle=False))
+            assert len(repeated) % num_replicas == 0
+            assert {len(batch) for batch in repeated} == {1}
+            assert {row for batch in repeated for row in batch} == set(range(len(lengths)))
             return
         sampler = make()
         for batches in (epoch_of(sampler, epoch), list(make(shuffle=False))):

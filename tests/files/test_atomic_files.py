@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_empty, check_output_folder, unfinished_path, whole_folder
@@ -141,3 +142,14 @@ def test_commands_leave_nothing_on_a_full_disk(tmp_path: Path) -> None:
         assert message == (
             f"vaswani: cannot write {what} into {output}: no space left on its disk; nothing was saved"
         )
+
+
+def test_an_error_of_the_system_within_safetensors_is_one_too(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            RunError, match="cannot write the model into .*: .*File too large.*; nothing was saved"
+        ),
+        whole_folder(tmp_path / "out", "the model"),
+    ):
+        raise SafetensorError("Error while serializing: I/O error: File too large (os error 27)")
+    assert not (tmp_path / "out").exists()

@@ -39,6 +39,22 @@ QUIET = {"use_cpu": True, "learning_rate": 1e-3}
             {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"a": 1}},
             "activation_checkpointing_kwargs={'a': 1} cannot work",
         ),
+        *(
+            (
+                {"optim": optim, "optim_args": given},
+                f"{what} of optim_args={given} has no effect with optim={optim}",
+            )
+            for optim, given, what in (
+                ("adamw_torch", "weight_decay=0.5", "weight_decay=0.5"),
+                ("adafactor", "scale_parameter=True", "scale_parameter=True"),
+                ("sgd", "momentum=0.9,momentun=0.9", "momentun=0.9"),
+            )
+        ),
+        ({"use_liger_kernel": True}, "use_liger_kernel=true needs the package liger-kernel; install it"),
+        (
+            {"accelerator_config": {"split_batches": True}},
+            "split_batches=True of accelerator_config has no effect: batches hold max_tokens_per_batch",
+        ),
         ({"torch_compile_mode": "fast"}, "torch_compile_mode=fast cannot work: .*one of.*max-autotune"),
         ({"generation_config": "/no/such/file"}, "generation_config=/no/such/file cannot work"),
         ({"push_to_hub": True, "hub_model_id": "a/b/c"}, "hub_model_id='a/b/c'"),
@@ -58,7 +74,8 @@ def test_what_would_fail_late_fails_early(options, message, tmp_path, monkeypatc
 
 def test_arguments_that_work_stay_as_they_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args = TrainingArguments(**QUIET, output_dir="run", lr_scheduler_type="linear", eval_strategy="epoch")
+    more = {"optim": "sgd", "optim_args": "nesterov=True, momentum=0.9", "eval_strategy": "epoch"}
+    args = TrainingArguments(**QUIET, output_dir="run", lr_scheduler_type="linear", **more)
     before = args.to_dict()
     rehearse(args)
     assert args.to_dict() == before

@@ -77,6 +77,25 @@ def test_two_passes_of_a_batch_count_once_in_any_number_of_processes(options, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 3])
+def test_fewer_rows_than_the_processes_can_share_are_scored_once(options, tmp_path, rows):
+    for split in ("validation", "test"):
+        lines = Path(options[f"{split}_file"]).read_text().splitlines()[-rows:]
+        options[f"{split}_file"] = str(tmp_path / f"few {split}.jsonl")
+        Path(options[f"{split}_file"]).write_text("\n".join(lines) + "\n")
+    options |= {"max_steps": 2, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "dropout": 0.0}
+    longest = {"max_tokens_per_batch": 160}  # so that three rows do not fit one batch of each process
+    train_in_processes(options | longest, 2)
+    alone = {"output_dir": tmp_path / "alone", "gradient_accumulation_steps": 2}
+    train_in_processes(options | longest | alone, 1)
+    together = Path(options["output_dir"])
+    assert scores(together)["rows"] == rows
+    assert scores(together)["metrics"] == scores(tmp_path / "alone")["metrics"]
+    for what in ("eval_loss", "eval_chrf"):
+        assert logged(together, what) == pytest.approx(logged(tmp_path / "alone", what), rel=TOLERANCE)
+
+
+@pytest.mark.slow
 def test_two_processes_score_as_one_does(options, tmp_path):
     train_in_processes(options, 2)
     evaluated = {"resume_from_checkpoint": Path(options["output_dir"]) / "checkpoint-8", "dropout": 0.1}

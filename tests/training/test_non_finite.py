@@ -87,6 +87,43 @@ def test_skipping_leaves_weights_and_moments_as_they_were(options, tmp_path):
     assert (Path(options["output_dir"]) / "non_finite" / "update-3").is_dir()
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_logged_losses_are_of_the_updates_that_were_made(options, tmp_path, steps):
+    more = {"non_finite_loss": "skip", "max_steps": 5, "logging_steps": steps, "dropout": 0.0}
+    skipping = PoisonedRun({**options, **more, "output_dir": tmp_path / "run"}, {3})
+    made, compute_loss = {}, None
+
+    def watched(*arguments):
+        nonlocal compute_loss
+        trainer = TrainingRun.build_trainer(skipping, *arguments)
+        compute_loss = trainer.compute_loss
+
+        def kept(model, inputs, *args, **kwargs):
+            loss = compute_loss(model, inputs, *args, **kwargs)
+            update = trainer.state.global_step + 1
+            made[update] = made.get(update, 0.0) + loss.item()
+            return loss * float("nan") if update == 3 else loss
+
+        trainer.compute_loss = kept
+        skipping.trainer = trainer
+        return trainer
+
+    skipping.build_trainer = watched
+    skipping.run()
+    del made[3]
+    history = skipping.trainer.state.log_history
+    before = 0
+    for entry in [each for each in history if "learning_rate" in each]:
+        counted = [loss for update, loss in made.items() if before < update <= entry["step"]]
+        before = entry["step"]
+        assert ("loss" in entry) == bool(counted)
+        if counted:
+            assert entry["loss"] == pytest.approx(sum(counted) / len(counted), rel=1e-4)
+    assert before == 5 if steps != 2 else 4
+    (of_all,) = (entry["train_loss"] for entry in history if "train_loss" in entry)
+    assert of_all == pytest.approx(sum(made.values()) / 4, rel=1e-4)
+
+
 def test_skipping_does_not_go_on_for_ever(options):
     always = PoisonedRun({**options, "non_finite_loss": "skip"}, set(range(2, 30)))
     with pytest.raises(RunError, match=f"not finite in update {2 + MOST_SKIPPED}; "):

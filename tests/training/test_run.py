@@ -39,6 +39,17 @@ def weights(folder: str | Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
+def test_scores_of_the_model_before_a_resumption_are_gone(tiny_run):
+    run(tiny_run, evaluate_test=False, max_steps=3, save_steps=3)
+    folder = Path(tiny_run["output_dir"])
+    assert "validation_loss" in json.loads((folder / "all_results.json").read_text())
+    run(tiny_run, resume_from_checkpoint=True, max_steps=6, save_steps=3)
+    found = json.loads((folder / "all_results.json").read_text())
+    assert found == json.loads((folder / "test_results.json").read_text())
+    assert not (folder / "validation_results.json").exists()
+
+
+@pytest.mark.slow
 def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
     scores = run(tiny_run, eval_strategy="steps", eval_steps=3)
     folder = Path(tiny_run["output_dir"])

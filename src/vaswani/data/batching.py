@@ -322,7 +322,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         shuffle: False gives every epoch the same order, longest batches first, so that a lack of memory shows
             at once.
         num_replicas: processes that take turns at the batches. Batches with most rows are halved until the
-            number of batches is divisible by it; no row is repeated or lost.
+            number of batches is divisible by it; no row is repeated or lost. Without `shuffle`, where there
+            are too few rows, batches of one row are repeated.
         batches_per_update: of each process. If there are enough rows, the number of batches is divisible by
             that of an update too, so that any number of processes that divides it makes the same updates of
             the same batches in the same order.
@@ -330,7 +331,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             epoch has as many batches as epoch 0, so some may exceed the budget by a few tokens in a hundred.
 
     Raises:
-        UserError: a row exceeds the budget, there are no rows, or too few for `num_replicas`.
+        UserError: a row exceeds the budget, there are no rows, or too few for `num_replicas` with `shuffle`.
     """
 
     def __init__(
@@ -355,7 +356,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.lengths_of_epoch = lengths_of_epoch
         self._place, starts = _best_walk(source, target, max_tokens)
         of_an_update = num_replicas * batches_per_update
-        self._starts = _divisible(starts, of_an_update if of_an_update <= len(source) else num_replicas)
+        by = of_an_update if of_an_update <= len(source) else num_replicas
+        self._repeated = 0 if shuffle else max(0, _multiple(len(starts) - 1, by) - len(source))
+        self._starts = _halved(starts, len(source)) if self._repeated else _divisible(starts, by)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which selects the order of the next pass, and its lengths where they differ."""
@@ -372,7 +375,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._starts = _halved(starts, len(self))
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self._starts) - 1 + self._repeated
 
     def __iter__(self) -> Iterator[list[int]]:
         if self.shuffle:
@@ -382,7 +385,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             batches = generator.permutation(len(self))
         else:
             rows = np.argsort(self._place, kind="stable")
-            batches = np.arange(len(self))[::-1]
+            batches = np.resize(np.arange(len(self._starts) - 1)[::-1], len(self))
         for batch in batches:
             yield rows[self._starts[batch] : self._starts[batch + 1]].tolist()
 
@@ -459,13 +462,18 @@ def _padded_tokens(source: Integers, target: Integers, starts: Integers) -> int:
 
 def _divisible(starts: Integers, num_replicas: int) -> Integers:
     """Halve the batches with most rows until the number of batches is divisible."""
-    batches = -(-(len(starts) - 1) // num_replicas) * num_replicas
+    batches = _multiple(len(starts) - 1, num_replicas)
     if batches > starts[-1]:
         raise UserError(
             f"{starts[-1]} rows in batches of one cannot be shared evenly by {num_replicas} processes; "
-            "raise max_tokens, or use fewer processes"
+            "give more rows, raise max_tokens_per_batch, or use fewer processes"
         )
     return _halved(starts, batches)
+
+
+def _multiple(number: int, of: int) -> int:
+    """Return the least multiple that is not smaller than a number."""
+    return -(-number // of) * of
 
 
 def _halved(starts: Integers, batches: int) -> Integers:

@@ -41,6 +41,9 @@ def evaluate_finished(
         return {}
     trainer.remove_callback(EarlyStoppingCallback)  # it expects validation scores
     scores = trainer.evaluate(splits[split], metric_key_prefix=split)
+    if trainer.is_world_process_zero():
+        for name in ("all", "validation", "test"):  # of the model before a resumption
+            (Path(trainer.args.output_dir or ".") / f"{name}_results.json").unlink(missing_ok=True)
     trainer.save_metrics(split, scores)
     if trainer.is_world_process_zero() and (told := tell(split, splits[split], scores)) is not None:
         write_json(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, told)

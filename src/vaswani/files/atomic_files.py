@@ -130,7 +130,8 @@ def whole_folder(output: Path, what: str) -> Iterator[Path]:
         sync(output)
     except BaseException as error:
         _remove_all([unfinished, *moved], made)
-        if isinstance(error, OSError) or is_full_disk(error):
+        # safetensors has an error of its own for those of the system.
+        if isinstance(error, OSError) or is_full_disk(error) or "I/O error" in str(error):
             reason = "no space left on its disk" if is_full_disk(error) else one_line(error)
             raise RunError(f"cannot write {what} into {output}: {reason}; nothing was saved") from error
         raise

@@ -14,6 +14,8 @@ import transformers
 from huggingface_hub import get_token
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.utils import is_liger_kernel_available
 
 from vaswani.errors import UserError, one_line
 from vaswani.hub.card import check_repo_name
@@ -58,6 +60,9 @@ def rehearse(args: BaseTrainingArguments) -> None:
     """
     _check_hub(args)
     _check_compile_mode(args)
+    _check_accelerator(args)
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise UserError("use_liger_kernel=true needs the package liger-kernel; install it, or leave it out")
     if args.fp16 and args.device.type == "cpu":
         raise UserError("fp16=true has no effect on a CPU; leave it out, or give bf16=true with use_cpu=true")
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +74,7 @@ def rehearse(args: BaseTrainingArguments) -> None:
             model = transformers.AutoModel.from_config(TINY)
             trainer = transformers.Trainer(model, tried, train_dataset=rows, eval_dataset=rows)
         with _blamed_on(f"optim={_value(args.optim)} with optim_args={args.optim_args}"):
-            trainer.create_optimizer()
+            _check_optim_args(trainer, tried)
         given = f"lr_scheduler_type={_value(args.lr_scheduler_type)}"
         with _blamed_on(f"{given} with lr_scheduler_kwargs={args.lr_scheduler_kwargs}"):
             trainer.create_scheduler(STEPS, trainer.optimizer)
@@ -81,6 +86,43 @@ def rehearse(args: BaseTrainingArguments) -> None:
     if isinstance(args, Seq2SeqTrainingArguments) and args.generation_config is not None:
         with _blamed_on(f"generation_config={args.generation_config}"):
             transformers.Seq2SeqTrainer.load_generation_config(args.generation_config)  # type: ignore[arg-type]
+
+
+def _check_optim_args(trainer: transformers.Trainer, args: BaseTrainingArguments) -> None:
+    """Make the optimizer; raise `UserError` for one of `optim_args` without which it is the same."""
+    given, pairs = args.optim_args, (args.optim_args or "").split(",")
+    made = _make_optimizer(trainer)
+    for pair in pairs if given else ():
+        args.optim_args = ",".join(other for other in pairs if other != pair) or None
+        try:
+            without = _make_optimizer(trainer)
+        except Exception:  # the others need it
+            continue
+        if without == made:
+            raise UserError(
+                f"{pair.strip()} of optim_args={given} has no effect with optim={_value(args.optim)}: it is "
+                "the default, or no option of this optimizer that transformers passes on; leave it out"
+            )
+    args.optim_args = given
+    _make_optimizer(trainer)
+
+
+def _make_optimizer(trainer: transformers.Trainer) -> str:
+    """Give a trainer a new optimizer; return its options."""
+    trainer.optimizer = None
+    optimizer: Any = trainer.create_optimizer()
+    return str(optimizer.defaults)
+
+
+def _check_accelerator(args: BaseTrainingArguments) -> None:
+    """Raise `UserError` for what `accelerator_config` sets about batches, which are ours."""
+    defaults: Any = AcceleratorConfig()
+    for name in ("split_batches", "dispatch_batches", "even_batches"):
+        if (value := getattr(args.accelerator_config, name)) != getattr(defaults, name):
+            raise UserError(
+                f"{name}={value} of accelerator_config has no effect: batches hold max_tokens_per_batch "
+                "tokens, and processes take turns at them; leave it out"
+            )
 
 
 @contextmanager

@@ -52,7 +52,7 @@ from vaswani.training.trainer.checkpoints import (
 )
 from vaswani.training.trainer.final_average import FinalAverage
 from vaswani.training.trainer.finite_updates import FiniteUpdates
-from vaswani.training.trainer.loss_means import LossMeans
+from vaswani.training.trainer.loss_means import LOSS, LossMeans
 from vaswani.training.trainer.meter import Meter
 from vaswani.training.trainer.objective import Count, Objective
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
@@ -276,6 +276,7 @@ class BaseTrainer(Trainer):
         """As in transformers; counts the batch, and remembers it until its update is made."""
         self.meter.count(inputs)
         loss = super().training_step(model, inputs, *args)
+        self.loss_means.add(LOSS, loss)
         self.finite_updates.remember(inputs, loss)
         return loss
 
@@ -295,7 +296,14 @@ class BaseTrainer(Trainer):
             if name.endswith("_steps_per_second") or name == "train_samples_per_second":
                 del logs[name]
         if "loss" in logs:
-            logs |= self.loss_means.report() | self.meter.report()
+            means, some_skipped = self.loss_means.report()
+            if not some_skipped:
+                means[LOSS] = logs["loss"]
+            elif not means:
+                del logs["loss"]  # the library counts skipped updates, with other numbers in their place
+            logs |= means | self.meter.report()
+        if "train_loss" in logs and (loss := self.loss_means.of_all()) is not None:
+            logs["train_loss"] = loss
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------------------- checkpoints
@@ -476,18 +484,20 @@ class BaseTrainer(Trainer):
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
         rows: list[tuple[int, Any, Any]] = []  # row number, prediction, labels
-        losses: list[tuple[float, int]] = []  # summed loss, labels
+        losses: list[tuple[tuple[int, ...], tuple[float, int]]] = []  # row numbers, (summed loss, labels)
         for row_numbers, inputs in zip(dataloader.batch_sampler, dataloader, strict=True):
             loss, predictions, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys)
             if loss is not None:
                 num_labels = int(inputs["labels"].ne(IGNORED_LABEL).sum())
-                losses.append((loss.item() * num_labels, num_labels))
+                losses.append((tuple(row_numbers), (loss.item() * num_labels, num_labels)))
             columns = (_rows(batch, len(row_numbers)) for batch in (predictions, labels))
             rows += zip(row_numbers, *columns, strict=True)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        gathered = {row[0]: row for row in gather_object(rows)}  # once, where processes had the same batches
+        # Once, where processes had the same batches.
+        gathered = {row[0]: row for row in gather_object(rows)}
         rows = [gathered[number] for number in sorted(gathered)]
-        return self._evaluation_output(dataloader.dataset, rows, gather_object(losses), metric_key_prefix)
+        of_batches = [*dict(gather_object(losses)).values()]
+        return self._evaluation_output(dataloader.dataset, rows, of_batches, metric_key_prefix)
 
     def _evaluation_output(
         self, dataset: Any, rows: list[tuple[int, Any, Any]], losses: list[tuple[float, int]], prefix: str

@@ -42,10 +42,12 @@ class FiniteUpdates:
         self._updates += 1
         if self._is_finite(grad_norm, losses):
             self._skipped_in_a_row = 0
+            self.trainer.loss_means.keep()
             return
         self._skipped += 1
         self._skipped_in_a_row += 1
         trainer = self.trainer
+        trainer.loss_means.drop()
         update = trainer.state.global_step + 1
         folder = trainer.output_dir / NON_FINITE_FOLDER / f"update-{update}"
         self._write(inputs, folder)

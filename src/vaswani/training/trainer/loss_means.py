@@ -1,4 +1,4 @@
-"""The means of the losses that a training's loss is the sum of, for its logs."""
+"""The means of a training's loss, and of the losses that it is the sum of, for its logs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,61 @@ import torch
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
 
+LOSS = "loss"  # the whole
+
 
 class LossMeans:
-    """Adds up losses by name, and reports the mean of each over the updates since the last report."""
+    """Adds up losses by name, and reports the mean of each over the updates since the last report.
+
+    The losses of an update count once it is made (`keep`), and not if it is skipped (`drop`).
+    """
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
+        self._of_update: dict[str, torch.Tensor] = {}
+        self._begin()
+        self._total, self._total_kept, self._total_skipped = 0.0, 0, 0  # until the last report
+
+    def _begin(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
-        self._first_step = 0  # update after which these sums begin
+        self._kept, self._skipped = 0, 0  # updates
 
     def add(self, name: str, loss: torch.Tensor) -> None:
         """Add a loss, [], of a part of an update; it is divided by the tokens or rows of the whole update."""
-        if not self._sums:
-            self._first_step = self.trainer.state.global_step
-        self._sums[name] = self._sums.get(name, loss.new_zeros(())) + loss.detach()
+        self._of_update[name] = self._of_update.get(name, loss.new_zeros(())) + loss.detach()
 
-    def report(self) -> dict[str, float]:
-        """Return the mean of each loss per update, over all processes, and begin anew."""
-        trainer, sums = self.trainer, self._sums
-        self._sums = {}
-        steps = max(trainer.state.global_step - self._first_step, 1)
-        # Divided by the tokens of all processes, each loss is a share of their sum.
+    def keep(self) -> None:
+        """Count the losses of an update that is made."""
+        for name, loss in self._of_update.items():
+            self._sums[name] = self._sums.get(name, loss.new_zeros(())) + loss
+        self._of_update = {}
+        self._kept += 1
+
+    def drop(self) -> None:
+        """Leave out the losses of an update that is skipped."""
+        self._of_update = {}
+        self._skipped += 1
+
+    def report(self) -> tuple[dict[str, float], bool]:
+        """Return the mean of each loss per update, over all processes, and begin anew.
+
+        Returns:
+            The means, none where all updates were skipped; and whether some were.
+        """
+        trainer, kept, skipped = self.trainer, self._kept, self._skipped
+        # Divided by the tokens of all processes, each part is a share of their sum; the whole is scaled so.
         shares = trainer.num_replicas if trainer.args.average_tokens_across_devices else 1
-        return {
-            name: trainer.accelerator.reduce(loss, "mean").item() * shares / steps
-            for name, loss in sums.items()
+        means = {
+            name: trainer.accelerator.reduce(loss, "mean").item() * (1 if name == LOSS else shares) / kept
+            for name, loss in self._sums.items()
         }
+        self._total += means.get(LOSS, 0.0) * kept
+        self._total_kept += kept
+        self._total_skipped += skipped
+        self._begin()
+        return means, skipped > 0
+
+    def of_all(self) -> float | None:
+        """Return the mean loss of all updates that were made; None where none was skipped."""
+        self.report()
+        return self._total / max(self._total_kept, 1) if self._total_skipped else None
