@@ -145,11 +145,7 @@ def test_commands_leave_nothing_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_system_within_safetensors_is_one_too(tmp_path: Path) -> None:
-    with (
-        pytest.raises(
-            RunError, match="cannot write the model into .*: .*File too large.*; nothing was saved"
-        ),
-        whole_folder(tmp_path / "out", "the model"),
-    ):
+    told = r"cannot write the model into .*: .*File too large.*; nothing was saved"
+    with pytest.raises(RunError, match=told), whole_folder(tmp_path / "out", "the model"):
         raise SafetensorError("Error while serializing: I/O error: File too large (os error 27)")
     assert not (tmp_path / "out").exists()
