@@ -20,6 +20,7 @@ import vaswani
 from document_server import CLIENT, PARALLEL
 from library_tokenizers import marian
 from loopback_hub import loopback_hub
+from toy_labels import write_jsonl
 from toy_questions import nested, toy_questions
 from toy_texts import toy_documents
 from vaswani.data.sources.dates import generate_dates
@@ -179,6 +180,7 @@ def write_corpora(folder: Path) -> None:
     (folder / "article.txt").write_text("\n".join(toy_documents(3, 9)))
     for name in ("squad.json", "squad-dev.json"):
         (folder / name).write_text(json.dumps(nested(list(toy_questions(6, seed=0, unanswerable=0.3)))))
+    write_jsonl(folder / "questions.jsonl", toy_questions(3, seed=1))
     for name in ("train.conll", "dev.conll"):
         (folder / name).write_text("Ann B-PER\nsaw O\nRome B-LOC\n\nBob B-PER\nran O\n\n" * 4)
 

@@ -1,12 +1,24 @@
 """The best spans against a slow search, and answers that do not depend on batches."""
 
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering
 
-from toy_labels import POSITIONS, save_toy_encoder, toy_config, toy_tokenizer
+from toy_labels import (
+    POSITIONS,
+    save_toy_classifier,
+    save_toy_encoder,
+    toy_config,
+    toy_tokenizer,
+    write_jsonl,
+)
 from toy_questions import toy_questions
+from vaswani.cli import run
 from vaswani.data.questions.windows import Window, make_windows
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.answers import evaluate_answers
@@ -217,3 +229,80 @@ def test_results_that_are_no_numbers():
         answerer.model.qa_outputs.weight.fill_(torch.nan)
     with pytest.raises(RunError, match=r"leave the range of torch\.float32"):
         list(answerer.answer(PAIRS))
+
+
+# The command.
+
+
+def predict(capfd, *arguments: object) -> tuple[int, list[dict], str]:
+    status = run(["predict", *map(str, arguments), "--device", "cpu"])
+    output, errors = capfd.readouterr()
+    return status, [json.loads(line) for line in output.splitlines()], errors
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("answerer")
+    answerer = make_answerer()
+    odds = sorted(answer.null_odds for answer in answerer.answer(PAIRS))
+    known = {**SMALL, "null_score_diff_threshold": odds[4]}  # about half of the questions have an answer
+    setattr(answerer.model.config, CONFIG_FIELD, known)
+    answerer.model.save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_questions_of_a_table_come_back_with_their_answers(saved, tmp_path, capfd):
+    rows = [{"id": n, "question": question, "context": text} for n, (question, text) in enumerate(PAIRS)]
+    table = write_jsonl(tmp_path / "rows.jsonl", [*rows, {"id": "x", "question": "who", "context": ""}])
+    status, records, errors = predict(capfd, "--model", saved, "--input", table)
+    assert status == 0, errors
+    assert "predicted 10 rows; 1 empty" in errors
+    *records, empty = records
+    assert (empty["prediction"], empty["start"], empty["null_odds"]) == ("", None, None)
+    found = list(QuestionAnswerer.from_pretrained(saved, device="cpu").answer(PAIRS))
+    assert {answer.best is None for answer in found} == {True, False}
+    for row, record, answer in zip(rows, records, found, strict=True):
+        assert {name: record[name] for name in row} == row
+        start, end = record["start"] or 0, record["end"] or 0
+        assert record["prediction"] == answer.text == row["context"][start:end]
+        assert record["score"] == (answer.best and pytest.approx(answer.best.score, abs=1e-4))
+        assert record["null_odds"] == pytest.approx(answer.null_odds, abs=1e-4)
+        assert "spans" not in record
+    best = predict(capfd, "--model", saved, "--input", table, "--top_k", "25")[1]
+    assert max(len(record["spans"]) for record in best) == 25
+    assert best[0]["spans"][0]["text"] == found[0].spans[0].text
+    one_by_one = predict(capfd, "--model", saved, "--input", table, "--buffer_size", "1")[1]
+    assert [record["prediction"] for record in one_by_one[:-1]] == [
+        record["prediction"] for record in records
+    ]
+    wider = predict(capfd, "--model", saved, "--input", table, "--max_length", str(POSITIONS))[1]
+    assert wider != [*records, empty]
+
+
+def test_columns_of_questions_are_those_of_the_training_unless_they_are_given(saved, tmp_path, capfd):
+    rows = [{"q": question, "c": text, "d": "ann"} for question, text in PAIRS]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    shutil.copytree(saved, tmp_path / "trained")
+    (tmp_path / "trained" / "training_config.yaml").write_text("question_field: q\ncontext_field: c\n")
+    status, _, errors = predict(capfd, "--model", saved, "--input", table)
+    assert status == 2
+    assert "--question_field: " in errors and "has no field 'question'" in errors  # noqa: PT018
+    flags = ["--question_field", "q", "--context_field", "c"]
+    given = predict(capfd, "--model", saved, "--input", table, *flags)[1]
+    assert predict(capfd, "--model", tmp_path / "trained", "--input", table)[1] == given
+    other = predict(capfd, "--model", tmp_path / "trained", "--input", table, "--context_field", "d")[1]
+    assert {record["prediction"] for record in other} <= {"", "ann"}
+
+
+def test_fields_of_another_model_are_refused(saved, tmp_path, capfd):
+    table = write_jsonl(tmp_path / "rows.jsonl", [{"question": "who", "context": "ann"}])
+    status, _, errors = predict(capfd, "--model", saved, "--input", table, "--text_field", "context")
+    assert status == 2
+    assert "--text_field is for a model that predicts labels, and this one answers questions" in errors
+    classifier = save_toy_classifier(tmp_path / "classifier", "classification")
+    status, _, errors = predict(capfd, "--model", classifier, "--input", table, "--context_field", "context")
+    assert status == 2
+    assert (
+        "--context_field is for a model that answers questions, and this one does not; leave it out" in errors
+    )

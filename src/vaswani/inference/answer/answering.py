@@ -9,10 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForQuestionAnswering,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from vaswani.data.questions.windows import Window, WindowCollator, WindowLengths, make_windows
 from vaswani.errors import RunError, UserError, check_positive
+from vaswani.hub.run_metadata import auto_class_of
 from vaswani.inference.answer.spans import Answer, answers_of, best_spans
 from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import source_limit
@@ -102,20 +108,26 @@ class QuestionAnswerer(FromPretrained):
         self._collate = WindowCollator(0 if pad is None else int(pad), with_places=True)
 
     def answer(
-        self, pairs: Iterable[tuple[str, str]], progress: Callable[[int], object] | None = None
+        self,
+        pairs: Iterable[tuple[str, str]],
+        progress: Callable[[int], object] | None = None,
+        *,
+        buffer_size: int = PAIRS_AT_ONCE,
     ) -> Iterator[Answer]:
         """Yield an answer for each question and its text, in order.
 
         Args:
             pairs: questions, each with the text that may answer it.
             progress: is called with the number of questions of each finished batch.
+            buffer_size: questions read ahead.
 
         Raises:
             UserError: something else than pairs of texts is given.
             RunError: the results are not finite.
         """
+        check_positive(buffer_size=buffer_size)
         remaining = map(_pair, pairs)
-        while some := list(islice(remaining, PAIRS_AT_ONCE)):
+        while some := list(islice(remaining, buffer_size)):
             yield from self._answers([pair[0] for pair in some], [pair[1] for pair in some])
             if progress:
                 progress(len(some))
@@ -152,6 +164,11 @@ class QuestionAnswerer(FromPretrained):
         if not all(each[read].isfinite().all() for each in logits):
             raise RunError(f"the model's results leave the range of {self.model.dtype}; try dtype float32")
         return best_spans(*logits, places, self.n_best, self.max_answer_length).cpu().numpy()
+
+
+def answers_questions(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration names a class that answers questions by spans of texts."""
+    return auto_class_of(config) is AutoModelForQuestionAnswering
 
 
 def _pair(pair: Any) -> tuple[str, str]:
