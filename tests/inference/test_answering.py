@@ -1,5 +1,6 @@
 """The best spans against a slow search, and answers that do not depend on batches."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -17,7 +18,7 @@ from toy_labels import (
     toy_tokenizer,
     write_jsonl,
 )
-from toy_questions import toy_questions
+from toy_questions import nested, toy_questions
 from vaswani.cli import run
 from vaswani.data.questions.windows import Window, make_windows
 from vaswani.errors import RunError, UserError
@@ -293,6 +294,22 @@ def test_columns_of_questions_are_those_of_the_training_unless_they_are_given(sa
     assert predict(capfd, "--model", tmp_path / "trained", "--input", table)[1] == given
     other = predict(capfd, "--model", tmp_path / "trained", "--input", table, "--context_field", "d")[1]
     assert {record["prediction"] for record in other} <= {"", "ann"}
+
+
+@pytest.mark.parametrize("name", ["squad.json", "squad.json.gz"])
+def test_questions_of_squads_own_json_are_answered_too(saved, tmp_path, capfd, name):
+    rows = [{"id": str(n), "question": question, "context": text} for n, (question, text) in enumerate(PAIRS)]
+    empty = {"answers": {"text": [], "answer_start": []}}
+    content = json.dumps(nested([{**row, **empty} for row in rows])).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    status, records, errors = predict(capfd, "--model", saved, "--input", tmp_path / name)
+    assert status == 0, errors
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    assert records == predict(capfd, "--model", saved, "--input", table)[1]
+    flags = ["--context_field", "context"]
+    status, _, errors = predict(capfd, "--model", saved, "--input", tmp_path / name, *flags)
+    assert status == 2
+    assert "squad.json" in errors and "is SQuAD's own JSON; leave it out" in errors  # noqa: PT018
 
 
 def test_fields_of_another_model_are_refused(saved, tmp_path, capfd):

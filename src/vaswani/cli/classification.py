@@ -21,7 +21,7 @@ from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
-    from vaswani.inference.inputs import TableTexts, Texts
+    from vaswani.inference.inputs import Texts
 
 
 @app.command()
@@ -91,7 +91,7 @@ def predict(
     from vaswani.hub.checkpoint import local_folder
     from vaswani.hub.run_metadata import read_config, read_settings
     from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer, answers_questions
-    from vaswani.inference.answer.files import answer_questions
+    from vaswani.inference.answer.files import answer_questions, open_questions
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.classify.classification import Classifier
     from vaswani.inference.classify.files import predict_texts
@@ -107,7 +107,7 @@ def predict(
         kind, predict_all, ahead = QuestionAnswerer, answer_questions, PAIRS_AT_ONCE
         _check_none(of_texts, "predicts labels", "answers questions")
         loading |= {} if top_k is None else {"n_best": top_k}
-        opened: Any = _questions(input_name, of_questions, trained)
+        opened: Any = open_questions(input_name, of_questions, trained)
     else:
         kind, predict_all, ahead = Classifier, predict_texts, BUFFERED_TEXTS
         _check_none(of_questions, "answers questions", "does not")
@@ -151,17 +151,3 @@ def _texts(
     where: dict[str, Any] = {"option": "text_field", "default": default, "pair_field": pair_field}
     is_tagger = task_of_checkpoint(folder) == "tagging"
     return open_texts(name, fields["text_field"], added=ADDED, words=is_tagger, **where)
-
-
-def _questions(
-    name: str, fields: dict[str, str | None], trained: dict[str, Any]
-) -> "AbstractContextManager[TableTexts]":
-    """Open the questions of a table, each with its text."""
-    from vaswani.inference.answer.files import ADDED
-    from vaswani.inference.inputs import Column, open_table
-
-    columns = [
-        Column(field or trained.get(option) or option.removesuffix("_field"), option)
-        for option, field in fields.items()
-    ]
-    return open_table(name, columns, added=ADDED)

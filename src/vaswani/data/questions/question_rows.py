@@ -122,8 +122,8 @@ def _file_source(names: Sequence[str], spec: QuestionSpec) -> Source:
     if table is None:
         known = ", ".join(reading.TABLE_FORMATS)
         raise UserError(f"{name} has none of the known endings {known}")
-    if path.name.lower().removesuffix(".gz").endswith(".json") and (articles := _articles(path)) is not None:
-        return Source(name, partial(_rows_of_articles, articles, name), identity)
+    if (articles := squad_articles(path)) is not None:
+        return Source(name, partial(rows_of_articles, articles, name), identity)
     fields = _fields(table.fields(path), spec, name)
     read = reading.cell_reader(path, table, fields)
     return Source(name, partial(_numbered, read, spec.id_field in fields), identity)
@@ -163,8 +163,10 @@ def _numbered(read: Callable[[], Iterator[Row]], has_id: bool) -> Iterator[Row]:
         yield row if row is None or has_id else (number, *row)
 
 
-def _articles(path: Path) -> list[Any] | None:
+def squad_articles(path: Path) -> list[Any] | None:
     """Return the articles of SQuAD's own JSON, or None for a file that holds something else."""
+    if not path.name.lower().removesuffix(".gz").endswith(".json"):
+        return None
     with reading.open_text(path) as file:
         text = file.read()
     if not text.lstrip().startswith("{"):
@@ -179,7 +181,7 @@ def _articles(path: Path) -> list[Any] | None:
     return articles if isinstance(articles, list) else None
 
 
-def _rows_of_articles(articles: Sequence[Any], name: str) -> Iterator[Row]:
+def rows_of_articles(articles: Sequence[Any], name: str) -> Iterator[Row]:
     """Yield id, text, question and answers of each question; None for one that is not an object."""
     for number, article in enumerate(articles, start=1):
         for paragraph in _list_in(article, "paragraphs", f"article {number:,} of {name}"):

@@ -3,15 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import tee
+from pathlib import Path
 from typing import Any
 
+from vaswani.data.questions.question_rows import rows_of_articles, squad_articles
+from vaswani.data.sources.records import Record
+from vaswani.errors import UserError
 from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
 from vaswani.inference.answer.spans import Answer
-from vaswani.inference.inputs import LineReport, TableTexts
+from vaswani.inference.inputs import Column, LineReport, TableTexts, open_table
 
 ADDED = ["prediction", "start", "end", "score", "null_odds", "spans"]  # fields, to the rows of a table
+
+
+@contextmanager
+def open_questions(
+    name: str, given: Mapping[str, str | None], trained: Mapping[str, Any]
+) -> Iterator[TableTexts]:
+    """Open the questions of a table, or of SQuAD's own JSON, each with its text.
+
+    Args:
+        name: of the file; "-" for standard input, which is JSON Lines.
+        given: `question_field` and `context_field`; None means as in training, or else `question` and
+            `context`.
+        trained: settings of the training.
+
+    Raises:
+        UserError: as `open_table`.
+    """
+    path, own = Path(name), {option: option.removesuffix("_field") for option in given}
+    articles = squad_articles(path) if path.is_file() else None
+    if articles is None:
+        fields = {option: field or trained.get(option) or own[option] for option, field in given.items()}
+        with open_table(name, _columns(fields), added=ADDED) as table:
+            yield table
+        return
+    for option, field in given.items():
+        if field is not None:
+            raise UserError(f"--{option} {field} is for tables, and {name} is SQuAD's own JSON; leave it out")
+    yield TableTexts(_records(articles, name), *_columns(own))
+
+
+def _columns(fields: Mapping[str, str]) -> list[Column]:
+    return [Column(field, option) for option, field in fields.items()]
+
+
+def _records(articles: Sequence[Any], name: str) -> Iterator[Record]:
+    for number, row in enumerate(rows_of_articles(articles, name), start=1):
+        if row is None:
+            raise UserError(f"question {number:,} of {name} is no object; correct it")
+        question_id, context, question, _ = row
+        yield Record(
+            f"question {number:,} of {name}", {"id": question_id, "question": question, "context": context}
+        )
 
 
 def answer_questions(
