@@ -1,8 +1,9 @@
 """`vaswani predict`."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,9 +20,6 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
-
-if TYPE_CHECKING:
-    from vaswani.inference.inputs import Texts
 
 
 @app.command()
@@ -89,45 +87,44 @@ def predict(
     """
     from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.hub.checkpoint import local_folder
-    from vaswani.hub.run_metadata import read_config, read_settings
-    from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer, answers_questions
-    from vaswani.inference.answer.files import answer_questions, open_questions
-    from vaswani.inference.batches import BUFFERED_TEXTS
-    from vaswani.inference.classify.classification import Classifier
-    from vaswani.inference.classify.files import predict_texts
+    from vaswani.hub.run_metadata import auto_class_of, read_config
 
     check_not_input(output_name, input_name)
     folder = local_folder(model, loading["revision"], weights=False)
-    trained = read_settings(folder)
     of_texts = {"text_field": text_field, "text_pair_field": text_pair_field}
     of_questions = {"question_field": question_field, "context_field": context_field}
-    kind: Any
-    predict_all: Any
-    if answers_questions(read_config(folder)):
-        kind, predict_all, ahead = QuestionAnswerer, answer_questions, PAIRS_AT_ONCE
+    if auto_class_of(read_config(folder)).__name__ == "AutoModelForQuestionAnswering":
         _check_none(of_texts, "predicts labels", "answers questions")
+        way = _with_answers(input_name, of_questions, folder)
         loading |= {} if top_k is None else {"n_best": top_k}
-        opened: Any = open_questions(input_name, of_questions, trained)
     else:
-        kind, predict_all, ahead = Classifier, predict_texts, BUFFERED_TEXTS
         _check_none(of_questions, "answers questions", "does not")
-        opened = _texts(input_name, of_texts, trained, folder)
-    with opened as texts:
+        way = _with_labels(input_name, of_texts, folder)
+    with way.opened as texts:
         begin_work()
         with LineWriter(output_name) as writer:
-            loaded = kind.from_pretrained(
+            predictor = way.of_class.from_pretrained(
                 model, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch, **loading
             )
             with progress_of_texts(texts, output_name) as bar:
-                report = predict_all(
-                    loaded,
+                report = way.predict(
+                    predictor,
                     texts,
                     writer.write,
                     top_k=top_k,
-                    buffer_size=buffer_size or (1 if texts.typed else ahead),
+                    buffer_size=buffer_size or (1 if texts.typed else way.buffered),
                     progress=bar.update,
                 )
     warn(f"predicted {report}")
+
+
+class _Way(NamedTuple):
+    """How the texts of an input are read and predicted."""
+
+    opened: AbstractContextManager[Any]
+    of_class: Any  # loads the model
+    predict: Callable[..., Any]
+    buffered: int  # texts read ahead
 
 
 def _check_none(fields: dict[str, str | None], reader: str, found: str) -> None:
@@ -137,17 +134,28 @@ def _check_none(fields: dict[str, str | None], reader: str, found: str) -> None:
             raise UserError(f"--{name} is for a model that {reader}, and this one {found}; leave it out")
 
 
-def _texts(
-    name: str, fields: dict[str, str | None], trained: dict[str, Any], folder: Path
-) -> "AbstractContextManager[Texts]":
-    """Open texts or pairs, or the words of a tagger, by the fields that are given or were in training."""
-    from vaswani.inference.classify.classification import task_of_checkpoint
-    from vaswani.inference.classify.files import ADDED
+def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
+    """Texts or pairs, or the words of a tagger, by the fields that are given or were in training."""
+    from vaswani.hub.run_metadata import read_settings
+    from vaswani.inference.batches import BUFFERED_TEXTS
+    from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
+    from vaswani.inference.classify.files import ADDED, predict_texts
     from vaswani.inference.inputs import open_texts
 
+    is_tagger, trained = task_of_checkpoint(folder) == "tagging", read_settings(folder)
     # A model of pairs reads no single texts.
     pair_field = fields["text_pair_field"] or trained.get("text_pair_field")
     default = trained.get("text_field") or "text"
     where: dict[str, Any] = {"option": "text_field", "default": default, "pair_field": pair_field}
-    is_tagger = task_of_checkpoint(folder) == "tagging"
-    return open_texts(name, fields["text_field"], added=ADDED, words=is_tagger, **where)
+    opened = open_texts(name, fields["text_field"], added=ADDED, words=is_tagger, **where)
+    return _Way(opened, Classifier, predict_texts, BUFFERED_TEXTS)
+
+
+def _with_answers(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
+    """Questions, each with its text."""
+    from vaswani.hub.run_metadata import read_settings
+    from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
+    from vaswani.inference.answer.files import answer_questions, open_questions
+
+    opened = open_questions(name, fields, read_settings(folder))
+    return _Way(opened, QuestionAnswerer, answer_questions, PAIRS_AT_ONCE)

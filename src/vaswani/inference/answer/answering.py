@@ -9,16 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForQuestionAnswering,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.questions.windows import Window, WindowCollator, WindowLengths, make_windows
 from vaswani.errors import RunError, UserError, check_positive
-from vaswani.hub.run_metadata import auto_class_of
 from vaswani.inference.answer.spans import Answer, answers_of, best_spans
 from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import source_limit
@@ -164,11 +158,6 @@ class QuestionAnswerer(FromPretrained):
         if not all(each[read].isfinite().all() for each in logits):
             raise RunError(f"the model's results leave the range of {self.model.dtype}; try dtype float32")
         return best_spans(*logits, places, self.n_best, self.max_answer_length).cpu().numpy()
-
-
-def answers_questions(config: PreTrainedConfig) -> bool:
-    """Return whether a configuration names a class that answers questions by spans of texts."""
-    return auto_class_of(config) is AutoModelForQuestionAnswering
 
 
 def _pair(pair: Any) -> tuple[str, str]:
