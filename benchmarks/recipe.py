@@ -4,8 +4,9 @@
         [--picture FILE] [--json]
 
 The base is the configuration multi30k_tiny with dropout 0.1: with more it needs many more updates. A
-variation changes what its name says and nothing else. With batches of half or twice as many tokens there are twice or
-half as many updates, so that all read as many tokens; R-Drop reads each twice and takes about twice as long.
+variation changes what its name says and nothing else. With batches of half or twice as many tokens there are
+twice or half as many updates, so that all read as many tokens; R-Drop reads each twice and takes about twice
+as long.
 
 Perplexity is per token, without label smoothing; BLEU is cased, with 4 beams. Differences are to the base,
 with 95 % intervals from the same resamples of the rows and from the spread over seeds. There is no peer.

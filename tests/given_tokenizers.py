@@ -1,6 +1,7 @@
 """Tokenizers of several libraries, made of a few sentences."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from library_tokenizers import SOURCES, TARGETS
 TEXTS = [*SOURCES, *TARGETS]
 
 
-def write_sentencepiece(file: Path, **options: Any) -> Path:
+def write_sentencepiece(file: Path, texts: Sequence[str] = TEXTS, **options: Any) -> Path:
     content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS),
+        sentence_iterator=iter(texts),
         model_writer=content,
         **{"vocab_size": 70, "hard_vocab_limit": False, "minloglevel": 2, **options},
     )

@@ -379,6 +379,24 @@ def test_sources_are_cut_where_the_training_cut_them(tmp_path: Path, capfd) -> N
     assert record_of(capfd, *command, "--too_long", "skip")["max_source_length"] == 1024
 
 
+def test_long_sources_are_read_where_the_training_read_them(tmp_path: Path, capfd) -> None:
+    rows = [{"source": source, "target": target} for source, target in toy_pairs(8, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    tests = write_jsonl(tmp_path / "test.jsonl", [*rows, {"source": "one two " * 700, "target": "1 2"}])
+    options = {**TINY_RUN, "train_file": table, "test_file": tests, "output_dir": tmp_path / "run"}
+    options |= {"max_steps": 1, "save_steps": 1, "max_tokens_per_batch": 5000, "generation_max_length": 8}
+    assert run(["train", *as_flags(options)]) == 0
+    expected = json.loads((tmp_path / "run" / "evaluation.json").read_text())["metrics"]
+    command = ["--model", tmp_path / "run", "--data", tests]
+    found = record_of(capfd, *command)
+    assert "too_long_rows" not in found or not found["too_long_rows"]
+    assert {name: found[name] for name in expected} == {
+        name: pytest.approx(score["value"]) for name, score in expected.items()
+    }
+    cut = record_of(capfd, *command, "--max_source_length", "5")
+    assert cut["max_source_length"] == 5
+
+
 def test_outputs_are_as_long_as_in_the_training(tmp_path: Path, capfd) -> None:
     """A model that has hardly learned to end writes as much as it may."""
     table = write_jsonl(

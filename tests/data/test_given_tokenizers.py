@@ -1,6 +1,7 @@
 """Tokenizers of others: SentencePiece models, and those of the library made ready for pairs of texts."""
 
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_a_sentencepiece_model_gives_its_own_tokens(options: dict[str, Any], tmp
     assert ours.batch_decode(ids[: len(TEXTS)]) == TEXTS
     assert (ours.unk_token_id, ours.bos_token_id, ours.eos_token_id) == (0, 1, 2)
     assert ours.pad_token_id == options.get("pad_id")
+
+
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
+def test_letters_that_are_written_in_parts_are_composed(rule: str, tmp_path: Path) -> None:
+    texts = ["나는 학교에 갑니다", "오늘 날씨가 좋습니다", "Tôi đi học ở trường", "Điều này rất tốt", "Ça va"]
+    options = {"normalization_rule_name": rule, "vocab_size": 120}
+    file = write_sentencepiece(tmp_path / "spm.model", texts * 9, **options)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    apart = [unicodedata.normalize("NFD", text) for text in texts]
+    ours = sentencepiece_tokenizer(file)(apart, add_special_tokens=False).input_ids
+    assert ours == theirs.encode(apart) == theirs.encode(texts)
 
 
 def test_the_text_of_a_control_symbol_is_text(tmp_path: Path) -> None:

@@ -158,6 +158,14 @@ class TestCsv:
         # The quote that is never closed takes the two last lines with it: both are counted.
         assert rows == [None, ('he said "Hi"', "y"), None, ("only", None), ("", ""), None, None]
 
+    def test_a_carriage_return_without_quotes_parts_no_row(self, tmp_path):
+        content = 'target,source\nBonjour tout le monde,Hello\reverybody\nfoo,"b\rc"\nx,y\n'
+        rows = rows_of(write(tmp_path / "a.csv", content))
+        assert rows == [None, ("b\rc", "foo"), ("y", "x")]
+
+    def test_lines_that_end_as_on_old_macs(self, tmp_path):
+        assert rows_of(write(tmp_path / "a.csv", "source,target\ra,b\rc,d\r")) == [("a", "b"), ("c", "d")]
+
     def test_with_three_columns_a_cell_too_few_shifts_nothing_in(self, tmp_path):
         content = "id,source,target\n1,a,b\n2 c,d\n3\n"
         rows = rows_of(write(tmp_path / "a.csv", content))

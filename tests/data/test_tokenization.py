@@ -263,6 +263,12 @@ def test_a_vocabulary_without_room_for_the_bytes_is_an_error():
         train_tokenizer(ENGLISH, 258)
 
 
+def test_the_vocabulary_of_a_unigram_model_is_as_small_as_asked_for():
+    with pytest.raises(UserError, match=r"vocab_size=259 .* vocab_size=260 or more"):
+        train_tokenizer(ENGLISH, 259, kind="unigram")
+    assert len(train_tokenizer(ENGLISH, 260, kind="unigram")) == 260
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 

@@ -449,6 +449,8 @@ def _as_in_training(options: dict[str, Any], trained: dict[str, Any]) -> dict[st
     if "temperature" not in given and "generation_num_beams" in trained:
         known["num_beams"] = trained["generation_num_beams"] or 1
     known = {name: value for name, value in known.items() if value is not None}
+    if trained and not trained.get("truncate") and "too_long" not in given:
+        known["max_source_length"] = None  # all that the model has positions for
     return {**TRANSLATOR_DEFAULTS, "max_source_length": "auto", **known, **given}
 
 

@@ -3,6 +3,8 @@
 The tokenizer gives the same token ids as `sentencepiece` itself, of unigram and BPE models, with their own
 normalization. It differs in two rare cases: the text of a control symbol ("</s>") is split after its first
 character, and the tokenizers library drops combining marks behind a character that normalization replaces.
+Letters that are written in parts, as Korean and Vietnamese from a Mac, are composed before, for the library
+does not look for them.
 """
 
 from __future__ import annotations
@@ -115,9 +117,9 @@ def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _normalizer(spec: Any) -> Any:
-    steps: list[Any] = (
-        [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
-    )
+    steps: list[Any] = [normalizers.NFC()] if "nfkc" in spec.name else []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:

@@ -108,7 +108,7 @@ def train_tokenizer(
     framing: dict[str, Any] = {"token_types": token_types, "model_max_length": model_max_length}
     if kind == "byte":
         return byte_tokenizer(purpose=purpose, markers=markers, **framing)
-    check_vocab_size(vocab_size, purpose, markers)
+    check_vocab_size(vocab_size, purpose, markers, kind)
     options: dict[str, Any] = {
         "vocab_size": vocab_size,
         "special_tokens": _special_tokens(purpose, markers, mask_takes_space=kind != "char"),
@@ -173,10 +173,15 @@ def _in_thread(work: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def check_vocab_size(vocab_size: int, purpose: Purpose, markers: Sequence[str] = ()) -> None:
-    """Raise a `UserError` unless a vocabulary has room for the bytes and the special tokens."""
+def check_vocab_size(
+    vocab_size: int, purpose: Purpose, markers: Sequence[str] = (), kind: str = "bpe"
+) -> None:
+    """Raise a `UserError` unless a vocabulary has room for the bytes and the special tokens.
+
+    The trainer of unigram models takes no heed of the size unless there is room for one more.
+    """
     special_tokens = _special_tokens(purpose, markers, mask_takes_space=True)
-    smallest = NUM_BYTES + len(special_tokens)
+    smallest = NUM_BYTES + len(special_tokens) + (kind == "unigram")
     if vocab_size < smallest:
         raise UserError(
             f"vocab_size={vocab_size} is too small: it must hold {NUM_BYTES} bytes and {len(special_tokens)} "

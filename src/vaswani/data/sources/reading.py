@@ -36,6 +36,7 @@ Row = tuple[Any, ...] | None  # (source, target) or (text,)
 ROWS_TO_FIND_FIELDS = 1000  # JSON rows may have different fields: so many rows are searched for them
 ROWS_PER_BATCH = 1000
 LONGEST_SHOWN = 60  # characters of a cell in a message
+_BEGINNING = 2**20  # characters
 LONGEST_CSV_CELL = 1 << 24  # characters; limits what an unclosed quote swallows
 
 
@@ -228,7 +229,7 @@ def _json_rows(values_of: Callable[[Path], Iterator[Any]], path: Path, *fields: 
 def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     """Yield the rows of a CSV file (RFC 4180) with their lines; None for each line with broken quotes."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CSV_CELL))
-    with open_text(path, newline="") as file:
+    with open_text(path, newline=_csv_line_end(path)) as file:
         reader = csv.reader(file, strict=True)
         while True:
             lines_before = reader.line_num
@@ -240,6 +241,16 @@ def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
                 yield from ((number + 1, None) for number in range(lines_before, reader.line_num))
             else:
                 yield lines_before + 1, cells
+
+
+def _csv_line_end(path: Path) -> str:
+    r"""Return what ends the lines of a CSV file: "\r" where its beginning has no "\n", as old Macs wrote.
+
+    A "\r" within a cell without quotes, which some programs write, would otherwise part its row.
+    """
+    with open_text(path) as file:
+        start = file.read(_BEGINNING)
+    return "\r" if "\r" in start and "\n" not in start else "\n"
 
 
 def _csv_cells(path: Path) -> Iterator[list[str] | None]:

@@ -73,7 +73,7 @@ class PretrainingRun(BaseRun):
         """Raise `UserError` unless the shape makes a model that has positions for the sequences."""
         data = self.config.data
         if self.given_tokenizer is None and data.tokenizer_kind != "byte":
-            check_vocab_size(data.vocab_size, self.purpose, self.markers)
+            check_vocab_size(data.vocab_size, self.purpose, self.markers, data.tokenizer_kind)
         shape = self.model_config(self.given_tokenizer)
         check_attention_kernel(self.auto_class, shape, self.config.model.attn_implementation)
         self.config.training.resolve_learning_rate(shape.hidden_size)

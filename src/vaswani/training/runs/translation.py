@@ -103,7 +103,7 @@ class TrainingRun(BaseRun):
                 "has none; leave one of them out"
             )
         elif data.tokenizer_kind != "byte":
-            check_vocab_size(data.vocab_size, "translation")
+            check_vocab_size(data.vocab_size, "translation", kind=data.tokenizer_kind)
         shape = model_config(model, *sizes, one_vocabulary=self.expects_one_vocabulary)
         check_attention_kernel(AutoModelForSeq2SeqLM, shape, model.attn_implementation)
         check_passes_differ(self.config.training.consistency_weight, shape)
