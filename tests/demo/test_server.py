@@ -75,6 +75,12 @@ def test_a_signal_ends_the_server_which_tells_nobody(models: Path) -> None:
     online |= {"GRADIO_SERVER_NAME": "0.0.0.0"}
     with serving(models, **proxies, **online) as (process, address):
         assert httpx.get(address, trust_env=False).status_code == 200
+        # A web page elsewhere whose name leads here reads nothing, and nothing large is stored.
+        elsewhere = httpx.get(address, headers={"Host": "evil.example"}, trust_env=False)
+        assert elsewhere.status_code == 400
+        upload = {"files": ("a.bin", b"0" * 100_000)}
+        stored = httpx.post(f"{address}gradio_api/upload", files=upload, trust_env=False)
+        assert stored.status_code >= 400
         host, port = address.removeprefix("http://").rstrip("/").split(":")
         assert host == "127.0.0.1"
         process.send_signal(signal.SIGTERM)

@@ -1,12 +1,16 @@
 """`vaswani student` as a user runs it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import AutoModelForSeq2SeqLM
 
 from toy_translation import save_toy_checkpoint
 from vaswani.cli import run
+from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.hub.run_metadata import read_settings
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,16 @@ def test_the_layers_that_are_asked_for_are_copied_and_counted(
     assert said == (
         f"saved {output}: teacher {counts[0]:,} parameters, student {counts[1]:,} ({fewer:.1f} % fewer)\n"
     )
+
+
+def test_a_student_is_evaluated_as_its_teacher(teacher: Path, tmp_path: Path, capsys) -> None:
+    trained = tmp_path / "trained"
+    shutil.copytree(teacher, trained)
+    settings = {"task": "summarization", "source_field": "de", "target_field": "en", "learning_rate": 1e-3}
+    (trained / SETTINGS_FILE).write_text(yaml.safe_dump(settings))
+    assert student(capsys, "--teacher", trained, tmp_path / "student")[0] == 0
+    del settings["learning_rate"]  # a student is not trained yet
+    assert read_settings(tmp_path / "student") == settings
 
 
 @pytest.mark.slow

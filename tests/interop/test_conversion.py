@@ -19,6 +19,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForQuestionAnswering,
     BertLMHeadModel,
     BigBirdConfig,
     BigBirdForMaskedLM,
@@ -342,6 +343,31 @@ def test_big_birds_weights_with_our_pattern() -> None:
     pattern = ours.config.sparse_pattern("encoder", 0)
     assert (pattern.block_size, pattern.window_blocks, pattern.random_blocks) == (4, 3, 1)
     assert export(ours, "big_bird").config.attention_type == "block_sparse"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"encoder_attention": ["full", "sparse"]}, "the layers of a BigBird model attend all in one way"),
+        ({"sparse_window_blocks": 5}, "sparse_window_blocks=5 is not supported: big_bird models have .*=3"),
+        ({"sparse_global_blocks": 1}, "sparse_global_blocks=1 is not supported: big_bird models have .*=2"),
+        ({"sparse_global_tokens": 3, "sparse_global_blocks": 0}, "sparse_global_.* is not supported"),
+    ],
+)
+def test_patterns_that_big_bird_lacks_are_refused(fields: dict[str, Any], message: str) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    ours = convert(BigBirdForMaskedLM(BigBirdConfig(vocab_size=VOCAB, block_size=4, **sizes)))
+    for name, value in fields.items():
+        setattr(ours.config, name, value)
+    with pytest.raises(UserError, match=message):
+        export(ours, "big_bird")
+
+
+def test_a_tensor_of_another_shape_is_named() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    theirs = BertForQuestionAnswering(BertConfig(vocab_size=VOCAB, num_labels=5, **sizes))
+    with pytest.raises(UserError, match=r"would have the shape \[5, 16\], and vaswani's model has \[2, 16\]"):
+        convert(theirs)
 
 
 def test_what_is_trained_on_goes_on_in_training_mode() -> None:

@@ -92,16 +92,16 @@ def compare(
         str | None,
         typer.Option(
             "--source_field",
-            help="Source column; a dot selects a nested one. Default: as in the first student's training, "
-            "or source.",
+            help="Source column; a dot selects a nested one. Default: as in the first student's training, or "
+            "the teacher's, or source.",
         ),
     ] = None,
     target_field: Annotated[
         str | None,
         typer.Option(
             "--target_field",
-            help="Target column; a dot selects a nested one. Default: as in the first student's training, "
-            "or target.",
+            help="Target column; a dot selects a nested one. Default: as in the first student's training, or "
+            "the teacher's, or target.",
         ),
     ] = None,
     baseline: Annotated[
@@ -143,7 +143,7 @@ def compare(
         )
     folder = output or Path(students[0])
     check_writable(folder, "output")
-    trained = read_settings(Path(students[0]))
+    trained = read_settings(Path(students[0])) or read_settings(Path(teacher))
     known = {name: trained.get(name) if column is None else column for name, column in columns.items()}
     named: dict[str, Any] = {name: column for name, column in known.items() if column is not None}
     split, rows = load_split(load_corpus, CorpusSpec, files, split, dataset_config=dataset_config, **named)

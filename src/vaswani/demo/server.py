@@ -82,7 +82,17 @@ def launch_options() -> dict[str, Any]:
         "pwa": False,
         "inbrowser": False,
         "theme": _theme(),
+        "max_file_size": 1,  # of an upload, in bytes: the page has none
+        "app_kwargs": {"middleware": [_own_hosts_alone()]},
     }
+
+
+def _own_hosts_alone() -> Any:
+    """Refuse requests for other hosts, as from a web page whose name was made to mean this machine."""
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    return Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])
 
 
 def _theme() -> gr.Theme:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from vaswani.data.sources.reading import is_utf8
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import alert, paragraph, part
 from vaswani.errors import RunError, UserError, one_line
@@ -127,7 +128,9 @@ def part_or_problem(work: Callable[[], str]) -> str:
 
 
 def check_characters(text: str) -> None:
-    """Raise a UserError if a text has too many characters."""
+    """Raise a UserError if a text has too many characters, or some that are none."""
+    if not is_utf8(text):
+        raise UserError("the text has half of a surrogate pair, which is no character; type it anew")
     if len(text) > MOST_CHARACTERS:
         raise UserError(
             f"the text has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read; shorten it"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+import yaml
 from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -23,11 +24,22 @@ from vaswani.data.tokenization import save_tokenizers
 from vaswani.distillation.recording import stacks
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
-from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import write_hashes
+from vaswani.hub.run_metadata import read_settings
 from vaswani.inference.translate.ensembling import Ensemble
 
 logger = logging.getLogger(__name__)
+
+# Settings of the teacher's training by which a model is evaluated.
+_OF_TASK = (
+    *("task", "objective", "documents", "source_field", "target_field", "text_field", "text_pair_field"),
+    *("label_field", "label_separator", "context_field", "question_field", "answers_field"),
+    *("answer_start_field", "prompt_field", "completion_field", "messages_field", "max_length", "truncate"),
+    *("max_source_length", "max_target_length"),
+    *("generation_max_length", "generation_num_beams", "generation_length_penalty"),
+)
 
 Layers: TypeAlias = "int | Sequence[int] | None"  # a number, evenly spaced; indices in order; None for all
 
@@ -133,8 +145,19 @@ def save_student(
     with whole_folder(output, "the student") as folder:
         student.save_pretrained(folder)
         save_tokenizers(source_tokenizer, target_tokenizer, folder)
+        _keep_settings(local_folder(str(teacher)), folder)
         write_hashes(folder)
     return model.num_parameters(), student.num_parameters()
+
+
+def _keep_settings(teacher: Path, folder: Path) -> None:
+    """Write the task, the columns and the lengths of the teacher's training, if they are recorded."""
+    settings = read_settings(teacher)
+    kept = {name: settings[name] for name in _OF_TASK if settings.get(name) is not None}
+    if kept:
+        (folder / SETTINGS_FILE).write_text(
+            yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), "utf-8"
+        )
 
 
 def warn_unless_smaller(student: PreTrainedModel, teacher: PreTrainedModel, remedy: str) -> None:

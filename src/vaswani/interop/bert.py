@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import BertConfig, BigBirdConfig, DistilBertConfig
 
+from vaswani.errors import UserError
 from vaswani.interop.formats import USUAL, Format
 from vaswani.interop.weights import Rule, linear
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
@@ -114,9 +115,14 @@ BERT = Format(
 )
 
 
+# What BigBird's pattern always is.
+_BIG_BIRD_PATTERN = {"sparse_window_blocks": 3, "sparse_global_blocks": 2, "sparse_global_tokens": 0}
+
+
 def _big_bird_attention(config: Any, class_name: str) -> dict[str, Any]:
     """Return the fields of our sparse pattern with their block numbers (see `SparsePattern`)."""
     return {
+        **_BIG_BIRD_PATTERN,
         "encoder_attention": "sparse" if config.attention_type == "block_sparse" else "full",
         "sparse_block_size": config.block_size,
         "sparse_random_blocks": config.num_random_blocks,
@@ -125,9 +131,18 @@ def _big_bird_attention(config: Any, class_name: str) -> dict[str, Any]:
 
 
 def _big_bird_attention_back(config: Any) -> dict[str, Any]:
-    is_sparse = set(config.layer_attention("encoder")) == {"sparse"}
+    kinds = set(config.layer_attention("encoder"))
+    if len(kinds) > 1:
+        raise UserError(
+            f"encoder_attention={config.encoder_attention} is not supported: the layers of a BigBird model "
+            "attend all in one way"
+        )
+    if kinds == {"sparse"}:
+        for name, value in _BIG_BIRD_PATTERN.items():
+            if (found := getattr(config, name)) != value:
+                raise UserError(f"{name}={found} is not supported: big_bird models have {name}={value}")
     return {
-        "attention_type": "block_sparse" if is_sparse else "original_full",
+        "attention_type": "block_sparse" if kinds == {"sparse"} else "original_full",
         "block_size": config.sparse_block_size,
         "num_random_blocks": config.sparse_random_blocks,
     }

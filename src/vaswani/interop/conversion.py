@@ -59,6 +59,7 @@ def convert(model: Any) -> PreTrainedModel:
         ours = OUR_CLASSES[found.classes[class_name]](config)
     tables = _tables(model, config)
     state = to_ours(model.state_dict(), found.rules(class_name), ours.state_dict(), tables)
+    _check_shapes(ours, state)
     _check_ties(ours, state)
     return _filled(ours, state, model)
 
@@ -110,6 +111,15 @@ def _tables(model: nn.Module, config: VaswaniFamilyConfig) -> dict[str, torch.Te
             tables[name] = SinusoidalPositions(config).encode(positions, torch.float32)
             tables[name][max(offset - 1, 0) : offset] = 0  # the position of padding
     return tables
+
+
+def _check_shapes(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> None:
+    for name, tensor in model.state_dict().items():
+        if state[name].shape != tensor.shape:
+            raise UserError(
+                f"{name} would have the shape {list(state[name].shape)}, and vaswani's model has "
+                f"{list(tensor.shape)}; correct the configuration, such as num_labels"
+            )
 
 
 def _check_ties(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> None:
