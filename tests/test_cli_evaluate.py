@@ -344,6 +344,16 @@ def test_rows_of_pairs_can_be_fewer(tmp_path: Path, capfd) -> None:
     assert "kept 12 of 12 rows, of which 5 are used" in evaluate(capfd, *command, "--max_rows", "5")[2]
 
 
+def test_translations_are_lines_of_text(tmp_path: Path, capfd) -> None:
+    save_toy_checkpoint(tmp_path / "model")
+    rows = [{"source": source, "target": target} for source, target in toy_pairs(2, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    command = ["--model", tmp_path / "model", "--data", table, "--output", tmp_path / "out.jsonl"]
+    status, _, errors = evaluate(capfd, *command)
+    assert status == 2
+    assert "out.jsonl would hold lines of text, not JSON; end it in .txt, or translate with" in errors
+
+
 def test_the_columns_and_the_task_are_those_of_the_training(tmp_path: Path, capfd) -> None:
     rows = [{"text": source, "summary": target, "source": "1"} for source, target in toy_pairs(8, seed=0)]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)

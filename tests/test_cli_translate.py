@@ -450,7 +450,13 @@ def test_a_table_and_a_pair_of_text_files_get_the_same_scores(
 def test_summaries_are_scored_by_rouge(model: Path, corpus: list[Path], capfd) -> None:
     flags = ["--task", "summarization", "--num_beams", "1"]
     _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags)
-    assert [line.split()[0] for line in output.splitlines()] == ["rouge1", "rouge2", "rougeL", "20"]
+    assert [line.split()[0] for line in output.splitlines()] == [
+        "rouge1",
+        "rouge2",
+        "rougeL",
+        "rougeLsum",
+        "20",
+    ]
     assert "stem:porter" in output
     status, _, errors = in_process(capfd, "evaluate", "--model", model, "--data", "x", "--task", "summary")
     assert status == 2

@@ -66,6 +66,12 @@ def test_words_and_sentences_are_found(tokenizer):
         ("房子很老。人们喜欢它！真的？！是的。", ["房子很老。", "人们喜欢它！", "真的？！", "是的。"]),
         ("彼は「はい。」と言った。 終わり。", ["彼は「はい。」", "と言った。", " 終わり。"]),
         ("One. Two.\n", ["One.", " Two.\n"]),
+        (
+            'He said "Go." (It rained.) “No!” he cried.',
+            ['He said "Go."', " (It rained.)", " “No!” he cried."],
+        ),
+        ("राम घर गया। सीता गई।", ["राम घर गया।", " सीता गई।"]),
+        ("هل أنت بخير؟ نعم", ["هل أنت بخير؟", " نعم"]),
         ("\n One.\n \n\n Two", ["\n One.", "\n \n\n Two"]),
         ("One\n \nTwo \n", ["One", "\n \nTwo \n"]),
         (" \n ", [" \n "]),

@@ -131,12 +131,12 @@ def test_the_metric_decides_what_retention_and_gains_are_of(
 
 def test_of_summaries_the_metrics_are_others(whole: Candidate, damaged: Candidate) -> None:
     comparison = compare(whole, [whole, damaged], ROWS, data="toys", metric="rouge2")
-    assert list(comparison.teacher.scores) == ["rouge1", "rouge2", "rougeL"]
+    assert list(comparison.teacher.scores) == ["rouge1", "rouge2", "rougeL", "rougeLsum"]
     values = [model.scores["rouge2"].value for model in comparison.models]
     assert comparison.students[1].retention is not None
     assert comparison.students[1].retention.value == values[2] / values[0]
     table = as_markdown(comparison)
-    assert "| ROUGE-1 | ROUGE-2 | ROUGE-L | retention |" in table
+    assert "| ROUGE-1 | ROUGE-2 | ROUGE-L | ROUGE-Lsum | retention |" in table
     assert "of the teacher's ROUGE-2" in table
 
 

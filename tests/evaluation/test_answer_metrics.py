@@ -102,6 +102,11 @@ def test_without_unanswerable_questions_there_are_two_scores():
     assert scores == {"exact_match": 50, "f1": 50}
 
 
+def test_without_answerable_questions_there_are_two_scores_too():
+    metric = AnswerMetric(keep_in_memory=True)
+    assert metric.compute(predictions=["", "rome"], references=[[], []]) == {"exact_match": 50, "f1": 50}
+
+
 def test_weights_are_repeated_rows():
     metric = AnswerMetric(keep_in_memory=True)
     weights = [2, 0, 1, 3, 1]

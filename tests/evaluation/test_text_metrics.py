@@ -94,13 +94,28 @@ def test_rouge_l_is_of_the_order_and_rouge_1_is_not():
     assert scores["rougeL"] == pytest.approx(100 * f1(1, 5, 5))
 
 
+def test_rouge_lsum_is_of_sentences_wherever_lines_end():
+    reference = "The cat sat. A dog ran away."
+    swapped = {"predictions": ["A dog ran away. The cat sat."], "references": [reference]}
+    scores = Rouge().compute(**swapped)
+    assert scores["rougeLsum"] == 100
+    assert scores["rougeL"] == pytest.approx(100 * f1(4, 7, 7))
+    in_lines = {
+        "predictions": ["A dog ran away.\nThe cat sat."],
+        "references": ["The cat sat.\nA dog ran away."],
+    }
+    assert Rouge().compute(**in_lines) == scores
+
+
 def test_rouge_of_nothing_is_nothing_and_its_signature_says_how_it_was_computed():
     result = Rouge().compute(predictions=["", "a"], references=["a summary", "b"])
-    assert [result[kind] for kind in ("rouge1", "rouge2", "rougeL")] == [0, 0, 0]
+    assert [result[kind] for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")] == [0, 0, 0, 0]
     assert result["signature"].startswith("nrefs:1|stem:porter|version:0.1.")
 
 
 def test_rouge_says_so_where_it_counts_no_words():
+    with pytest.warns(UserWarning, match="and 96% of the letters of the references are others"):
+        score_texts(["Анна увидела Рим"], ["В 2020 году Анна увидела Рим, и снова x."], "summarization")
     with pytest.warns(UserWarning, match="1 of 2 references have no word of a-z or 0-9"):
         Rouge().compute(predictions=["一只猫", "a cat"], references=["一只猫", "a cat"])
 
@@ -163,7 +178,7 @@ def test_two_processes_score_their_rows_together(tmp_path):
 
 def test_the_scores_of_summaries_are_others():
     scores, signatures = score_texts(PREDICTIONS, REFERENCES, "summarization")
-    assert scores.keys() == signatures.keys() == {"rouge1", "rouge2", "rougeL"}
+    assert scores.keys() == signatures.keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
     assert scores["rouge1"] == Rouge().compute(predictions=PREDICTIONS, references=REFERENCES)["rouge1"]
     assert scores["rouge1"] > scores["rougeL"] - 1e-9 > scores["rouge2"]
 

@@ -166,7 +166,10 @@ def test_the_long_configurations_train(name, tmp_path, capsys):
     small |= {"max_tokens_per_batch": 4096, "generation_max_length": 4, "max_source_length": 256}
     flags = as_flags({**small, "dataset": tmp_path, "output_dir": tmp_path / "run", "use_cpu": True})
     scores = train(load_config(CONFIGS / f"{name}.yaml", flags))
-    metrics = {"long_summarization": ("rouge1", "rouge2", "rougeL"), "long_classification": ("exact_match",)}
+    metrics = {
+        "long_summarization": ("rouge1", "rouge2", "rougeL", "rougeLsum"),
+        "long_classification": ("exact_match",),
+    }
     assert scores.keys() >= {f"validation_{metric}" for metric in ("loss", *metrics[name])}
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert record["metrics"].keys() >= set(metrics[name])
@@ -416,7 +419,7 @@ def test_tensorboard_is_written(tiny_run):
         ),
         (
             {"metric_for_best_model": "bleu", "task": "summarization"},
-            "metric_for_best_model=bleu is not computed; choose one of loss, rouge1, rouge2, rougeL",
+            "metric_for_best_model=bleu is not computed; choose one of loss, rouge1, rouge2, rougeL, rouge",
         ),
         ({"task": "summary"}, "summary"),
         (

@@ -110,7 +110,8 @@ def compare(
     metric: Annotated[
         str,
         typer.Option(
-            help="Metric of retention: bleu, chrf or exact_match; for summaries rouge1, rouge2 or rougeL."
+            help="Metric of retention: bleu, chrf or exact_match; for summaries rouge1, rouge2, rougeL or "
+            "rougeLsum."
         ),
     ] = "bleu",
     output: Annotated[

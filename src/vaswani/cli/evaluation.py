@@ -302,7 +302,7 @@ def evaluate(
     trained on completions or given --prompt_field, of the completions alone.
     """
     from vaswani.evaluation.text_metrics import check_task
-    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
     from vaswani.hub.checkpoint import local_folder
     from vaswani.hub.run_metadata import read_config
 
@@ -345,6 +345,8 @@ def evaluate(
             f"several models predict together if they are encoder-decoders, and the first is {NAMES[kind]}; "
             "give one"
         )
+    if kind == "seq2seq" and output_name is not None:
+        check_not_json(output_name, "translate with --scores for lines of JSON")
     asked = Asked(model, folder, kind, files, split, options)
     if kind in EVALUATIONS:
         with LineWriter(output_name or os.devnull) as writer:

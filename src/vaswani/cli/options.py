@@ -142,8 +142,9 @@ NoRepeatNgramSize = Annotated[
     int | None,
     number(
         "--no_repeat_ngram_size",
-        help="No sequence of so many tokens occurs twice in an output. Default: as the model says.",
-        at_least=1,
+        help="No sequence of so many tokens occurs twice in an output; 0 lets all repeat. Default: as the "
+        "model says.",
+        at_least=0,
     ),
 ]
 RepetitionPenalty = Annotated[

@@ -90,7 +90,7 @@ class AnswerMetric(LabelMetric):
             "exact_match": percent(weights @ exact, weights.sum()),
             "f1": percent(weights @ overlap, weights.sum()),
         }
-        if has_answer.all():
+        if has_answer.all() or not has_answer.any():
             return scores
         answered, unanswered = weights * has_answer, weights * (1 - has_answer)
         return scores | {

@@ -21,6 +21,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
+from vaswani.data.text.sentences import sentences_of
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 
@@ -101,14 +102,16 @@ class ExactMatch(evaluate.Metric):
         return {"exact_match": 100.0 * equal / max(len(references), 1)}
 
 
-ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
+ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> dict[str, np.ndarray]:
     """Return ROUGE of each prediction, float64 [rows], 0 to 1 (Lin, 2004, W04-1013).
 
     `rouge1` and `rouge2` are the F1 of common words and word bigrams; `rougeL` is the F1 of the longest
-    common subsequence of words in the whole text. Words are lower-cased, and stemmed with Porter's stemmer.
+    common subsequence of words in the whole text, and `rougeLsum` of the union of those of each pair of
+    sentences, which papers on summaries call ROUGE-L. Words are lower-cased, and stemmed with Porter's
+    stemmer.
 
     Args:
         predictions: the texts to score.
@@ -117,16 +120,32 @@ def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> dict[str,
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(ROUGE_KINDS, use_stemmer=True)
-    pairs = zip(predictions, references, strict=True)
+    # A line for each sentence, which only ROUGE-Lsum sees.
+    pairs = ((_in_lines(one), _in_lines(two)) for one, two in zip(predictions, references, strict=True))
     scores = [scorer.score(reference, prediction) for prediction, reference in pairs]
     return {kind: np.array([score[kind].fmeasure for score in scores]) for kind in ROUGE_KINDS}
+
+
+def _in_lines(text: str) -> str:
+    return "\n".join(sentences_of(text))
+
+
+_MOST_FOREIGN = 0.2  # of the letters; German has 0.02
+
+
+def _foreign_letters(texts: Sequence[str]) -> float:
+    """Return the share of letters that are not of a-z."""
+    letters = [letter.isascii() for text in texts for letter in text if letter.isalpha()]
+    return letters.count(False) / max(len(letters), 1)
 
 
 class Rouge(evaluate.Metric):
     """Mean F1 of the rows, computed by rouge-score, which counts only words of a-z and 0-9."""
 
     def _info(self) -> evaluate.MetricInfo:
-        return _describe("Mean F1 of ROUGE-1, -2 and -L over the rows, 0 to 100.", "Lin, 2004, W04-1013")
+        return _describe(
+            "Mean F1 of ROUGE-1, -2, -L and -Lsum over the rows, 0 to 100.", "Lin, 2004, W04-1013"
+        )
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
         wordless = sum(re.search("[a-zA-Z0-9]", reference) is None for reference in references)
@@ -134,6 +153,12 @@ class Rouge(evaluate.Metric):
             warnings.warn(
                 f"{wordless} of {len(references)} references have no word of a-z or 0-9, the only ones that "
                 "ROUGE counts, and score 0; for other scripts use task=translation, whose chrF counts all",
+                stacklevel=1,
+            )
+        elif (share := _foreign_letters(references)) > _MOST_FOREIGN:
+            warnings.warn(
+                f"ROUGE counts only words of a-z and 0-9, and {share:.0%} of the letters of the references "
+                "are others; for other scripts use task=translation, whose chrF counts all",
                 stacklevel=1,
             )
         f1 = rouge_f1(predictions, references)
@@ -159,6 +184,7 @@ METRIC_NAMES = {  # for display
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
 }
 SCORING_PACKAGE = {"translation": "sacrebleu", "summarization": "rouge-score"}
 

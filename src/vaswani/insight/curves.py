@@ -35,6 +35,7 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
             "eval_rouge1": "ROUGE-1",
             "eval_rouge2": "ROUGE-2",
             "eval_rougeL": "ROUGE-L",
+            "eval_rougeLsum": "ROUGE-Lsum",
             "eval_accuracy": "accuracy, %",
             "eval_macro_f1": "macro F1, %",
             "eval_f1": "span F1, %",

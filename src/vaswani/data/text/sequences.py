@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,6 +25,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.caching import map_to_file, tokenizer_key
+from vaswani.data.text.sentences import sentence_ends
 from vaswani.data.text_codec import TextCodec, begin_token_id, end_token_id
 from vaswani.errors import UserError
 
@@ -36,8 +36,6 @@ Columns = dict[str, list[Any]]
 DOCUMENTS_AT_ONCE = 1000  # documents that are packed together, and draw random segments from each other
 SHORT_PAIRS = 0.1  # share of shorter pairs, so that models see short texts (as in BERT's code)
 
-# The group that matches, white space or nothing, begins the next sentence.
-_SENTENCE_END = re.compile(r"(?<=[.!?…])(\s+)|(\n\s*)|[。！？]+[」』”’）]*(\s*)")
 TOKENS = {"input_ids": List(Value("int32")), "length": Value("int32")}
 _WORDS = {"word_starts": List(Value("bool"))}
 _PAIRS = {"token_type_ids": List(Value("int8")), "next_sentence_label": Value("int8")}
@@ -103,7 +101,7 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
         words = np.array(encoding.word_ids, dtype=np.int64)
         characters = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         sentence_starts = np.zeros(len(words), dtype=bool)
-        places = np.searchsorted(characters[:, 0], list(_sentence_ends(text)))
+        places = np.searchsorted(characters[:, 0], list(sentence_ends(text)))
         sentence_starts[places[places < len(words)]] = True
         yield Document(
             ids=np.array(encoding.ids, dtype=np.int32),
@@ -112,15 +110,6 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
             characters=characters,
             text=text,
         )
-
-
-def _sentence_ends(text: str) -> Iterator[int]:
-    """Where the sentences of a text end, but the last; white space alone is none."""
-    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
-    for match in _SENTENCE_END.finditer(text):
-        end = match.start(match.lastindex or 0)
-        if first < end < last:
-            yield end
 
 
 def splits_words(tokenizer: PreTrainedTokenizerBase) -> bool:

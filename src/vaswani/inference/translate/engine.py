@@ -22,7 +22,7 @@ from vaswani.inference.sampling import Sampling
 DEFAULT_BEAMS = 4  # section 6.1
 BOUNDS = {
     "num_beams": Bounds(at_least=1, whole=True),
-    "no_repeat_ngram_size": Bounds(at_least=1, whole=True),
+    "no_repeat_ngram_size": Bounds(at_least=0, whole=True),
     "repetition_penalty": Bounds(above=0),
     "coverage_penalty": Bounds(at_least=0),
     "temperature": Bounds(above=0),
@@ -39,8 +39,8 @@ class SearchOptions:
     Args:
         num_beams: hypotheses kept at each step; 1 is greedy search. None means 4, or 1 with `temperature`.
         length_penalty: α; 0 ranks by log-probability, which prefers short translations.
-        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a translation. None means as the
-            model's generation_config.json says.
+        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a translation; 0 lets all repeat.
+            None means as the model's generation_config.json says.
         repetition_penalty: scores of tokens that a translation has already are divided by this where they are
             positive, and else multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1); above 1 avoids
             repetition. The search ranks by what results. None means as the model's generation_config.json

@@ -1,0 +1,26 @@
+"""Where the sentences of a text end, by its punctuation alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+# The group that matches, white space or nothing, begins the next sentence.
+_END = re.compile(
+    r"(?<=[.!?…؟۔।॥։።။])(\s+)|(?<=[.!?…])[\"'”’»)\]]+(\s+)(?![a-z])|(\n\s*)|[。！？]+[」』”’）]*(\s*)"
+)
+
+
+def sentence_ends(text: str) -> Iterator[int]:
+    """Yield where the sentences of a text end, but the last; white space alone is none."""
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    for match in _END.finditer(text):
+        end = match.start(match.lastindex or 0)
+        if first < end < last:
+            yield end
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text, without white space around them."""
+    return [text[start:end].strip() for start, end in pairwise([0, *sentence_ends(text), len(text)])]
