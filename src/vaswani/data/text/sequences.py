@@ -25,7 +25,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.caching import map_to_file, tokenizer_key
-from vaswani.data.text.sentences import sentence_ends
+from vaswani.data.text import sentences
 from vaswani.data.text_codec import TextCodec, begin_token_id, end_token_id
 from vaswani.errors import UserError
 
@@ -101,7 +101,7 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
         words = np.array(encoding.word_ids, dtype=np.int64)
         characters = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         sentence_starts = np.zeros(len(words), dtype=bool)
-        places = np.searchsorted(characters[:, 0], list(sentence_ends(text)))
+        places = np.searchsorted(characters[:, 0], list(sentences.sentence_ends(text)))
         sentence_starts[places[places < len(words)]] = True
         yield Document(
             ids=np.array(encoding.ids, dtype=np.int32),
@@ -315,7 +315,7 @@ def make_sequences(
         raise UserError("next_sentence needs two documents or more to draw segments from, and there is one")
     num_batches = -(-len(dataset) // DOCUMENTS_AT_ONCE)
     options["batch_size"] = -(-len(dataset) // num_batches)  # similar sizes: no batch of one document
-    modules = dict.fromkeys((__file__, inspect.getfile(type(builder))))
+    modules = dict.fromkeys((__file__, sentences.__file__, inspect.getfile(type(builder))))
     parts = [dataset._fingerprint, tokenizer_key(tokenizer, *modules), repr(builder)]
     key = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
     rows = map_to_file(dataset, builder, builder.features, key, desc="Tokenizing", **options)
