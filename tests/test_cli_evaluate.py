@@ -364,6 +364,9 @@ def test_the_columns_and_the_task_are_those_of_the_training(tmp_path: Path, capf
     recorded = record_of(capfd, *command)
     assert (recorded["task"], recorded["rows"]) == ("summarization", 8)
     assert "rouge1" in recorded
+    of_checkpoint = record_of(capfd, "--model", tmp_path / "run" / "checkpoint-1", *command[2:])
+    assert of_checkpoint["task"] == "summarization"
+    assert [of_checkpoint[name] for name in ("rouge1", "rougeL")] == [recorded["rouge1"], recorded["rougeL"]]
     assert "bleu" in record_of(capfd, *command, "--task", "translation", "--source_field", "source")
     status, _, errors = evaluate(capfd, *command, "--target_field", "other")
     assert status == 2

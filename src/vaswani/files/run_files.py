@@ -15,6 +15,11 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 ADAPTED_SAMPLE = "adapted_sample.json"  # some numbers of the model that it belongs to
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has the name of a checkpoint."""
+    return re.fullmatch(r"checkpoint-\d+", folder.resolve().name) is not None
+
+
 def checkpoints(output_dir: Path) -> list[Path]:
     """Return the checkpoint folders of a run, complete or not, latest first."""
     numbered = {

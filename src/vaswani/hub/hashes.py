@@ -7,14 +7,13 @@ model without that file, as other software saves it, is not checked.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, write_whole
 from vaswani.files.json_files import read_object, unreadable
-from vaswani.files.run_files import MANIFEST
+from vaswani.files.run_files import MANIFEST, is_checkpoint
 
 HASHES = "model_hashes.json"
 _OF_MODEL = (
@@ -83,7 +82,7 @@ def check_whole(folder: Path) -> None:
         missing = next((name for name in files if not (folder / name).is_file()), None)
         if missing is not None:
             raise UserError(f"{folder} is not a complete checkpoint: {missing} is missing; use another one")
-    elif re.fullmatch(r"checkpoint-\d+", folder.resolve().name):
+    elif is_checkpoint(folder):
         raise UserError(
             f"{folder} is not a complete checkpoint: {MANIFEST}, which is written last, is missing; use "
             "another one"

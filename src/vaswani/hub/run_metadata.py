@@ -25,6 +25,7 @@ from vaswani.files.run_files import (
     EVALUATION_FILE,
     SETTINGS_FILE,
     checkpoints,
+    is_checkpoint,
 )
 from vaswani.files.yaml_files import load_yaml
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
@@ -102,12 +103,15 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the run in a folder, flat; empty if they are not recorded.
+    """Return the settings of the run in a folder, or of a checkpoint of it, flat; empty if not recorded.
 
     Raises:
         UserError: the file cannot be read.
     """
-    return _read(folder / SETTINGS_FILE, load_yaml) or {}
+    run = (
+        folder.resolve().parent if is_checkpoint(folder) and not (folder / SETTINGS_FILE).exists() else folder
+    )
+    return _read(run / SETTINGS_FILE, load_yaml) or {}
 
 
 def check_holds_model(folder: Path) -> Path:
