@@ -108,10 +108,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read.
     """
-    run = (
-        folder.resolve().parent if is_checkpoint(folder) and not (folder / SETTINGS_FILE).exists() else folder
-    )
-    return _read(run / SETTINGS_FILE, load_yaml) or {}
+    of_run = is_checkpoint(folder) and not (folder / SETTINGS_FILE).exists()
+    return _read((folder.resolve().parent if of_run else folder) / SETTINGS_FILE, load_yaml) or {}
 
 
 def check_holds_model(folder: Path) -> Path:
