@@ -93,7 +93,7 @@ def test_the_longest_text_is_that_of_the_positions_or_of_the_tokenizer(tmp_path)
 
 @pytest.mark.parametrize("length", [POSITIONS, int(1e30)])
 def test_the_positions_of_roberta_begin_behind_its_padding(length, tmp_path):
-    """Whether or not its tokenizer says how long a text may be."""
+    """This holds whether or not the tokenizer names the longest text."""
     tokenizer = toy_tokenizer()
     tokenizer.model_max_length = length
     tokenizer.save_pretrained(tmp_path)

@@ -16,7 +16,7 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, progress_bar, say, warn
-from vaswani.cli.splits import check_columns, load_split
+from vaswani.cli.splits import as_in_training, check_columns, load_split
 from vaswani.errors import UserError
 
 
@@ -145,8 +145,7 @@ def compare(
     folder = output or Path(students[0])
     check_writable(folder, "output")
     trained = read_settings(Path(students[0])) or read_settings(Path(teacher))
-    known = {name: trained.get(name) if column is None else column for name, column in columns.items()}
-    named: dict[str, Any] = {name: column for name, column in known.items() if column is not None}
+    named = as_in_training(columns, trained)
     split, rows = load_split(load_corpus, CorpusSpec, files, split, dataset_config=dataset_config, **named)
     with progress_bar(sentences_to_decode(len(candidates), len(rows)), " sentences") as bar:
         comparison = compare_models(

@@ -20,7 +20,7 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
-from vaswani.cli.splits import check_columns, files_in, load_split, located
+from vaswani.cli.splits import as_in_training, check_columns, files_in, load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
@@ -126,8 +126,7 @@ class Asked:
         self, load: Callable[..., Any], spec_class: Callable[..., Any], trained: dict[str, Any], **more: Any
     ) -> tuple[str, "Dataset"]:
         """Load the rows (see `load_split`) by the fields that are given, or else were those of a training."""
-        known = {name: trained.get(name) if value is None else value for name, value in self.fields.items()}
-        fields = {name: value for name, value in known.items() if value is not None}
+        fields = as_in_training(self.fields, trained)
         more |= {name: self.options[name] for name in ("max_rows", "dataset_config")}
         output = self.options["output_name"]
         return load_split(load, spec_class, self.files, self.split, output=output, **fields, **more)

@@ -39,6 +39,12 @@ def check_columns(files: Sequence[str], columns: Mapping[str, str | None]) -> No
             )
 
 
+def as_in_training(columns: Mapping[str, str | None], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that are given, or else were those of a training; none that neither names."""
+    known = {name: trained.get(name) if column is None else column for name, column in columns.items()}
+    return {name: column for name, column in known.items() if column is not None}
+
+
 def files_in(data: str) -> list[Path]:
     """Return the files of all splits in the folder of a data set; none for anything else."""
     from vaswani.data.sources.corpus import SPLITS

@@ -145,12 +145,12 @@ def save_student(
     with whole_folder(output, "the student") as folder:
         student.save_pretrained(folder)
         save_tokenizers(source_tokenizer, target_tokenizer, folder)
-        _keep_settings(local_folder(str(teacher)), folder)
+        _keep_task(local_folder(teacher, weights=False), folder)
         write_hashes(folder)
     return model.num_parameters(), student.num_parameters()
 
 
-def _keep_settings(teacher: Path, folder: Path) -> None:
+def _keep_task(teacher: Path, folder: Path) -> None:
     """Write the task, the columns and the lengths of the teacher's training, if they are recorded."""
     settings = read_settings(teacher)
     kept = {name: settings[name] for name in _OF_TASK if settings.get(name) is not None}

@@ -15,9 +15,12 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 ADAPTED_SAMPLE = "adapted_sample.json"  # some numbers of the model that it belongs to
 
 
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
 def is_checkpoint(folder: Path) -> bool:
     """Return whether a folder has the name of a checkpoint."""
-    return re.fullmatch(r"checkpoint-\d+", folder.resolve().name) is not None
+    return _CHECKPOINT.fullmatch(folder.resolve().name) is not None
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -25,6 +28,6 @@ def checkpoints(output_dir: Path) -> list[Path]:
     numbered = {
         int(match[1]): path
         for path in (output_dir.iterdir() if output_dir.is_dir() else ())
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
+        if (match := _CHECKPOINT.fullmatch(path.name)) and path.is_dir()
     }
     return [numbered[step] for step in sorted(numbered, reverse=True)]

@@ -158,9 +158,11 @@ class TorchEngine(Engine):
 
     def ranks_by_score(self, options: SearchOptions) -> bool:
         """See `Engine.ranks_by_score`; not where banned tokens have no part in what the search ranks by."""
-        return super().ranks_by_score(options) and "renormalize_logits" not in self._options_of_generate(
-            options
-        )
+        return super().ranks_by_score(options) and not self._renormalizes(options)
+
+    def _renormalizes(self, options: SearchOptions) -> bool:
+        """Whether the search normalizes scores again, after what is banned has lost its part."""
+        return options.num_beams > 1 and unwritten_padding(self.model) is not None
 
     def _generate(
         self,
@@ -251,8 +253,8 @@ class TorchEngine(Engine):
         given: dict[str, Any] = {"num_beams": options.num_beams}
         if options.num_beams > 1:
             given |= {"length_penalty": options.length_penalty, "early_stopping": False}
-            if unwritten_padding(self.model) is not None:
-                given["renormalize_logits"] = True  # after what is banned has lost its part
+            if self._renormalizes(options):
+                given["renormalize_logits"] = True
         for name in ("no_repeat_ngram_size", "repetition_penalty"):
             if (value := getattr(options, name)) is not None:
                 given[name] = value

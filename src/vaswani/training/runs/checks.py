@@ -90,9 +90,11 @@ def rehearse(args: BaseTrainingArguments) -> None:
 
 def _check_optim_args(trainer: transformers.Trainer, args: BaseTrainingArguments) -> None:
     """Make the optimizer; raise `UserError` for one of `optim_args` without which it is the same."""
-    given, pairs = args.optim_args, (args.optim_args or "").split(",")
-    made = _make_optimizer(trainer)
-    for pair in pairs if given else ():
+    given, made = args.optim_args, _make_optimizer(trainer)
+    if not given:
+        return
+    pairs = given.split(",")
+    for pair in pairs:
         args.optim_args = ",".join(other for other in pairs if other != pair) or None
         try:
             without = _make_optimizer(trainer)

@@ -302,8 +302,8 @@ class BaseTrainer(Trainer):
             elif not means:
                 del logs["loss"]  # the library counts skipped updates, with other numbers in their place
             logs |= means | self.meter.report()
-        if "train_loss" in logs and (loss := self.loss_means.of_all()) is not None:
-            logs["train_loss"] = loss
+        if "train_loss" in logs and self.finite_updates.skipped:
+            logs["train_loss"] = self.loss_means.of_all()
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------------------- checkpoints

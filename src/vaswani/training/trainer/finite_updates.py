@@ -28,7 +28,7 @@ class FiniteUpdates:
         self.trainer = trainer
         self._batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with their losses
         self._updates = 0  # of this process, the skipped ones among them
-        self._skipped = 0
+        self.skipped = 0
         self._skipped_in_a_row = 0
 
     def remember(self, inputs: dict[str, Any], loss: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ class FiniteUpdates:
             self._skipped_in_a_row = 0
             self.trainer.loss_means.keep()
             return
-        self._skipped += 1
+        self.skipped += 1
         self._skipped_in_a_row += 1
         trainer = self.trainer
         trainer.loss_means.drop()
@@ -67,7 +67,7 @@ class FiniteUpdates:
         steps = self.trainer.state.global_step
         if steps == 0:
             raise RunError("the training made no update; give it more rows, or more num_train_epochs")
-        if self._skipped == self._updates == steps:
+        if self.skipped == self._updates == steps:
             raise RunError(
                 f"all {steps:,} updates were skipped, as the loss or its gradient was not finite; their "
                 f"batches are in {self.trainer.output_dir / NON_FINITE_FOLDER}. Lower the learning_rate, or "

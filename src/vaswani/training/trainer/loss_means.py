@@ -22,7 +22,7 @@ class LossMeans:
         self.trainer = trainer
         self._of_update: dict[str, torch.Tensor] = {}
         self._begin()
-        self._total, self._total_kept, self._total_skipped = 0.0, 0, 0  # until the last report
+        self._total, self._total_kept = 0.0, 0  # until the last report
 
     def _begin(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
@@ -30,12 +30,12 @@ class LossMeans:
 
     def add(self, name: str, loss: torch.Tensor) -> None:
         """Add a loss, [], of a part of an update; it is divided by the tokens or rows of the whole update."""
-        self._of_update[name] = self._of_update.get(name, loss.new_zeros(())) + loss.detach()
+        _add(self._of_update, name, loss.detach())
 
     def keep(self) -> None:
         """Count the losses of an update that is made."""
         for name, loss in self._of_update.items():
-            self._sums[name] = self._sums.get(name, loss.new_zeros(())) + loss
+            _add(self._sums, name, loss)
         self._of_update = {}
         self._kept += 1
 
@@ -59,11 +59,14 @@ class LossMeans:
         }
         self._total += means.get(LOSS, 0.0) * kept
         self._total_kept += kept
-        self._total_skipped += skipped
         self._begin()
         return means, skipped > 0
 
-    def of_all(self) -> float | None:
-        """Return the mean loss of all updates that were made; None where none was skipped."""
+    def of_all(self) -> float:
+        """Return the mean loss of all updates that were made; it begins anew, as `report` does."""
         self.report()
-        return self._total / max(self._total_kept, 1) if self._total_skipped else None
+        return self._total / max(self._total_kept, 1)
+
+
+def _add(sums: dict[str, torch.Tensor], name: str, loss: torch.Tensor) -> None:
+    sums[name] = sums[name] + loss if name in sums else loss
