@@ -17,6 +17,7 @@ from vaswani.data.text_codec import TextCodec, text_options
 from vaswani.data.tokenization import (
     SPECIAL_TOKENS,
     _in_fixed_order,
+    check_tags,
     load_tokenizers,
     save_tokenizers,
     train_tokenizer,
@@ -338,3 +339,26 @@ def test_dropout_is_never_saved(tokenizer, tmp_path):
     save_tokenizers(dropping, dropping, tmp_path)
     assert dropping.backend_tokenizer.model.dropout == 0.5
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
+
+
+TAGGED = ["A man in blue walks.", ">>de<< two dogs run", ">>fr<< two men walk"] * 9
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "byte", "char"])
+def test_a_tag_is_one_token_and_changes_no_other(kind, tmp_path):
+    tags = [">>de<<", ">>fr<<"]
+    train_tokenizer(TAGGED, vocab_size=290, kind=kind, tags=tags).save_pretrained(tmp_path)
+    tokenizer, _ = load_tokenizers(tmp_path)
+    codec = TextCodec(tokenizer)
+    plain, *tagged = codec.token_ids(["two men", *(f"{tag} two men" for tag in tags)])
+    assert tagged == [[tokenizer.get_vocab()[tag], *plain] for tag in tags]
+    assert len(tokenizer) <= 290
+    assert codec.decode([plain]) == ["two men"]
+    without = train_tokenizer(TAGGED, vocab_size=288, kind=kind)
+    assert TextCodec(without).token_ids(["two men"])[0] == plain
+
+
+@pytest.mark.parametrize("tags", [[""], [">>de<< "], ["</s>"], [">>de<<", ">>de<<"]])
+def test_tags_that_are_no_new_tokens_are_refused(tags):
+    with pytest.raises(UserError, match=r"^source_tags="):
+        check_tags(tags)

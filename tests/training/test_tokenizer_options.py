@@ -184,3 +184,22 @@ def test_a_student_with_its_teachers_tokenizers_takes_no_other(tmp_path: Path) -
     options = options_for(tmp_path, teacher=tmp_path, tokenizer=given("bert", tmp_path / "tokenizer"))
     with pytest.raises(UserError, match="needs vocabulary=own"):
         DistillationRun(resolved(options, DistillationConfig)).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared_vocab", [True, False])
+def test_tags_of_sources_stay_whole(shared_vocab: bool, tmp_path: Path) -> None:
+    options = options_for(tmp_path, source_tags=["<a>", "<b>"], shared_vocab=shared_vocab)
+    rows = [(f"<{'ab'[i % 2]}> {text}", TARGETS[i]) for i, text in enumerate(SOURCES)]
+    lines = "".join(f"{source}\t{target}\n" for source, target in rows)
+    options["train_file"].write_text("source\ttarget\n" + lines)
+    with pytest.raises(UserError, match="source_tags=<c>: no source of the training data begins with it"):
+        train(resolved({**options, "source_tags": ["<a>", "<c>"]}))
+    train(resolved(options))
+    source, target = load_tokenizers(tmp_path / "run")
+    assert ("<a>" in target.get_vocab()) == shared_vocab
+    translator = Translator.from_pretrained(tmp_path / "run", source_prefix="<b> ", num_beams=1)
+    plain = Translator.from_pretrained(tmp_path / "run", num_beams=1)
+    (ids,) = TextCodec(translator.source_tokenizer).token_ids([SOURCES[0]])
+    assert ids[0] == source.get_vocab()["<b>"]
+    assert translator([SOURCES[0]]) == plain([f"<b> {SOURCES[0]}"])

@@ -85,6 +85,7 @@ def train_tokenizer(
     purpose: Purpose = "translation",
     token_types: bool = False,
     markers: Sequence[str] = (),
+    tags: Sequence[str] = (),
     min_frequency: int = 2,
     model_max_length: int | None = None,
 ) -> PreTrainedTokenizerFast:
@@ -99,6 +100,8 @@ def train_tokenizer(
         purpose: selects the special tokens around each text (see `Purpose`).
         token_types: return `token_type_ids`, 0 and 1 for the first and second text of a pair.
         markers: more special tokens, of removed text; `<mask>` is the tokenizer's mask.
+        tags: tokens that texts begin with, such as the language to translate to, with the space behind them.
+            They are part of the text, so they stay whole where special tokens in a text do not.
         min_frequency: of pairs of tokens that are merged; "unigram" has none.
         model_max_length: limit of `truncation=True`; None for no limit, as for sinusoidal positions.
 
@@ -107,10 +110,10 @@ def train_tokenizer(
     """
     framing: dict[str, Any] = {"token_types": token_types, "model_max_length": model_max_length}
     if kind == "byte":
-        return byte_tokenizer(purpose=purpose, markers=markers, **framing)
-    check_vocab_size(vocab_size, purpose, markers, kind)
+        return _with_tags(byte_tokenizer(purpose=purpose, markers=markers, **framing), tags)
+    check_vocab_size(vocab_size, purpose, (*markers, *tags), kind)
     options: dict[str, Any] = {
-        "vocab_size": vocab_size,
+        "vocab_size": vocab_size - len(tags),
         "special_tokens": _special_tokens(purpose, markers, mask_takes_space=kind != "char"),
         "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
         "show_progress": False,
@@ -125,7 +128,13 @@ def train_tokenizer(
     _in_thread(lambda: tokenizer.train_from_iterator(_not_empty(texts), trainer))
     if kind == "unigram":
         tokenizer.model = models.Unigram(_in_fixed_order(json.loads(tokenizer.to_str())["model"]["vocab"]))
-    return _for_transformers(tokenizer, purpose, markers, **framing)
+    return _with_tags(_for_transformers(tokenizer, purpose, markers, **framing), tags)
+
+
+def _with_tags(tokenizer: PreTrainedTokenizerFast, tags: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Add tokens that take the space behind them: the next word has the same token as without a tag."""
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False, rstrip=True) for tag in tags])
+    return tokenizer
 
 
 _STEP = 1e-4  # between the scores that the trainer gives to characters which the texts do not have
@@ -187,6 +196,15 @@ def check_vocab_size(
             f"vocab_size={vocab_size} is too small: it must hold {NUM_BYTES} bytes and {len(special_tokens)} "
             f"special tokens; give vocab_size={smallest} or more"
         )
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Raise a `UserError` unless each tag is another token, without space around it."""
+    for tag in tags:
+        if not tag or tag != tag.strip():
+            raise UserError(f"source_tags={tag!r} has space around it or is empty; give the tag alone")
+        if tag in SPECIAL_TOKENS or tags.count(tag) > 1:
+            raise UserError(f"source_tags={tag} is a token already; give each tag once, under another name")
 
 
 def byte_tokenizer(

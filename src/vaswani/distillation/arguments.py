@@ -7,6 +7,7 @@ from vaswani.bounds import MOST_BEAMS
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
+from vaswani.training.config.arguments import OF_VOCABULARY
 from vaswani.training.config.options import Section, option
 
 
@@ -172,6 +173,8 @@ class DistillationArguments(DistillationObjectives):
             found["teacher_top_k"] = "soft_target_weight=0"
         if self.targets == "references" and (self.teacher_top_k is None or not self.uses_distributions):
             found["teacher_cache"] = "targets=references without teacher_top_k, which keep nothing"
+        if self.vocabulary == "teacher":
+            found |= dict.fromkeys(OF_VOCABULARY, "vocabulary=teacher")
         return found
 
     def _check_own_vocabulary(self) -> None:

@@ -231,17 +231,25 @@ class DataArguments(PairsArguments):
     tokenizer_rows: int | None = option(
         None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
     )
+    source_tags: list[str] = option(
+        [],
+        "Tokens that sources begin with, such as >>de<< >>fr<< for the languages of their targets; a "
+        "vocabulary that is trained keeps each whole.",
+    )
 
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect beside the values of others, and why."""
         return super().unused() | unused_beside_tokenizer(self.tokenizer)
 
 
+OF_VOCABULARY = ("vocab_size", "tokenizer_rows", "source_tags")  # fields that shape one that is learned
+
+
 def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
     """Return the fields of a vocabulary that is learned if there is a tokenizer, which has one."""
     if tokenizer is None:
         return {}
-    return dict.fromkeys(("vocab_size", "tokenizer_rows"), f"tokenizer={tokenizer}")
+    return dict.fromkeys(OF_VOCABULARY, f"tokenizer={tokenizer}")
 
 
 @dataclass

@@ -26,7 +26,7 @@ from vaswani.data.evenly_spread import at_most, evenly_spread
 from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
-from vaswani.data.tokenization import check_vocab_size, load_tokenizers
+from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_scores
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
@@ -103,7 +103,8 @@ class TrainingRun(BaseRun):
                 "has none; leave one of them out"
             )
         elif data.tokenizer_kind != "byte":
-            check_vocab_size(data.vocab_size, "translation", kind=data.tokenizer_kind)
+            check_vocab_size(data.vocab_size, "translation", data.source_tags, data.tokenizer_kind)
+        check_tags(data.source_tags)
         shape = model_config(model, *sizes, one_vocabulary=self.expects_one_vocabulary)
         check_attention_kernel(AutoModelForSeq2SeqLM, shape, model.attn_implementation)
         check_passes_differ(self.config.training.consistency_weight, shape)
@@ -168,9 +169,25 @@ class TrainingRun(BaseRun):
         data = self.config.data
         if self.given_tokenizers is not None:
             return self.given_tokenizers
-        sides = [("source", "target")] if data.shared_vocab else [("source",), ("target",)]
-        trained = [self.new_tokenizer(corpus, side) for side in sides]
-        return trained[0], trained[-1]
+        self._check_tags_occur(corpus)
+        if data.shared_vocab:
+            shared = self.new_tokenizer(corpus, ["source", "target"], tags=data.source_tags)
+            return shared, shared
+        of_source = self.new_tokenizer(corpus, ["source"], tags=data.source_tags)
+        return of_source, self.new_tokenizer(corpus, ["target"])
+
+    def _check_tags_occur(self, corpus: Corpus) -> None:
+        """Raise `UserError` for a tag with which no source begins; the rows are read until all are found."""
+        missing = set(self.config.data.source_tags)
+        for sources in self._vocabulary_texts(corpus, ["source"]) if missing else ():
+            missing -= {tag for tag in missing if any(source.startswith(tag) for source in sources)}
+            if not missing:
+                return
+        for tag in sorted(missing):
+            raise UserError(
+                f"source_tags={tag}: no source of the training data begins with it; write it before the "
+                f"sources, as in {tag + ' A sentence'!r}, or leave it out"
+            )
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         source, target = tokenizers
