@@ -1,6 +1,6 @@
 """Where an update of our trainer spends its time, part by part, beside the arithmetic that each part needs.
 
-    python benchmarks/training_profile.py [--data FILE|FOLDER] [--shape small base] [--quick] [--json]
+    python benchmarks/training_profile.py [--data FILE|FOLDER] [--shape small ...] [--bf16] [--quick] [--json]
 
 PyTorch's profiler times the operators of some updates after the first ones; an operator counts as a part of
 the one that called it. `Python between operators` is the rest of the time. What a part has to compute or to
@@ -36,9 +36,11 @@ PARTS = (
     (f"{BACKWARD}_LinearCrossEntropy", "output projection and loss"),
     (f"{BACKWARD}_Linear", "linear layers, backward"),
     (f"{BACKWARD}_Product", "linear layers, backward"),
+    (f"{BACKWARD}_HalfLinear", "linear layers, backward"),
     (f"{BACKWARD}Addmm", "linear layers, backward"),
     ("_Linear", "linear layers, forward"),
     ("_Product", "linear layers, forward"),
+    ("_HalfLinear", "linear layers, forward"),
     ("aten::linear", "linear layers, forward"),
     ("_ShortAttention", "attention"),
     ("_NativeAttention", "attention"),
@@ -172,6 +174,7 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--max-tokens", type=int, default=4096, help="token budget of a batch")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--updates", type=int, default=20, help="that are profiled, after the first ones")
     parser.add_argument("--quick", action="store_true", help="a tiny model and two updates: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
@@ -181,14 +184,17 @@ def main() -> None:
     side_by_side.quiet()
     torch.set_num_threads(args.threads)
     corpus = side_by_side.load_tokens(args)
-    peak, bandwidth = matrix_peak(torch.device("cpu")), copy_bandwidth()
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    peak, bandwidth = matrix_peak(torch.device("cpu"), dtype), copy_bandwidth()
     with tempfile.TemporaryDirectory() as folder:
         corpus.train.save_to_disk(folder)
         save_tokenizers(corpus.tokenizer, corpus.tokenizer, folder)
-        plans = {shape: Plan(folder, shape, args.threads, args.max_tokens, 1, 1) for shape in args.shape}
+        plans = {
+            shape: Plan(folder, shape, args.threads, args.max_tokens, 1, 1, args.bf16) for shape in args.shape
+        }
         found = {shape: profile_updates(plan, args.updates) for shape, plan in plans.items()}
 
-    print(side_by_side.describe_setting(corpus.name, [args.threads]))
+    print(side_by_side.describe_setting(corpus.name, [args.threads], "bf16" if args.bf16 else "fp32"))
     print(f"peaks: {peak / 1e9:.0f} GFLOP/s in a large product, {bandwidth / 1e9:.1f} GB/s in a large copy\n")
     side_by_side.print_table(
         ("shape", "part", "ms", "share", "arithmetic or bytes", "reached", "of the peak"),

@@ -2,18 +2,35 @@
 
 PyTorch's spends most of its time on the CPU drawing one random number per element, from a Mersenne Twister.
 Here one number of it seeds a generator four times as fast, of whose 64-bit numbers each decides for four
-elements, 16 bits each; the backward pass has to remember one byte per element.
+elements, 16 bits each; the backward pass has to remember one byte per element. With a compiler, C++
+(`dropout_native.cpp`) draws and multiplies, with the same results in a third of the time.
 """
 
+import ctypes
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from vaswani.kernels.native_library import native_library
 from vaswani.model import operators
 from vaswani.model.input_checks import has_values
 
+SOURCE = Path(__file__).with_name("dropout_native.cpp")
 LEVELS = 2**16  # of a 16-bit random number
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The compiled library, or None if there is none."""
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    return native_library(
+        SOURCE,
+        vaswani_draw_kept=[pointer, number, number, pointer],
+        vaswani_drop=[pointer, ctypes.c_bool, pointer, number, ctypes.c_float, number, pointer],
+    )
 
 
 def unavailable() -> None:
@@ -55,11 +72,26 @@ def draw_kept(shape: torch.Size, num_dropped_levels: int) -> torch.Tensor:
     One number of PyTorch's global generator decides over all of it.
     """
     generator = np.random.SFC64(int(torch.empty((), dtype=torch.int64, device="cpu").random_()))
-    numbers = torch.from_numpy(generator.random_raw((shape.numel() + 3) // 4).view(np.int16))
-    return numbers[: shape.numel()].view(shape) >= num_dropped_levels - LEVELS // 2
+    least, compiled = num_dropped_levels - LEVELS // 2, library()
+    if compiled is None:
+        numbers = torch.from_numpy(generator.random_raw((shape.numel() + 3) // 4).view(np.int16))
+        return numbers[: shape.numel()].view(shape) >= least
+    state: Any = generator.state
+    kept = torch.empty(shape, dtype=torch.bool, device="cpu")
+    compiled.vaswani_draw_kept(state["state"]["state"].ctypes.data, kept.numel(), least, kept.data_ptr())
+    return kept
 
 
 def drop(states: torch.Tensor, kept: torch.Tensor, num_dropped_levels: int) -> torch.Tensor:
     """0 where nothing is kept, and what is kept divided by the share that is kept, in the states' dtype."""
-    # The states come first: in half precision a scale times 0 or 1 would be rounded, and shrink all states.
-    return kept.to(states.dtype).mul_(states).mul_(LEVELS / (LEVELS - num_dropped_levels))
+    scale, compiled = LEVELS / (LEVELS - num_dropped_levels), library()
+    if compiled is None or states.dtype not in (torch.float32, torch.bfloat16):
+        # The states come first: in half precision a scale times 0 or 1 would be rounded, and shrink all.
+        return kept.to(states.dtype).mul_(states).mul_(scale)
+    states, kept = states.contiguous(), kept.contiguous()
+    outputs = torch.empty_like(states)
+    compiled.vaswani_drop(
+        *(states.data_ptr(), states.dtype == torch.bfloat16, kept.data_ptr(), states.numel()),
+        *(scale, torch.get_num_threads(), outputs.data_ptr()),
+    )
+    return outputs
