@@ -1,11 +1,11 @@
-"""The public mapping of each Auto class of transformers: which models it knows."""
+"""The public model mapping of each Auto class of transformers."""
 
 from importlib import import_module
 from typing import Any
 
 MODELING_AUTO = "transformers.models.auto.modeling_auto"
 
-MAPPINGS = {  # those of models of text: Auto class → its mapping in `MODELING_AUTO`
+MAPPINGS = {  # for text models: Auto class → its mapping in `MODELING_AUTO`
     "AutoModel": "MODEL_MAPPING",
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
     "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
@@ -21,7 +21,7 @@ MAPPINGS = {  # those of models of text: Auto class → its mapping in `MODELING
 
 
 def models_of(auto_class: Any) -> Any:
-    """Return the mapping of an Auto class: class of a configuration → class of a model, or several of them.
+    """Return the mapping of an Auto class: configuration class → model class, or several model classes.
 
     `auto_class.register` adds to it.
     """

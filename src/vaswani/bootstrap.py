@@ -1,7 +1,8 @@
-"""Where the command imports from: never from the current folder. `vaswani` imports this file first.
+"""Keep the command from importing files of the current folder. `vaswani` imports this module first.
 
-`python -m vaswani.cli` puts the current folder first on `sys.path`, and a `yaml.py` beside the data would be
-imported. This file takes the folder off the path. It imports only modules that Python has loaded already.
+`python -m vaswani.cli` puts the current folder first on `sys.path`, so that it would import a `yaml.py`
+beside the data. This module removes the folder from the path. It imports only modules that Python has already
+loaded.
 """
 
 import os
@@ -9,7 +10,7 @@ import sys
 
 LAUNCHER_VARIABLE = "VASWANI_LAUNCHER"  # the launcher's process id, in the environment of its processes
 
-# `python -c` puts the current folder first, too. The package is that of the launcher, wherever it lies.
+# `python -c` puts the current folder first, too. The code imports the launcher's copy of the package.
 _CODE = """# vaswani
 import sys
 if sys.path[:1] == [""]:
@@ -33,7 +34,7 @@ def command_code() -> str:
 def _leave_out_current_folder() -> None:
     try:
         folder = os.getcwd()
-    except OSError:  # it was deleted, and Python has left it out
+    except OSError:  # the folder was deleted; Python does not add it
         return
     if _is_module() and not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [folder]:
         del sys.path[0]

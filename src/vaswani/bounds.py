@@ -22,7 +22,7 @@ class Bounds:
     Args:
         at_least, above, below, at_most: the limits.
         also: numbers outside the limits with a special meaning, such as -1 for "not set".
-        whole: accepts whole numbers alone.
+        whole: accepts only whole numbers.
     """
 
     at_least: float = -LARGEST

@@ -17,7 +17,7 @@ _UNWRITABLE = (
 )
 
 
-# Replacements for errors that advise setting these options.
+# Replacements for error messages that advise setting these options.
 _NO_FOREIGN_CODE = {
     "trust_remote_code=True": "it needs its own code, which is not run",
     "weights_only": "it is pickled with more than tensors, which could be code, and is not loaded",

@@ -1,9 +1,9 @@
-"""Registers the models with transformers' Auto classes, without importing either of them.
+"""Register the models with transformers' Auto classes, without importing transformers or the models.
 
 `import vaswani` has to be quick, so the registration waits until transformers' Auto classes are imported. It
-registers stand-ins, which import a class when it is used: transformers imports its Auto classes in the middle
-of other imports, where our models cannot be imported yet. When the module of a class has been imported, the
-class replaces its stand-in.
+registers stand-ins, which import a class when it is used, because transformers imports its Auto classes in
+the middle of other imports, when our models cannot be imported yet. After the module of a class is imported,
+the class replaces its stand-in.
 """
 
 import sys
@@ -26,7 +26,7 @@ CONFIGURATIONS = {  # model type → module and name of its class
     "vaswani_decoder": (CONFIGURATION, "VaswaniDecoderConfig"),
 }
 
-_imported: dict[str, ModuleType] = {}  # the modules above that are imported to the end
+_imported: dict[str, ModuleType] = {}  # the modules above that are fully imported
 
 
 def register_auto_classes() -> None:
@@ -44,7 +44,7 @@ def _register(imported: ModuleType) -> None:
             if _is_free(table, model_type):
                 table.register(model_type, _class(module, name))
     if MODELING_AUTO in _imported:
-        # The library's Trainer shifts the labels of the causal models that this names, when it smooths them.
+        # With label smoothing, the library's Trainer shifts labels only for models named in this mapping.
         _imported[MODELING_AUTO].MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["vaswani_decoder"] = "VaswaniForCausalLM"
     if MODELING_AUTO in _imported and CONFIGURATION in _imported:
         for module, name in CONFIGURATIONS.values():
@@ -53,9 +53,9 @@ def _register(imported: ModuleType) -> None:
 
 
 def _sparse_configurations() -> dict[str, tuple[str, str]]:
-    """Return model type → module and name for what `sparsify` can make of the library's configurations."""
+    """Return model type → module and name of the sparse configurations that `sparsify` can make."""
     names = _imported[CONFIGURATION_AUTO].CONFIG_MAPPING_NAMES
-    own = {name: model_type for model_type, name in names.items()}  # the last of several is the class's own
+    own = {name: model_type for model_type, name in names.items()}  # of several types, the last is its own
     return {f"vaswani_sparse_{model_type}": (SPARSIFY, f"Sparse{name}") for name, model_type in own.items()}
 
 
@@ -71,7 +71,7 @@ def _register_models(config_class: Any) -> None:
 
 
 def _is_free(table: Any, key: Any) -> bool:
-    """Whether a table holds a stand-in or nothing, so that a class which a user registered stays."""
+    """Return whether a table has a stand-in or nothing for a key; a class that a user registered stays."""
     return key not in table or isinstance(table[key], ClassStandIn)
 
 
@@ -82,7 +82,7 @@ def _class(module: str, name: str, **attributes: Any) -> Any:
 
 
 class ClassStandIn:
-    """Stands for a class; imports it when it is called, or asked for an attribute that is not known here."""
+    """Stand-in that imports its class when it is called or asked for an unknown attribute."""
 
     def __init__(self, module: str, name: str, attributes: dict[str, Any]):
         self.__dict__.update(attributes, __module__=module, __name__=name, __qualname__=name)
@@ -108,7 +108,7 @@ class ClassStandIn:
 
 
 def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Call an action with a module: now if it is imported already, else when it has been."""
+    """Call an action with a module: now if it is already imported, else after its import."""
     if name in sys.modules:
         action(sys.modules[name])
     else:
@@ -116,7 +116,7 @@ def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class _Watcher:
-    """Finds one module by way of the other finders, and calls an action after it has been executed."""
+    """Finder of one module: it uses the other finders, and calls an action after the module has run."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]):
         self._name, self._action = name, action

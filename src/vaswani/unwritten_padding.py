@@ -1,4 +1,4 @@
-"""Padding that a model never writes has no part in its probabilities."""
+"""Leave padding that a model never generates out of its probabilities."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from transformers import PreTrainedModel
 
 
 def unwritten_padding(model: PreTrainedModel) -> int | None:
-    """Return the padding token of a model whose `generation_config` never lets it be written; else None.
+    """Return the padding token of a model if its `generation_config` bans the token; else None.
 
-    So it is in Marian's models: the token was not in their softmax when they were trained, and transformers
-    gives it the logit 0, which can be the highest. It has no part in their probabilities.
+    Marian's models ban it: in training, their softmax did not include the token, and transformers gives it
+    the logit 0, which can be the highest. It has no part in their probabilities.
     """
     generation: Any = getattr(model, "generation_config", None)
     padding = model.config.pad_token_id
@@ -20,7 +20,7 @@ def unwritten_padding(model: PreTrainedModel) -> int | None:
 
 
 def without_padding(logits: torch.Tensor, padding: int | None) -> torch.Tensor:
-    """Return logits [..., V], −∞ for the padding of a model (see `unwritten_padding`), if it has such."""
+    """Return logits [..., V] with −∞ for a padding token (see `unwritten_padding`), if one is given."""
     if padding is None:
         return logits
     return logits.index_fill(-1, torch.tensor([padding], device=logits.device), -torch.inf)

@@ -1,1 +1,1 @@
-"""Fast paths of the models. Each one is optional: without it, `vaswani.model` computes the same result."""
+"""Fast kernels of the models. Each is optional: without it, `vaswani.model` computes the same result."""

@@ -1,12 +1,12 @@
-"""A self-attention cache for searches in which nothing is ever moved.
+"""A self-attention cache for searches that never moves keys and values.
 
-The usual cache gives each beam rows of its own and, after each step, copies whole rows to where the surviving
-beams now stand. Here every key and value is written once. The hypotheses of one source form a tree, and the
-only thing that changes from step to step is which nodes of the tree each beam descends from: a small integer
-table. A step then attends from the beams of one source, as so many query rows, to the one set of all nodes,
-under a mask that shows each beam its own ancestors. The bytes read are the same, the bytes moved are none.
+The usual cache gives each beam its own rows and, after each step, copies whole rows to the new places of the
+surviving beams. Here every key and value is written once. The hypotheses of one source form a tree, and a
+step changes only a small integer table: the nodes of the tree from which each beam descends. The beams of a
+source are query rows that attend to all of its nodes, under a mask that shows each beam its own ancestors. A
+step reads as many bytes as with the usual cache, and moves none.
 
-All beams start from one prompt, so its nodes are computed and written once per source, as those of beam 0.
+All beams start from one prompt, so its nodes are computed and written once per source, for beam 0.
 Greedy search and sampling are searches with one beam, and need no mask.
 
 S sources · K beams · T steps so far · H heads · D head width
@@ -34,7 +34,7 @@ class BeamSearchLayer(CacheLayerMixin):
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make room for a first few steps, in the dtype and on the device of this prompt [S, H, T, D]."""
+        """Allocate space for the first steps, in the dtype and on the device of this prompt [S, H, T, D]."""
         sources, heads, length, head_dim = key_states.shape
         shape = (sources, heads, max(32, 2 * length), self.num_beams, head_dim)
         self.keys, self.values = key_states.new_empty(shape), value_states.new_empty(shape)
@@ -45,9 +45,9 @@ class BeamSearchLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new nodes and return what the queries attend to.
 
-        The prompt [S, H, T, D] comes first and attends within itself, so it gets its own states back. A step
-        [S·K, H, 1, D] gets all nodes of its source, [S, H, steps·K, D], ordered by step, then beam, without a
-        copy.
+        The prompt [S, H, T, D] comes first and attends only to itself, so its own states are returned. For a
+        step [S·K, H, 1, D], all nodes of its source are returned, [S, H, steps·K, D], ordered by step, then
+        beam, without a copy.
         """
         start, self.length = self.length, self.length + key_states.shape[2]
         if start == 0:
@@ -60,51 +60,51 @@ class BeamSearchLayer(CacheLayerMixin):
         return self.keys[:, :, : self.length].flatten(2, 3), self.values[:, :, : self.length].flatten(2, 3)
 
     def reserve(self, length: int) -> int:
-        """Make room for so many steps; return how many there is room for."""
+        """Allocate space for `length` steps; return the number of steps that fit."""
         if length > self.keys.shape[2]:
             self.keys, self.values = self._grow(self.keys), self._grow(self.values)
         return self.keys.shape[2]
 
     def _write(self, nodes: torch.Tensor, states: torch.Tensor) -> None:
-        """Fill nodes [S, H, T, K, D] with states: of a step [S·K, H, T, D], or of a prompt [S, H, T, D]."""
+        """Fill nodes [S, H, T, K, D] with the states of a step [S·K, H, T, D] or of a prompt [S, H, T, D]."""
         if states.shape[0] == nodes.shape[0]:
             nodes[:, :, :, 0] = states
             if self.num_beams > 1:
-                nodes[:, :, :, 1:] = 0.0  # never seen, but what is hidden must be finite too
+                nodes[:, :, :, 1:] = 0.0  # never seen, but hidden states must be finite too
         else:
             nodes.copy_(states.unflatten(0, (-1, self.num_beams)).permute(0, 2, 3, 1, 4))
 
     @staticmethod
     def _grow(buffer: torch.Tensor) -> torch.Tensor:
-        """Double the capacity, so that growing costs a constant number of copies per step."""
+        """Double the capacity, so that growth costs a constant number of copies per step."""
         return torch.cat([buffer, torch.empty_like(buffer)], dim=2)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Forget all sources but those at these places, int64 [sources to keep]."""
+        """Keep only the sources at these indices, int64 [sources to keep]."""
         self.keys, self.values = self.keys[indices], self.values[indices]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys that a prompt sees."""
+        """Return length and offset of the keys that a prompt sees."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Number of steps written so far, T."""
+        """Return the number of steps written so far, T."""
         return self.length
 
     def get_max_length(self) -> int:
-        """No limit."""
+        """Return −1: there is no limit."""
         return -1
 
     get_max_cache_shape = get_max_length  # the name in older versions of transformers
 
     def reset(self) -> None:
-        """Forget everything, keep nothing allocated."""
+        """Forget everything and free the memory."""
         self.keys = self.values = None  # type: ignore[assignment]
         self.is_initialized, self.length = False, 0
 
 
 class BeamSearchCache(Cache):
-    """All layers' keys and values, and the ancestors of each beam: [S·K, T], the beam slot at each step."""
+    """Keys and values of all layers, and the ancestors of each beam: [S·K, T], the beam at each step."""
 
     def __init__(self, num_beams: int):
         super().__init__(layer_class_to_replicate=partial(BeamSearchLayer, num_beams))  # type: ignore[arg-type]
@@ -112,18 +112,18 @@ class BeamSearchCache(Cache):
         self.ancestors: torch.Tensor | None = None
 
     def start(self, prompt: torch.Tensor) -> None:
-        """Record a prompt [S, T, ...] that is about to be written: every beam descends from it."""
+        """Record a prompt [S, T, ...], about to be written, as the ancestor of every beam."""
         rows = prompt.shape[0] * self.num_beams
         self.ancestors = torch.zeros(rows, prompt.shape[1], dtype=torch.long, device=prompt.device)
 
     def step_mask(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Record the nodes of one more step, about to be written, and return who sees what in it.
+        """Record the nodes of one more step, about to be written, and return the step's attention mask.
 
         Args:
-            padding_mask: [S·K, T] of 0 and 1 with the new step's, or None.
+            padding_mask: [S·K, T] of 0 and 1, including the new step, or None.
 
         Returns:
-            bool [S, 1, K, T·K]: beam k may attend to node (t, j); or None where all may be seen.
+            bool [S, 1, K, T·K]: beam k may attend to node (t, j); or None if nothing is hidden.
         """
         if self.num_beams == 1 and padding_mask is None:
             return None
@@ -136,14 +136,14 @@ class BeamSearchCache(Cache):
         return visible.flatten(1).unflatten(0, (-1, self.num_beams))[:, None]
 
     def record_step(self) -> None:
-        """Record the nodes of one more step, about to be written: each beam's is its own."""
+        """Record one more step, about to be written: each beam gets its own node."""
         assert self.ancestors is not None, "a search starts from a prompt"
         own = torch.arange(self.num_beams, device=self.ancestors.device)
         new = own.repeat(self.ancestors.shape[0] // self.num_beams)[:, None]
         self.ancestors = torch.cat([self.ancestors, new], dim=1)
 
     def reserve(self, length: int) -> int:
-        """Make room for so many steps in all layers; return how many there is room for."""
+        """Allocate space for `length` steps in all layers; return the number of steps that fit."""
         return min(layer.reserve(length) for layer in self.layers)  # type: ignore[union-attr]
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
@@ -152,7 +152,7 @@ class BeamSearchCache(Cache):
         self.ancestors = self.ancestors.index_select(0, beam_idx.to(self.ancestors.device))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Forget all sources but those at these places, int64 [sources to keep]."""
+        """Keep only the sources at these indices, int64 [sources to keep]."""
         assert self.ancestors is not None, "sources are dropped only after a first step"
         super().batch_select_indices(indices)
         self.ancestors = self.ancestors.unflatten(0, (-1, self.num_beams))[indices].flatten(0, 1)

@@ -1,7 +1,7 @@
-"""Compiled libraries on disk, for the user who compiled them and nobody else.
+"""A cache of compiled libraries on disk, used only by the user who compiled them.
 
-Code is loaded from here, so the folder and its files must belong to the user and be writable by nobody else.
-The name of a file ends with the SHA-256 of its content, which tells damage of any kind.
+Code is loaded from the cache, so the folder and its files must belong to the user and be writable by nobody
+else. A file's name ends with the SHA-256 of its content, which reveals any damage.
 """
 
 import logging
@@ -20,18 +20,18 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 LARGEST = 1 << 26  # bytes; a library has less than 100,000
-SECONDS_OF_A_WRITE = 3600  # what is unfinished for longer is left from a process that died
+SECONDS_OF_A_WRITE = 3600  # an older unfinished file is left from a process that died
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: `vaswani` in the user's cache."""
+    """Return the folder of libraries: `vaswani` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vaswani")
 
 
 class LibraryCache:
-    """The folder of libraries, open as long as the context lasts.
+    """The folder of libraries, open for the duration of a `with` block.
 
-    Where it cannot be used, one warning says why, nothing is found in it and nothing is kept.
+    If the folder cannot be used, one warning says why; reading finds nothing and writing keeps nothing.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class LibraryCache:
             os.close(self._descriptor)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """The contents that were kept of a library; files that are damaged or not the user's are deleted."""
+        """Yield the stored contents of a library; delete files that are damaged or not the user's."""
         if self._descriptor is None:
             return
         for file in sorted(os.listdir(self._descriptor)):
@@ -67,7 +67,7 @@ class LibraryCache:
                 yield content
 
     def write(self, name: str, content: bytes) -> None:
-        """Keep a library, atomically and durably; safe with concurrent writers."""
+        """Store a library, atomically and durably; safe with concurrent writers."""
         if self._descriptor is None:
             return
         file = f"{name}-{sha256(content).hexdigest()}.so"
@@ -100,23 +100,23 @@ class LibraryCache:
 
 
 def _open_private(folder: Path) -> int:
-    """Make a folder if there is none, and open it; no link is followed to it.
+    """Create a folder if it does not exist, and open it; the folder itself must not be a link.
 
     Raises:
-        OSError: it cannot be made, or does not belong to the user, or others can write to it.
+        OSError: it cannot be created, does not belong to the user, or others can write to it.
     """
     if not folder.is_absolute():
         raise OSError("the user has no home folder")
     for path in [*reversed(folder.parents), folder]:
         if not path.exists():
-            with suppress(FileExistsError):  # a link that leads nowhere, or another process was faster
+            with suppress(FileExistsError):  # a dangling link, or another process was faster
                 path.mkdir(mode=0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         _check_private(status)
         if status.st_mode & 0o077:
-            with suppress(OSError):  # on a disk that is read-only
+            with suppress(OSError):  # on a read-only disk
                 os.fchmod(descriptor, 0o700)
     except OSError:
         os.close(descriptor)
@@ -133,10 +133,10 @@ def _check_private(status: os.stat_result) -> None:
 
 
 def _read_private(file: str, folder: int) -> bytes:
-    """The content of a file whose name tells its hash.
+    """Return the content of a file whose name contains its hash.
 
     Raises:
-        OSError: it is damaged, or not the user's alone.
+        OSError: the file is damaged, or other users own it or can write to it.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(file, flags, dir_fd=folder), "rb") as opened:

@@ -1,14 +1,15 @@
-"""Linear layers by oneDNN, on CPUs where PyTorch would take MKL.
+"""Linear layers by oneDNN, on CPUs where PyTorch would use MKL.
 
-For the narrow weights of a Transformer and a few thousand rows, oneDNN's products with weights as they are
-run 10 to 15 % faster than MKL's on Intel's processors, forward and for the gradient of the states; for the
-gradient of the weights MKL's are the faster ones there. On other processors MKL reaches half of what it could
+For the narrow weights of a Transformer and a few thousand rows, oneDNN's products with unpacked weights are
+10 to 15 % faster than MKL's on Intel processors, in the forward pass and for the gradient of the states; for
+the gradient of the weights, MKL is faster there. On other processors MKL reaches half of the possible speed
 or less, and oneDNN computes everything.
 
 A decoding step multiplies a few rows by every weight of the decoder, and MKL rearranges each weight in every
-step. oneDNN takes weights that were rearranged ("packed") before: on two cores it multiplies 4 rows of 512
-numbers by 2048 × 512 weights three times as fast, 32 rows 1.6 times, 128 rows 1.3 times. Packing costs about
-one step, so it is done for a whole search, and forgotten afterwards: weights may change between searches.
+step. oneDNN accepts weights that were rearranged ("packed") in advance: on two cores it multiplies 4 rows of
+512 numbers by 2048 × 512 weights three times as fast, 32 rows 1.6 times, 128 rows 1.3 times. Packing costs
+about one step, so weights are packed once for a whole search and discarded afterwards, because weights may
+change between searches.
 """
 
 import os
@@ -27,22 +28,22 @@ from vaswani.model import operators
 from vaswani.model.input_checks import has_values
 from vaswani.model.operators import Linear, OutputProjection
 
-MIN_ROWS = 256  # below, a call costs more than it saves
-# Preparing a new shape takes oneDNN 0.3 ms, which a smaller product never saves. Which of them computes must
-# depend on the shape alone: a run that is resumed ends with the same bits as one that was not.
+MIN_ROWS = 256  # with fewer, a call costs more than it saves
+# oneDNN takes 0.3 ms to prepare a new shape, which a smaller product never saves. The choice of the library
+# must depend on the shape alone, so that a resumed run ends with the same bits as an uninterrupted run.
 MIN_MULTIPLICATIONS = 1 << 22
-MIN_PACKED_WEIGHTS = 512 * 512  # below, calling oneDNN costs more than it saves
-MIN_PACKED_ROWS = 4  # below, a search is over before the packing has paid for itself
+MIN_PACKED_WEIGHTS = 512 * 512  # with fewer, calling oneDNN costs more than it saves
+MIN_PACKED_ROWS = 4  # with fewer, a search ends before packing has paid off
 
-# oneDNN keeps what it prepares for the shape of a product, and PyTorch keeps it once more in each thread:
-# 0.6 MB for each shape, by default of the last 1,024. Texts have ever new shapes, so a process would grow by
+# oneDNN caches what it prepares for the shape of a product, and PyTorch caches it again in each thread: 0.6
+# MB for each of the last 1,024 shapes by default. Texts always bring new shapes, so a process would grow by
 # more than half a gigabyte.
 CACHED_SHAPES = 128
 CACHE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def _is_intel() -> bool:
-    """Whether MKL is written for this processor; elsewhere than on Linux, the processor's name tells."""
+    """Return whether MKL is optimized for this processor; outside Linux, the processor's name decides."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -53,7 +54,7 @@ IS_INTEL_CPU = _is_intel()
 
 
 def unavailable() -> str | None:
-    """The reason why oneDNN cannot compute products here or would not be faster; None if there is none."""
+    """Return why oneDNN cannot compute products here or would not be faster; None if it can and would."""
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch was built without oneDNN"
     if not torch.backends.mkl.is_available():
@@ -68,18 +69,18 @@ IS_BUILT = unavailable() is None
 
 
 def hook_in() -> None:
-    """Compute the linear layers of the models."""
+    """Make oneDNN compute the linear layers of the models."""
     operators.linear.kernel = linear
     operators.output_projection.kernel = output_projection
 
 
 def is_available() -> bool:
-    """Whether oneDNN is there, faster than MKL, and not switched off."""
+    """Return whether oneDNN is available, faster than MKL, and not switched off."""
     return IS_BUILT and bool(torch.backends.mkldnn.enabled)
 
 
 def is_plain(states: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the product is computed now, by a whole weight: nothing traced, no shard, not quantized."""
+    """Return whether a product runs now with a whole weight: not traced, sharded or quantized."""
     return has_values(states) and type(weight) is nn.Parameter
 
 
@@ -94,18 +95,18 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def output_projection(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The same onto the vocabulary, with packed weights only: training has a pass of its own for it."""
+    """Project onto the vocabulary as `linear`, by packed weights only: training computes it with the loss."""
     if has_values(states) and (packed := packed_weight(weight)) is not None:
         return onednn_product(states, packed, bias)
     return operators.output_projection.plain(states, weight, bias)
 
 
 def product_by(module: Any, num_rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The product by a module's weight without gradients, whose kernel is chosen once.
+    """Return a function that multiplies by a module's weight without gradients; chooses its kernel once.
 
     Args:
         module: a `Linear`, an `OutputProjection` or an `Int8Linear`.
-        num_rows: that each input will have.
+        num_rows: of every input.
     """
     if not isinstance(module, nn.Linear):
         return module.forward
@@ -139,14 +140,14 @@ class _Product(torch.autograd.Function):
 def gradients_of_product(
     ctx: Any, grad: torch.Tensor, times: Multiply, times_over_rows: Multiply
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of the states, weight and bias of `states @ weight.T + bias`.
+    """Return the gradients of the states, weight and bias of `states @ weight.T + bias`.
 
-    In a backward pass whose gradients are differentiated again (`create_graph=True`) by PyTorch's operators,
-    whose own gradients are known.
+    If these gradients are differentiated again (`create_graph=True`), PyTorch's operators compute them,
+    because they are differentiable.
 
     Args:
         ctx: holds the states [..., K] and the weight [N, K].
-        grad: of the product, [..., N].
+        grad: gradient of the product, [..., N].
         times: multiplies [..., N] by [N, K].
         times_over_rows: multiplies [M, N], transposed, by [M, K].
     """
@@ -163,7 +164,7 @@ def gradients_of_product(
 
 
 def onednn_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`states @ weight.T + bias`: float32 [..., K] and [N, K], as they are or packed -> [..., N]."""
+    """`states @ weight.T + bias`: float32 [..., K] and [N, K], packed or not -> [..., N]."""
     if not getattr(_this_thread, "has_bounded_caches", False):
         _bound_caches()
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
@@ -174,10 +175,10 @@ _environment_lock = threading.Lock()
 
 
 def _bound_caches() -> None:
-    """Let oneDNN and PyTorch keep fewer shapes.
+    """Let oneDNN and PyTorch cache fewer shapes.
 
-    Both read their limit from the environment when a thread computes its first product. The environment is
-    left as it was, and a limit that the user has set stays.
+    Both read their limit from the environment when a thread computes its first product. This function
+    restores the environment and keeps a limit that the user has set.
     """
     with _environment_lock:
         added = [name for name in CACHE_LIMITS if name not in os.environ]
@@ -192,7 +193,7 @@ def _bound_caches() -> None:
 
 
 def gains_from_onednn(states: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether oneDNN multiplies states [..., K] by a weight [N, K] faster than PyTorch would."""
+    """Return whether oneDNN multiplies states [..., K] by a weight [N, K] faster than PyTorch."""
     num_outputs, width = weight.shape
     return _gains(states, weight, states.numel() // width, states.numel() * num_outputs)
 
@@ -216,15 +217,15 @@ def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def product_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """`left.T @ right`, without gradients, as for the gradient of a weight: [M, N] and [M, K] -> [N, K]."""
+    """`left.T @ right`, without gradients, for the gradient of a weight: [M, N] and [M, K] -> [N, K]."""
     if IS_INTEL_CPU or not _gains(left, right, len(left), left.numel() * right.shape[1]):
         return left.t() @ right
-    if right.shape[1] > left.shape[1]:  # the wider one takes the place of the weight
+    if right.shape[1] > left.shape[1]:  # the wider matrix takes the place of the weight
         return onednn_product(left.t(), right.t(), None)
     return onednn_product(right.t(), left.t(), None).t()
 
 
-# The packed weights of the search that runs in this context, by the identity of the weight.
+# The packed weights of the search in this context, by the `id` of each weight.
 _packed_weights: ContextVar[dict[int, torch.Tensor] | None] = ContextVar("packed_weights", default=None)
 
 
@@ -235,11 +236,11 @@ def packed_weight(weight: torch.Tensor) -> torch.Tensor | None:
 
 @contextmanager
 def packed_weights(modules: Iterable[nn.Module], num_rows: int) -> Iterator[None]:
-    """Compute the products of those modules that gain from it with packed weights, until the block ends.
+    """Use packed weights within a `with` block, for modules that are faster with them.
 
     Args:
         modules: of any kind; only a `Linear` or an `OutputProjection` in float32 on the CPU is packed.
-        num_rows: that each of their inputs will have.
+        num_rows: of each input of the modules.
     """
     autocast = torch.is_autocast_enabled("cpu")
     is_usable = (
@@ -259,7 +260,7 @@ def packed_weights(modules: Iterable[nn.Module], num_rows: int) -> Iterator[None
 
 def _gains_from_packing(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) not in (Linear, OutputProjection) or "forward" in vars(module):
-        return False  # something else, or somebody replaced what it does
+        return False  # another class, or its `forward` was replaced
     weight = module.weight
     return (
         type(weight) is nn.Parameter

@@ -1,4 +1,4 @@
-"""The sequences of a padded batch by their number of blocks, for kernels that take one pattern at a time."""
+"""Group the sequences of a padded batch by number of blocks, for kernels that take one pattern at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,36 +14,36 @@ from vaswani.model.sparse_pattern import SparsePattern
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring sequences with as many blocks, up to the block of their last visible tokens.
+    """Neighbouring sequences with equal numbers of blocks, up to the block of their last visible token.
 
     Args:
-        rows: their place in the batch.
-        length: their tokens and, behind them, those that fill the last block.
+        rows: their rows in the batch.
+        length: number of tokens, including those that fill the last block.
     """
 
     rows: slice
     length: int
 
     def states(self, states: torch.Tensor) -> torch.Tensor:
-        """Theirs of a batch: a view of [B, H, n, D]."""
+        """Return the group's part of states [B, H, n, D], as a view."""
         return states[self.rows, :, : self.length]
 
     def mask(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Theirs of a batch: a view of [B, n]."""
+        """Return the group's part of a mask [B, n], as a view."""
         return None if padding_mask is None else padding_mask[self.rows, : self.length]
 
 
 def whole_batch(query: torch.Tensor) -> Group:
-    """All sequences [B, H, n, D] with all their tokens."""
+    """Return the group of all sequences [B, H, n, D] with all their tokens."""
     return Group(slice(0, len(query)), query.shape[2])
 
 
 def groups_of_sequences(
     query: torch.Tensor, pattern: SparsePattern, padding_mask: torch.Tensor | None
 ) -> list[Group]:
-    """The groups of a batch [B, H, n, D]; sequences without a visible token may be in none.
+    """Return the groups of a batch [B, H, n, D]; sequences without a visible token may be in none.
 
-    The whole batch is one group where it makes no difference.
+    The whole batch is one group if the numbers of blocks do not change the pattern.
     """
     length = query.shape[2]
     blocks = blocks_of_sequences(pattern, length, padding_mask)
@@ -58,7 +58,7 @@ def groups_of_sequences(
 
 
 def in_groups(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Let a kernel with the arguments of `attend_by_pattern` compute group by group; zeros behind each."""
+    """Decorator that runs a kernel like `attend_by_pattern` for each group; outputs behind it are zero."""
 
     @wraps(attend)
     def attend_in_groups(

@@ -1,10 +1,10 @@
-"""Attention over short sequences on the CPU, by plain batched products.
+"""Attention over short sequences on the CPU, by plain batched matrix products.
 
-PyTorch's fused kernel walks over blocks of queries and keys so as never to hold all weights, and on the CPU
-it does not drop any out. A sentence has a few dozen tokens: its weights are small, and the fused kernel
-spends its time on blocks that are nearly empty. On two cores, forward and backward, 10 tokens of 8 heads × 64
-take half its time here, 30 tokens four fifths. With dropout PyTorch falls back on a chain of separate
-operations, of which this takes about half the time.
+PyTorch's fused kernel processes blocks of queries and keys, so that it never holds all weights; on the CPU it
+does not support dropout. A sentence has a few dozen tokens: its weights are small, and the fused kernel
+spends its time on blocks that are nearly empty. On two cores, forward and backward, this module takes half of
+the fused kernel's time for 10 tokens of 8 heads × 64, and four fifths for 30 tokens. With dropout, PyTorch
+falls back to a chain of separate operations; this module takes about half of their time.
 
 B batch · T queries · S keys · H heads · D head width
 """
@@ -20,18 +20,18 @@ from vaswani.kernels.dropout import LEVELS, draw_kept, drop
 from vaswani.model.attention import ATTENTION_FUNCTIONS, additive_mask
 from vaswani.model.input_checks import has_values
 
-MAX_WEIGHTS = 45**2  # of one head and row; from about here on the fused kernel is faster on one thread
+MAX_WEIGHTS = 45**2  # of one head and row; with about as many, the fused kernel is faster on one thread
 
 
 def unavailable() -> str | None:
-    """The reason why short attention cannot be used; None if there is none."""
+    """Return why short attention cannot be used, or None if it can."""
     if not hasattr(torch, "_softmax_backward_data"):
         return "this PyTorch has no torch._softmax_backward_data"
     return None
 
 
 def hook_in() -> None:
-    """Serve our models as the attention implementation "sdpa", which every other model keeps."""
+    """Replace the attention implementation "sdpa" for our models; other models keep the library's."""
     ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention_forward
 
 
@@ -45,7 +45,7 @@ def sdpa_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """softmax(QKᵀ · scaling + mask) V, by short attention or by the library, whichever is faster."""
+    """Compute softmax(QKᵀ · scaling + mask) V by short attention or the library, whichever is faster."""
     is_short = gains_from_short_attention(query, key, attention_mask, dropout)
     attention = short_attention_forward if is_short else _LIBRARY["sdpa"]
     return attention(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
@@ -57,7 +57,7 @@ _LIBRARY = AttentionInterface()
 def gains_from_short_attention(
     query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, dropout: float
 ) -> bool:
-    """Whether queries [B, H, T, D] attend to keys [B, H, S, D] faster here than in PyTorch's fused kernel."""
+    """Return whether short attention is faster for queries [B, H, T, D] and keys [B, H, S, D]."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     return (
         has_values(query)
@@ -81,8 +81,8 @@ def short_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """softmax(QKᵀ · scaling + mask) V (equation 1 of the paper), differentiable once.
 
-    Query [B, H, T, D], key and value [B, H, S, D]; the mask is bool (True may be seen) or additive float and
-    broadcasts to [B, H, T, S]; None shows all, or nothing later where `module.is_causal`. Returns the output
+    Query [B, H, T, D], key and value [B, H, S, D]; the mask is bool (True: visible) or additive float and
+    broadcasts to [B, H, T, S]; None hides nothing, or later keys if `module.is_causal`. Returns the output
     [B, T, H, D], and None for the weights, as the library's kernels do. A row that sees nothing is zero.
     """
     attention_mask = additive_mask_of(module, query, key, attention_mask)
@@ -97,7 +97,7 @@ def short_attention_forward(
 def additive_mask_of(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """The mask as additive float, of causal attention where none is given; None where all is seen."""
+    """Return the mask as additive float, the causal mask if none is given; None if nothing is hidden."""
     if mask is None and module.is_causal and query.shape[2] > 1:
         mask = query.new_ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
     return None if mask is None else additive_mask(mask, query.dtype)
@@ -106,7 +106,7 @@ def additive_mask_of(
 def _weights(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """softmax(QKᵀ · scaling + mask): [B, H, T, S], zero where a row sees nothing."""
+    """Return softmax(QKᵀ · scaling + mask): [B, H, T, S], zero for rows that see nothing."""
     if mask is None:
         return weights_of_seen(query, key, None, scaling)
     sees_something = (mask > torch.finfo(mask.dtype).min).any(-1, keepdim=True)
@@ -119,7 +119,7 @@ def _weights(
 def weights_of_seen(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """The same where every row sees something, which is not checked."""
+    """Return the same weights, assuming that every row sees something."""
     scores = query @ key.transpose(-2, -1)
     if mask is None:
         return scores.mul_(scaling).softmax(-1)
@@ -127,7 +127,7 @@ def weights_of_seen(
 
 
 def _heads_apart(states: torch.Tensor) -> torch.Tensor:
-    """[B, H, n, D], copied where a batched product would else copy it each time."""
+    """Return states [B, H, n, D], copied if every batched product would otherwise copy them."""
     return states.flatten(0, 1).view(states.shape)
 
 

@@ -1,9 +1,9 @@
-"""Divergence of logits from a teacher, and its gradient, on the CPU by C++ (`soft_targets_native.cpp`).
+"""KL divergence of logits from a teacher, and its gradient, on the CPU by C++ (`soft_targets_native.cpp`).
 
-PyTorch's operators pass over the vocabulary for each step, and its automatic gradients far more often. The
-C++ takes a row at a time.
+PyTorch's operators pass over the vocabulary once for each step, and its automatic gradients far more often.
+The C++ code computes one row at a time.
 
-n tokens · V vocabulary · C classes: V, or k tokens and, last, all the others together
+n tokens · V vocabulary · C classes: V, or k + 1: k tokens and, last, all others together
 """
 
 import ctypes
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("soft_targets_native.cpp")
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None if there is none."""
+    """Return the compiled library, or None if there is none."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     types = [
         *(pointer, number, number, number, ctypes.c_float),
@@ -30,7 +30,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def computes(logits: torch.Tensor, teacher: torch.Tensor, tokens: torch.Tensor | None) -> bool:
-    """Whether the C++ computes the divergence of these, which it does not check itself.
+    """Return whether the C++ code can compute this divergence; the code itself does not check.
 
     Args:
         logits: [n, V].
@@ -55,14 +55,14 @@ def divergence_and_gradient(
     temperature: float,
     wants_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The summed KL(teacher ‖ softmax(logits / T)), in nats, and its gradient, where the C++ computes it.
+    """Return the summed KL(teacher ‖ softmax(logits / T)), in nats, and its gradient, where `computes`.
 
     Args:
         logits: float32 or bfloat16 [n, V].
         teacher: log-probabilities, float32 [n, C].
-        tokens: int64 [n, k], of which no two of a row are equal; `None` for the whole vocabulary.
+        tokens: int64 [n, k], all different within a row; `None` for the whole vocabulary.
         temperature: T, above 0.
-        wants_gradient: without it, the second result is `None`.
+        wants_gradient: whether to compute the gradient; without it, the second result is `None`.
 
     Returns:
         A scalar in float32, and the gradient [n, V] in the dtype of the logits.

@@ -1,1 +1,1 @@
-"""What travels to the Hub: configurations and models. Imports public names of torch and transformers only."""
+"""Configurations and models, which are copied to the Hub. They import nothing else of this package."""

@@ -19,18 +19,18 @@ from .operators import Linear
 from .sparse_attention import attend_by_pattern, dense_mask, sparse_attention_step
 from .sparse_pattern import SparsePattern
 
-# The library's attention implementations. A kernel may replace one of them here, for our models alone.
+# The library's attention implementations. Kernels replace entries here, for our models only.
 ATTENTION_FUNCTIONS = AttentionInterface()
 
 
 def wants_weights(config: VaswaniFamilyConfig, arguments: Mapping[str, Any]) -> bool:
-    """Whether a forward pass with these arguments returns attention weights, as only the reference does."""
+    """Return whether a forward pass must return attention weights, which only the reference can."""
     asked = arguments.get("output_attentions")
     return bool(config.output_attentions if asked is None else asked)
 
 
 def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where a bool mask is True and −inf where it is False; a float mask as it is."""
+    """Convert a bool mask to 0 where True and −inf where False; return a float mask unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
@@ -48,9 +48,9 @@ def eager_attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(QKᵀ / sqrt(D)) V (equation 1), the reference for every kernel.
 
-    Query [B, H, T, D], key and value [B, H, S, D]; the mask is bool (True may be seen) or additive float and
-    broadcasts to [B, H, T, S]; None shows all. Returns the output [B, T, H, D] and the weights [B, H, T, S].
-    A row that sees nothing has weights of zero.
+    Query [B, H, T, D], key and value [B, H, S, D]; the mask is bool (True: visible) or additive float and
+    broadcasts to [B, H, T, S]; None hides nothing. Returns the output [B, T, H, D] and the weights
+    [B, H, T, S]. A row that sees nothing has weights of zero.
     """
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-2, -1)).to(precision)  # [B, H, T, S]
@@ -69,7 +69,7 @@ def eager_attention_forward(
 
 
 def _pattern_of_heads(module: nn.Module, num_heads: int) -> SparsePattern:
-    """`module.pattern` for the heads of this process: under tensor parallelism, some of them."""
+    """Return `module.pattern` for the heads of this process: some of them under tensor parallelism."""
     pattern: SparsePattern = module.pattern
     meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
     mesh = None if num_heads == pattern.num_heads else next(filter(None, meshes), None)
@@ -89,17 +89,17 @@ def sparse_attention_forward(
     past_length: int | torch.Tensor = 0,
     **kwargs: Unpack[TransformersKwargs],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Sparse self-attention under `module.pattern`, by the reference where weights are wanted.
+    """Compute sparse self-attention under `module.pattern`; the reference computes it if weights are wanted.
 
-    Query [B, H, T, D], key and value [B, H, S, D]; the mask is that of padding, [B, all tokens so far], of
-    which `past_length` came before. Returns the output [B, T, H, D] and the weights or None.
+    Query [B, H, T, D], key and value [B, H, S, D]; the mask is the padding mask [B, all tokens so far];
+    `past_length` tokens precede the queries. Returns the output [B, T, H, D] and the weights or None.
     """
     pattern = _pattern_of_heads(module, query.shape[1])
     if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
         visible = dense_mask(pattern, query.shape[2], key.shape[2], past_length, attention_mask, key.device)
         return eager_attention_forward(module, query, key, value, visible, scaling, dropout)
     if isinstance(past_length, int) and past_length == 0:
-        length = query.shape[2]  # a cache of fixed size holds more, still empty
+        length = query.shape[2]  # the rest of a fixed-size cache is still empty
         key, value = key[:, :, :length], value[:, :, :length]
         attention_mask = None if attention_mask is None else attention_mask[:, :length].bool()
         output = attend_by_pattern(query, key, value, pattern, attention_mask, scaling, dropout)
@@ -111,10 +111,10 @@ def sparse_attention_forward(
 class VaswaniAttention(nn.Module):
     """Multi-head attention (section 3.2.2): self-attention, or over `key_value_states` from the encoder.
 
-    The rows of a batch may share keys: where there are K times as many query rows as key rows (the beams or
-    samples of one source), each run of K rows attends to one row of keys, which is never repeated.
+    The rows of a batch may share keys: with K times as many query rows as key rows (the beams or samples of
+    one source), each K consecutive query rows attend to one row of keys, which is not copied.
 
-    With a pattern, self-attention is sparse, and takes the padding mask [B, S] itself.
+    With a pattern, self-attention is sparse and takes the padding mask [B, S] directly.
     """
 
     def __init__(
@@ -167,24 +167,24 @@ class VaswaniAttention(nn.Module):
         return self.out_proj(output.reshape(rows, length, -1)), weights
 
     def _past_length(self, past_key_values: Cache | None) -> int | torch.Tensor:
-        """How many tokens came before, where a sparse pattern has to know it."""
+        """Return the number of cached tokens, which only sparse patterns need; 0 for others."""
         if self.pattern is None or past_key_values is None:
             return 0
         if isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = past_key_values.self_attention_cache
         past_length = past_key_values.get_seq_length(self.layer_idx)
-        # A cache of fixed size counts in place.
+        # A fixed-size cache changes its count in place.
         return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
 
     def _dense_attention(
         self, attention_mask: torch.Tensor | None, arguments: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        """The configured implementation, or one that can do what is asked."""
+        """Return the configured implementation, or another if it does not support the arguments."""
         if arguments.get("output_attentions"):
             return eager_attention_forward
         implementation = self.config._attn_implementation
         if "flash" in implementation and attention_mask is not None and attention_mask.ndim == 4:
-            # Flash kernels unpad queries by the mask of the keys, which is wrong across stacks.
+            # Flash kernels unpad queries by the mask of the keys, which is wrong for cross-attention.
             implementation = "sdpa"
         return ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
 
@@ -194,7 +194,7 @@ class VaswaniAttention(nn.Module):
         key_value_states: torch.Tensor | None,
         past_key_values: Cache | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [B, H, S, D], from and into the cache; those of a source are computed once."""
+        """Return keys and values [B, H, S, D] and update the cache; a source's are computed once."""
         is_cross_attention = key_value_states is not None
         cache = past_key_values
         if isinstance(past_key_values, EncoderDecoderCache):

@@ -1,6 +1,6 @@
 # Copyright 2026 The vaswani authors.
 # Licensed under the Apache License, Version 2.0.
-"""What the versions of transformers that this package supports do not share."""
+"""Differences between the supported versions of transformers."""
 
 import inspect
 from collections.abc import Callable
@@ -12,11 +12,11 @@ import transformers
 from transformers import Cache
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-TOO_NEW = (5, 25)  # not tested: 5.24 renamed caches, and models that did not know it wrote other tokens
+TOO_NEW = (5, 25)  # not tested: models unaware of the caches renamed in 5.24 generated other tokens
 
 
 def check_version(version: str) -> None:
-    """Raise `ImportError` for a version of transformers that the models do not fit."""
+    """Raise `ImportError` if this version of transformers is too new for the models."""
     if tuple(int(part) for part in version.split(".")[:2]) >= TOO_NEW:
         needed = ".".join(map(str, TOO_NEW))
         raise ImportError(
@@ -27,14 +27,14 @@ def check_version(version: str) -> None:
 
 check_version(transformers.__version__)
 
-# What `generate` and outputs call a cache: `cache` from 5.24 on.
+# The name of a cache in `generate` and in outputs: `cache` from 5.24 on.
 CACHE_NAME = "cache" if hasattr(Seq2SeqLMOutput(), "cache") else "past_key_values"
 
 
 def takes_cache(function: Callable) -> Callable:
-    """Let a function take its argument `past_key_values` as `cache` too; its signature has `CACHE_NAME`.
+    """Decorator that accepts `past_key_values` as `cache` too; the signature shows `CACHE_NAME`.
 
-    Raises `ValueError` if a call gives both.
+    Calls with both names raise `ValueError`.
     """
 
     @wraps(function)
@@ -55,8 +55,8 @@ def takes_cache(function: Callable) -> Callable:
 
 
 def cache_capacity(cache: Cache) -> int:
-    """The number of tokens that a cache holds; −1 without a limit."""
-    layers: Any = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder's cache
+    """Return the largest number of tokens that a cache can hold; −1 without a limit."""
+    layers: Any = getattr(cache, "self_attention_cache", cache)  # an encoder-decoder's cache has two parts
     if hasattr(layers, "get_max_length"):
         return layers.get_max_length(0)
     return layers.get_max_cache_shape(0)  # the name in older versions
@@ -70,10 +70,10 @@ def padding_mask_of_cache(
     past_key_values: Cache,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """Return the padding mask of a step with a cache of fixed size, [B, its size].
+    """Return the padding mask of a step, extended to the size of its fixed-size cache: [B, size].
 
-    A model's `create_masks_for_generate`. The library would make the mask [B, 1, T, size], from which
-    positions cannot be computed, and which sparse attention does not take.
+    Models use it as `create_masks_for_generate`. The library's version returns a mask [B, 1, T, size], which
+    sparse attention does not accept and from which positions cannot be computed.
     """
     if attention_mask is None:
         return None
@@ -82,14 +82,14 @@ def padding_mask_of_cache(
 
 
 def keep_positions(states: torch.Tensor, kept: int | torch.Tensor) -> torch.Tensor:
-    """The states [B, T, K] of some positions, like `slice_logits_to_keep` of newer versions.
+    """Select the states of some positions, like `slice_logits_to_keep` of newer versions.
 
     Args:
         states: [B, T, K].
-        kept: the last so many positions (0: all of them); or positions, int64 [N] or [B, N]; or bool [B, T].
+        kept: the number of last positions (0 for all); or positions, int64 [N] or [B, N]; or bool [B, T].
 
     Returns:
-        [B, N, K]; for a bool mask [the number of its Trues, K].
+        [B, N, K]; for a bool mask with N True values, [N, K].
     """
     if isinstance(kept, int):
         return states[:, -kept:]

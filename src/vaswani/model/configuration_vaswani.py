@@ -1,8 +1,8 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Configurations of the Transformer (Vaswani et al., 2017, arXiv:1706.03762) and of what grew from it.
+"""Configurations of the Transformer (Vaswani et al., 2017, arXiv:1706.03762) and its successors.
 
-What changes the numbers is a field here and is saved with the model. What only changes speed, such as the
-attention kernel, is an argument of `from_pretrained` and is not.
+Everything that changes a model's results is a field and is saved with the model. Options that change only the
+speed, such as the attention kernel, are arguments of `from_pretrained` and are not saved.
 """
 
 import copy
@@ -14,12 +14,12 @@ from transformers.activations import ACT2FN
 
 from .sparse_pattern import SparsePattern
 
-# Beyond these a configuration is a mistake, or an attack on the memory of whoever loads it.
+# Larger values are a mistake, or an attack on the memory of the machine that loads the configuration.
 MOST_LAYERS = 1_000
 LARGEST_SIZE = 2**27  # tokens, positions and widths
-MOST_SPARSE_BLOCKS = 2**10  # blocks that a block sees, of each kind
+MOST_SPARSE_BLOCKS = 2**10  # blocks of each kind: window, global, random
 MOST_LABELS = 2**18
-SIZES = {  # the least and the largest
+SIZES = {  # minimum and maximum
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model"), (1, LARGEST_SIZE)),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), (1, LARGEST_SIZE)),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), (1, LARGEST_SIZE)),
@@ -35,9 +35,9 @@ ACTIVATIONS = ("activation_function", "classifier_activation")
 
 
 class AnyKernelReturnsAttentions:
-    """A configuration whose `output_attentions` fits any kernel; the library's fits eager attention only.
+    """Configuration that accepts `output_attentions` with any kernel; the library requires eager attention.
 
-    Calls that return weights compute them by the reference.
+    Calls that return attention weights use the reference implementation.
     """
 
     _output_attentions: bool | None
@@ -57,40 +57,41 @@ class AnyKernelReturnsAttentions:
 
 @strict
 class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
-    """Base of the family's configurations. The defaults are the paper's (table 3).
+    """Base class of the configurations. The defaults are those of the paper (table 3).
 
     Args:
-        encoder_layers, decoder_layers: number of layers N of the stacks that there are (section 3.1).
-        encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2), which divide `d_model`.
+        encoder_layers, decoder_layers: number of layers N of each stack (section 3.1).
+        encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2); they must divide `d_model`.
         encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
         encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
             `SparsePattern`) or a list with one of these for each layer, as GPT-3 alternates them (Brown et
-            al., 2020, section 2.1). Attention to the source is full.
-        vocab_size: number of tokens; of the source, if the target has a vocabulary of its own.
+            al., 2020, section 2.1). Cross-attention is always full.
+        vocab_size: size of the vocabulary; of the source vocabulary, if the target has its own.
         d_model: width of the residual stream.
-        dropout: on sub-layers' outputs and on the sums of embeddings and positions (section 5.4).
-        attention_dropout, activation_dropout: on attention weights, and on feed-forward activations.
-        word_dropout: probability p with which training replaces the embedding of a whole token by zeros; it
-            divides the others by 1 - p. Each token of a text, of source or target, is drawn by itself.
+        dropout: dropout rate of sub-layer outputs and of the sums of embeddings and positions (section 5.4).
+        attention_dropout, activation_dropout: dropout rates of attention weights and of activations.
+        word_dropout: probability p of replacing the whole embedding of a token by zeros in training; the
+            other embeddings are divided by 1 - p. Each token of source and target is drawn independently.
         activation_function: `"relu"` (the paper), `"gelu"`, `"silu"` or another of transformers' `ACT2FN`.
         norm_order: `"post"`, LayerNorm(x + Dropout(Sublayer(x))), as in the paper; or `"pre"`,
             x + Dropout(Sublayer(LayerNorm(x))) with a final norm on each stack (Xiong et al., 2020).
-        final_norm: a norm after each stack; `None`: exactly when `norm_order` is `"pre"`.
-        embedding_norm: a norm on the sums of embeddings and positions, before dropout (BERT).
-        layer_norm_eps, norm_bias: what is added to the variance, and biases, in every norm.
+        final_norm: add a norm after each stack; `None` adds it exactly when `norm_order` is `"pre"`.
+        embedding_norm: apply a norm to the sums of embeddings and positions, before dropout (BERT).
+        layer_norm_eps: the number added to the variance in every norm.
+        norm_bias: use biases in every norm.
         position_embedding: `"sinusoidal"` (section 3.5, any length), `"learned"` (up to
             `max_position_embeddings`) or `"none"`.
-        sinusoidal_layout: `"interleaved"` alternates sine and cosine (the paper); `"concatenated"` has all
-            sines first (Marian); `"tensor2tensor"` too, with wavelengths up to 2π·10000 (fairseq, FSMT).
-        sinusoidal_offset: the number of the first position (fairseq and FSMT: 2).
-        max_position_embeddings: the longest sequence with learned positions.
-        position_from_mask: count the tokens that the attention mask shows, so that padding on the left
-            changes nothing; `False` counts padding too, as BERT, GPT-2 and Marian do.
-        attention_bias: biases in the attention projections.
-        attention_output_bias: a bias in the last of the four; `None`: as `attention_bias`.
-        ffn_bias, lm_head_bias: biases in the feed-forward layers and in the output projection.
+        sinusoidal_layout: `"interleaved"` alternates sine and cosine (the paper); `"concatenated"` puts all
+            sines first (Marian); `"tensor2tensor"` does too, with wavelengths up to 2π·10000 (fairseq, FSMT).
+        sinusoidal_offset: number of the first position (fairseq and FSMT: 2).
+        max_position_embeddings: longest sequence with learned positions, in tokens.
+        position_from_mask: count only tokens that the attention mask shows, so that left padding changes
+            nothing; `False` counts padding too, as in BERT, GPT-2 and Marian.
+        attention_bias: use biases in the attention projections.
+        attention_output_bias: use a bias in attention's output projection; `None` copies `attention_bias`.
+        ffn_bias, lm_head_bias: use biases in the feed-forward layers and in the output projection.
         scale_embedding: multiply embeddings by sqrt(d_model) (section 3.4).
-        tie_word_embeddings: the output projection is the embedding (section 3.4).
+        tie_word_embeddings: use the embedding matrix as the output projection (section 3.4).
         initializer_range: standard deviation of new weights; `None` draws embeddings from N(0, 1/d_model) and
             projections from Glorot's uniform distribution.
         sparse_block_size, sparse_window_blocks, sparse_global_blocks, sparse_global_tokens,
@@ -98,13 +99,13 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: token ids of padding, and of the beginning and end of texts.
 
     Raises:
-        ValueError: for a value out of range, with the range.
+        ValueError: a value is out of range; the message gives the range.
     """
 
-    # Which stacks there are, and which class of the code in a checkpoint's repository each Auto class loads.
+    # The stacks of the model, and the class that each Auto class loads from the code in a checkpoint.
     stacks: ClassVar[tuple[str, ...]] = ()
     auto_classes: ClassVar[dict[str, str]] = {}
-    base_model_fsdp_plan: ClassVar = {}  # the plan is that of the base model
+    base_model_fsdp_plan: ClassVar = {}  # the base model has the plan
 
     vocab_size: int = 37000
     d_model: int = 512
@@ -151,7 +152,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The saved configuration; `VaswaniFamilyConfig` itself loads the class that `model_type` names."""
+        """Load a saved configuration; `VaswaniFamilyConfig` itself loads the class of the `model_type`."""
         classes = {each.model_type: each for each in VaswaniFamilyConfig.__subclasses__()}
         if cls is VaswaniFamilyConfig and config_dict.get("model_type") in classes:
             return classes[config_dict["model_type"]].from_dict(config_dict, **kwargs)
@@ -160,7 +161,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
     def _check_before_building(self, further: dict[str, Any]) -> None:
         """Raise `ValueError` for sizes or labels that would exhaust memory before the fields are validated.
 
-        `further` holds the arguments that are no fields of this class; transformers sets them later.
+        `further` holds the arguments that are not fields of this class; transformers sets them later.
         """
         self.validate_sizes()
         num_labels = further.get("num_labels")
@@ -176,9 +177,9 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
             raise ValueError("per_layer_config is not supported: all layers have one shape; leave it out.")
 
     def _checked_auto_map(self, found: dict[str, str]) -> dict[str, str]:
-        """`auto_classes`. Raise `ValueError` if a checkpoint names other code, which would be run.
+        """Return `auto_classes`; raise `ValueError` if a checkpoint names other code, which would be run.
 
-        A derived configuration with a `model_type` of its own has classes of its own: what is given stays.
+        A subclass with its own `model_type` has its own classes; its `auto_map` is returned unchanged.
         """
         if not isinstance(found, dict):
             raise ValueError(f"auto_map={found!r} must give a class for each Auto class; delete it.")
@@ -195,19 +196,19 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         return dict(self.auto_classes)
 
     def layer_attention(self, stack: str) -> list[str]:
-        """`"full"` or `"sparse"` for each layer of the `"encoder"` or the `"decoder"`."""
+        """Return `"full"` or `"sparse"` for each layer of the `"encoder"` or the `"decoder"`."""
         attention = getattr(self, f"{stack}_attention")
         return [attention] * getattr(self, f"{stack}_layers") if isinstance(attention, str) else attention
 
     def sparse_pattern(self, stack: str, layer: int) -> SparsePattern | None:
-        """Who sees whom in the self-attention of a layer, or `None` where all see all."""
+        """Return the sparse pattern of a layer's self-attention, or `None` if it is full."""
         if self.layer_attention(stack)[layer] == "full":
             return None
         num_heads = getattr(self, f"{stack}_attention_heads")
         return SparsePattern.from_config(self, num_heads, layer, causal=stack == "decoder")
 
     def validate_sizes(self):
-        """Check that a machine can hold every size; those of sparse attention may be 0."""
+        """Check that every size is within limits that a machine can hold; some sizes may be 0."""
         limits = {name: bounds for name, bounds in SIZES.items() if hasattr(self, name)}
         limits["sparse_global_tokens"] = 0, MOST_SPARSE_BLOCKS * max(1, self.sparse_block_size)
         for name, (least, most) in limits.items():
@@ -274,7 +275,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
                 )
 
     def validate_numbers(self):
-        """Check the numbers that norms and new weights are computed with."""
+        """Check the epsilon of norms and the standard deviation of new weights."""
         for name, largest in LARGEST_NUMBERS.items():
             value = getattr(self, name)
             if value is not None and not 0 < value <= largest:
@@ -286,7 +287,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         self._check_tokens(dict.fromkeys(names, self.vocab_size))
 
     def _check_tokens(self, limits: dict[str, int]) -> None:
-        """Raise `ValueError` unless each of these tokens lies inside a vocabulary of that size."""
+        """Raise `ValueError` unless each token id is below its limit, the size of a vocabulary."""
         for name, limit in limits.items():
             tokens = getattr(self, name)
             for token in tokens if isinstance(tokens, list) else [tokens]:
@@ -298,13 +299,13 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
 
 @strict
 class VaswaniConfig(VaswaniFamilyConfig):
-    """Shape and behaviour of a `VaswaniModel`, an encoder-decoder. The defaults are the paper's base model.
+    """Configuration of a `VaswaniModel`, an encoder-decoder. The defaults are the paper's base model.
 
     Args:
-        decoder_vocab_size: size of the target's vocabulary; `None`: source and target share one.
-        share_encoder_decoder_embeddings: one matrix embeds source and target, whose token ids must then mean
-            the same. `None` shares exactly when no `decoder_vocab_size` is given.
-        decoder_start_token_id: the token before the first of a target.
+        decoder_vocab_size: size of the target vocabulary; `None` if source and target share one.
+        share_encoder_decoder_embeddings: embed source and target by one matrix; a token id must then mean the
+            same in both. `None` shares exactly when `decoder_vocab_size` is not given.
+        decoder_start_token_id: token id that starts the decoder's input.
         use_cache: keep keys and values of earlier tokens while decoding.
 
     All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
@@ -346,9 +347,10 @@ class VaswaniConfig(VaswaniFamilyConfig):
         super().__post_init__(**kwargs)
 
     def get_text_config(self, decoder=None, encoder=None):
-        """The configuration of one side, for transformers' generation: `vocab_size` is the target's.
+        """Return the configuration of one side for transformers' generation: `vocab_size` is the target's.
 
-        With `encoder=True` it is the source's. With two vocabularies the result is a copy, not to be changed.
+        With `encoder=True`, `vocab_size` is the source's. With two vocabularies, the target's is a copy;
+        do not change it.
         """
         config = super().get_text_config(decoder=decoder, encoder=encoder)
         if self.decoder_vocab_size in (None, self.vocab_size) or (encoder and not decoder):
@@ -371,17 +373,17 @@ class VaswaniConfig(VaswaniFamilyConfig):
 
 @strict
 class VaswaniEncoderConfig(VaswaniFamilyConfig):
-    """Shape and behaviour of a `VaswaniEncoderModel`. The defaults are BERT-base (Devlin et al., 2019).
+    """Configuration of a `VaswaniEncoderModel`. The defaults are BERT-base (Devlin et al., 2019).
 
     Args:
-        token_type_vocab_size: kinds of segments that have an embedding; 0 for none.
-        pooler: tanh(W h + b) of a text's state h. `None`: where it is used, and in the base model alone;
-            `True`: everywhere, as in BigBird; `False`: only where it is used.
-        mlm_transform: LayerNorm(activation(W h + b)) before the output projection of masked tokens.
-        classifier_activation: `None` classifies the pooled state (BERT), a name of `ACT2FN`
+        token_type_vocab_size: number of token types (segments) with an embedding; 0 for none.
+        pooler: add a layer tanh(W h + b) on a text's state h. `None`: in the base model and in models that
+            use the layer; `True`: in all models, as in BigBird; `False`: only in models that use it.
+        mlm_transform: apply LayerNorm(activation(W h + b)) before the output projection of masked tokens.
+        classifier_activation: `None` classifies the pooled state (BERT); a name of `ACT2FN` classifies
             activation(W h + b) of a text's state h (DistilBERT: `"relu"`).
-        classifier_pooling: a text's state is that of its first token (`"cls"`) or their mean (`"mean"`).
-        classifier_dropout: before the classifiers; `None`: `dropout`.
+        classifier_pooling: a text's state is that of its first token (`"cls"`) or the mean of all (`"mean"`).
+        classifier_dropout: dropout rate before the classifiers; `None` copies `dropout`.
 
     All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """
@@ -433,12 +435,12 @@ class VaswaniEncoderConfig(VaswaniFamilyConfig):
 
 @strict
 class VaswaniDecoderConfig(VaswaniFamilyConfig):
-    """Shape and behaviour of a `VaswaniDecoderModel`. The defaults are GPT-2 small (Radford et al., 2019).
+    """Configuration of a `VaswaniDecoderModel`. The defaults are GPT-2 small (Radford et al., 2019).
 
     Args:
         use_cache: keep keys and values of earlier tokens while decoding.
 
-    All other arguments, and the errors are those of `VaswaniFamilyConfig`.
+    All other arguments, and the errors, are those of `VaswaniFamilyConfig`.
     """
 
     model_type = "vaswani_decoder"

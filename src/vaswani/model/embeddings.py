@@ -1,5 +1,5 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Tokens and positions as vectors (Vaswani et al., 2017, sections 3.4 and 3.5).
+"""Token and position embeddings (Vaswani et al., 2017, sections 3.4 and 3.5).
 
 B batch · T length
 """
@@ -13,13 +13,13 @@ from transformers.utils import is_torchdynamo_compiling
 from .configuration_vaswani import VaswaniFamilyConfig
 from .input_checks import can_be_checked
 
-TABLE_LENGTH = 1024  # positions whose sinusoids are kept; those beyond are computed each time
+TABLE_LENGTH = 1024  # positions whose sinusoids are cached; longer sequences compute theirs in each call
 
 
 class SinusoidalPositions(nn.Module):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (section 3.5), at any length.
 
-    There is no buffer, which could be too short, get lost on the meta device or be rounded to bfloat16.
+    The module has no buffer: it could be too short, get lost on the meta device or be rounded to bfloat16.
     """
 
     def __init__(self, config: VaswaniFamilyConfig):
@@ -30,8 +30,8 @@ class SinusoidalPositions(nn.Module):
         self._table: torch.Tensor | None = None
 
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [B, T] positions, all below `length` where that is known -> [B, T, d_model]."""
-        # Not compared while a model is traced: the comparison would limit the lengths that it takes.
+        """int64 [B, T] positions, all below `length` if that is known -> [B, T, d_model]."""
+        # Tracing skips the comparison, which would limit the lengths that the traced model accepts.
         if length is not None and not is_torchdynamo_compiling() and length <= TABLE_LENGTH:
             return nn.functional.embedding(positions, self.table(positions.device, dtype))
         if length is not None and positions.shape[0] > 1:
@@ -41,17 +41,17 @@ class SinusoidalPositions(nn.Module):
         return self.encode(positions, dtype)
 
     def table(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """The first positions, [TABLE_LENGTH, d_model], computed once for each device and dtype."""
+        """Return the first positions, [TABLE_LENGTH, d_model], cached for the last device and dtype."""
         if self._table is None or self._table.device != device or self._table.dtype != dtype:
-            with torch.inference_mode(False):  # training may need it after inference made it
+            with torch.inference_mode(False):  # training may use a table made by inference
                 self._table = self.encode(torch.arange(TABLE_LENGTH, device=device), dtype)
         return self._table
 
     def encode(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[...] -> [..., d_model].
+        """Encode positions: [...] -> [..., d_model].
 
-        In float64 where the device has it, because float32 angles lose digits at distant positions. Other
-        systems keep a table in float32; their layouts give the same digits as theirs.
+        Computes in float64 if the device has it, because float32 angles lose digits at distant positions. The
+        layouts of other systems reproduce the digits of their float32 tables.
         """
         positions = positions + self.offset
         if self.layout == "tensor2tensor":
@@ -67,7 +67,7 @@ class SinusoidalPositions(nn.Module):
         return (pair if interleaved else pair.float()).to(dtype)
 
     def _frequencies_of_tensor2tensor(self, device: torch.device) -> torch.Tensor:
-        """10000^(-i / (d/2 - 1)), so that the first is 1 and the last 1/10000; float32 [d_model / 2]."""
+        """Return 10000^(-i / (d/2 - 1)), from 1 to 1/10000: float32 [d_model / 2]."""
         waves = self.d_model // 2
         return torch.exp(torch.arange(waves, device=device).float() * -(math.log(10000) / (waves - 1)))
 
@@ -89,7 +89,7 @@ class LearnedPositions(nn.Embedding):
         return super().forward(positions).to(dtype)
 
     def _may_be_too_long(self, positions: torch.Tensor, length: int | None) -> bool:
-        """Whether positions must be checked; not while a model is traced, which would limit the lengths."""
+        """Return whether to check positions; False while tracing, because a check would limit the lengths."""
         if is_torchdynamo_compiling():
             return False
         return can_be_checked(positions) if length is None else length > self.num_embeddings
@@ -102,7 +102,7 @@ class LearnedPositions(nn.Embedding):
 
 
 def make_positions(config: VaswaniFamilyConfig) -> SinusoidalPositions | LearnedPositions | None:
-    """The position embeddings that the config asks for, or None."""
+    """Return the position embeddings of a configuration, or None."""
     if config.position_embedding == "none":
         return None
     return (LearnedPositions if config.position_embedding == "learned" else SinusoidalPositions)(config)
@@ -113,7 +113,7 @@ class TokenEmbeddings(nn.Embedding):
 
     def __init__(self, config: VaswaniFamilyConfig, vocab_size: int):
         super().__init__(vocab_size, config.d_model, config.pad_token_id)
-        # By the name that the library's models have for it, which PEFT reads.
+        # PEFT reads the scale under this name, which the library's models use.
         self.embed_scale = config.d_model**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

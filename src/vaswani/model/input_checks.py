@@ -18,17 +18,17 @@ logger = logging.get_logger(__name__)
 
 IGNORED_LABEL = -100
 
-# Arguments that the library's models know, and that would have no effect on ours.
+# Arguments of the library's models that would have no effect on ours.
 WITHOUT_EFFECT = ("head_mask", "decoder_head_mask", "cross_attn_head_mask", "decoder_position_ids")
 
 
 def has_values(tensor: Any) -> bool:
-    """Whether the numbers of a tensor exist: it is not traced, compiled, exported or transformed."""
+    """Return whether a tensor has values: it is not traced, compiled, exported or transformed."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(tensor, torch.Tensor):
         return False
     try:
         tensor.data_ptr()
-    except RuntimeError:  # of a transform of `torch.func`, or without storage
+    except RuntimeError:  # transformed by `torch.func`, or without storage
         return False
     return True
 
@@ -39,7 +39,7 @@ def can_be_checked(values: torch.Tensor) -> bool:
 
 
 def warn_of_left_padding(mask: torch.Tensor) -> None:
-    """Warn once where padding [B, S] is on the left of a sequence, whose sparse pattern it shifts."""
+    """Warn once if a mask [B, S] has padding on the left, which shifts the sparse pattern."""
     if has_values(mask) and not bool(mask[:, 0].all()):
         logger.warning_once(
             "Sparse attention counts blocks from the first column of a batch: with padding on the left, a "
@@ -53,7 +53,7 @@ def check_attention_mask(
     """Raise unless the mask is [B, S] of 0 and 1, or [B or 1, H or 1, T, S], boolean or additive.
 
     Args:
-        name: of the argument.
+        name: of the argument, for messages.
         mask: a tensor, None, or an object that only a kernel can read (flex attention's block masks).
         rows: B.
         queries: T.
@@ -107,7 +107,7 @@ def _check_additive_values(name: str, mask: torch.Tensor) -> None:
 
 
 def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) -> None:
-    """Raise unless these are integers of that shape, or of any [B, T]."""
+    """Raise unless the ids are integers of this shape; of any shape [B, T] if it is None."""
     if not has_values(ids):
         return
     if ids.dtype not in (torch.long, torch.int):
@@ -118,7 +118,7 @@ def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) 
 
 
 def check_embeddings(name: str, states: torch.Tensor, width: int) -> None:
-    """Raise unless these are float states [B, T, width]."""
+    """Raise unless the states are floats [B, T, width]."""
     is_right = states.ndim == 3 and states.shape[2] == width and states.is_floating_point()
     if not is_right and has_values(states):
         raise ValueError(
@@ -128,14 +128,14 @@ def check_embeddings(name: str, states: torch.Tensor, width: int) -> None:
 
 
 def check_position_ids(position_ids: torch.Tensor, rows: int, length: int) -> None:
-    """Raise unless these are positions from 0 on, [B, T] or [1, T]."""
+    """Raise unless these are positions of 0 or more, [B, T] or [1, T]."""
     check_ids("position_ids", position_ids, (1 if position_ids.shape[:1] == (1,) else rows, length))
     if can_be_checked(position_ids) and position_ids.min() < 0:
         raise ValueError(f"position_ids holds {int(position_ids.min())}; positions are counted from 0.")
 
 
 def check_not_packed(position_ids: torch.Tensor) -> None:
-    """Raise unless positions [B, T] count on by one: where they begin anew, a document begins."""
+    """Raise unless positions [B, T] increase by one; a restart would begin a packed document."""
     if has_values(position_ids) and position_ids.diff(dim=-1).ne(1).any():
         raise ValueError(
             "position_ids begin anew within a row, as of packed documents, and sparse attention does not "
@@ -144,7 +144,7 @@ def check_not_packed(position_ids: torch.Tensor) -> None:
 
 
 def check_labels(name: str, labels: torch.Tensor | None, shape: Sequence[int], num_classes: int) -> None:
-    """Raise unless the labels are int64 of that shape, each a class or −100, which is ignored; or None."""
+    """Raise unless the labels are None, or int64 of this shape, each a class or −100, which is ignored."""
     if labels is None or not has_values(labels):
         return
     if labels.dtype != torch.long:
@@ -164,7 +164,7 @@ def check_labels(name: str, labels: torch.Tensor | None, shape: Sequence[int], n
 
 
 def check_loss_options(smoothing: float | None, num_items_in_batch: torch.Tensor | int | None) -> None:
-    """Raise unless label smoothing lies from 0 to 1 and the number of items is positive."""
+    """Raise unless label smoothing is from 0 to 1 and the number of items is positive."""
     if smoothing is not None and not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing={smoothing} must be from 0 to 1.")
     items: float | None
@@ -177,7 +177,7 @@ def check_loss_options(smoothing: float | None, num_items_in_batch: torch.Tensor
 
 
 def check_logits_to_keep(logits_to_keep: int | torch.Tensor, labels: torch.Tensor | None) -> None:
-    """Raise unless the number of logits is positive, or 0 for all, which a loss needs."""
+    """Raise unless `logits_to_keep` is positive, or 0 for all logits, which a loss needs."""
     if isinstance(logits_to_keep, int) and logits_to_keep < 0:
         raise ValueError(f"logits_to_keep={logits_to_keep} must be 0, for all, or positive.")
     if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):

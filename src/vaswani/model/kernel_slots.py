@@ -1,8 +1,8 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Functions of the model that a kernel may compute faster.
+"""Functions of the model that faster kernels can replace.
 
-The model computes everything by itself, in plain PyTorch. The plugin fills the slots with kernels
-(`vaswani.kernels.registry`); a model that was loaded without the plugin leaves them empty.
+The model is complete without kernels, in plain PyTorch. The plugin fills the slots with kernels
+(`vaswani.kernels.registry`); for a model that is loaded without the plugin they stay empty.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from typing import Any
 
 
 class KernelSlot:
-    """Decorator of a plain function, whose calls go to the slot's kernel where there is one.
+    """Decorator that sends calls of a plain function to a kernel, if one is set.
 
-    A kernel takes the same arguments and returns the same result; it calls `plain` where it has no advantage.
+    A kernel takes the same arguments and returns the same result; it calls `plain` where it is not faster.
     """
 
     def __init__(self, plain: Callable[..., Any]):
@@ -23,7 +23,7 @@ class KernelSlot:
         self.__doc__ = plain.__doc__
 
     def put_before(self, kernel: Callable[..., Any]) -> None:
-        """Let a kernel go before what computes now, which becomes the kernel's first argument."""
+        """Put a kernel before the current implementation, which becomes the kernel's first argument."""
         self.kernel = partial(kernel, self.kernel or self.plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -32,4 +32,4 @@ class KernelSlot:
 
 @KernelSlot
 def prepare_kernels() -> None:
-    """Run before each model is built. The plugin's version fills the other slots the first time."""
+    """Run before each model is built. The plugin's kernel fills the other slots at the first call."""

@@ -1,5 +1,5 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Losses over the vocabulary (of logits, or of states before the output projection) and of other heads.
+"""Losses over the vocabulary, from logits or from states before the output projection, and of other heads.
 
 B batch · T length · V vocabulary · D width · L labels · C choices
 """
@@ -20,11 +20,11 @@ from .input_checks import (
 from .kernel_slots import KernelSlot
 from .operators import OutputProjection, is_called_alone
 
-PLAIN_PROJECTIONS = (nn.Linear, OutputProjection)  # of any other class, only itself knows what it computes
+PLAIN_PROJECTIONS = (nn.Linear, OutputProjection)  # other classes may compute something else
 
 
 def is_plain_projection(lm_head: nn.Module) -> bool:
-    """Whether the product with its weight, plus its bias, is all that calling it does."""
+    """Return whether calling a projection computes only the product with its weight, plus its bias."""
     return type(lm_head) in PLAIN_PROJECTIONS and is_called_alone(lm_head)
 
 
@@ -42,13 +42,13 @@ def token_loss_function(
 
     Args:
         logits: [..., V].
-        labels: int64 [...], aligned with the logits; −100 does not count.
-        num_items_in_batch: number of labels in the whole batch if this is a part of it; default: these.
+        labels: int64 [...], aligned with the logits; −100 is ignored.
+        num_items_in_batch: number of labels in the whole batch, if this is a part of it; default: its own.
         label_smoothing: ε, from 0 (plain cross-entropy) to 1.
-        ignore_index: another label that does not count.
+        ignore_index: another label to ignore.
 
     Returns:
-        A scalar, float32 or the logits' own dtype where that is wider.
+        A scalar in float32, or in the logits' dtype if that is wider.
     """
     labels = _leave_out(ignore_index, labels.to(logits.device))
     summed = summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
@@ -61,9 +61,9 @@ def next_token_loss_function(
     shift_labels: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """`token_loss_function` of each token and the one after it: logits [B, T, V], labels int64 [B, T].
+    """`token_loss_function` of the prediction of each next token: logits [B, T, V], labels int64 [B, T].
 
-    Labels that are already shifted are given as `shift_labels`, as in the library.
+    Pass labels that are already shifted as `shift_labels`, as in the library.
     """
     if shift_labels is not None:
         return token_loss_function(logits, shift_labels, **kwargs)
@@ -88,7 +88,7 @@ def smoothed_loss(
 
 
 def _leave_out(label: int, labels: torch.Tensor) -> torch.Tensor:
-    """Return labels in which one more does not count."""
+    """Return labels in which one more label is ignored."""
     return labels if label == IGNORED_LABEL else labels.masked_fill(labels == label, IGNORED_LABEL)
 
 
@@ -118,7 +118,7 @@ def summed_cross_entropy(
 def per_token(
     summed: torch.Tensor, num_kept: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """A sum over `num_kept` tokens, divided by `num_items_in_batch` where that is given."""
+    """Divide a sum over tokens by `num_items_in_batch`; if that is None, by `num_kept`."""
     if num_items_in_batch is None:
         num_items_in_batch = torch.as_tensor(num_kept).clamp(min=1)
     if isinstance(num_items_in_batch, torch.Tensor):
@@ -127,7 +127,7 @@ def per_token(
 
 
 def as_product(hidden_states: torch.Tensor, lm_head: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """States and weight whose product is the projection: a bias is one more column, times one."""
+    """Return states and a weight whose product is the projection; a bias is one more column, times one."""
     if lm_head.bias is None:
         return hidden_states, lm_head.weight
     ones = hidden_states.new_ones(*hidden_states.shape[:-1], 1)
@@ -148,7 +148,7 @@ def class_loss(
     items = kwargs.get("num_items_in_batch")
     if items is None or model.config.problem_type == "single_label_classification":
         return loss
-    return loss * (labels.numel() / items)  # the library's is a mean over the numbers of this part
+    return loss * (labels.numel() / items)  # the library's loss is a mean over the labels of this part
 
 
 def choice_loss(

@@ -30,9 +30,9 @@ from .stacks import (
 
 
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
-    """The decoder's input: the labels one step later, behind the start token (section 3.1).
+    """Return the decoder's input: the start token, then the labels without the last (section 3.1).
 
-    Labels int64 [B, T], in which −100 marks padding -> int64 [B, T], in which `pad_token_id` does.
+    Labels int64 [B, T], padded with −100 -> int64 [B, T], padded with `pad_token_id`.
     """
     shifted = labels.roll(1, dims=-1)
     shifted[:, 0] = decoder_start_token_id
@@ -46,7 +46,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         **tensor_parallel_plan("encoder"),
         **tensor_parallel_plan("decoder", cross_attention=True),
     }
-    # Layer by layer; the rest, in which weights may be tied, is a group of its own.
+    # One group per layer; all other weights, which may be tied, form one more group.
     _fsdp_plan = {f"{stack}.layers.*": "free_full_weight" for stack in ("encoder", "decoder")}
 
     def __init__(self, config: VaswaniConfig):
@@ -57,18 +57,18 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
     @property
     def _tied_weights_keys(self) -> dict[str, str]:
-        """Source and target embeddings, when the config shares them."""
+        """`{target: source}`: the embeddings, if the config shares them."""
         shared = self.config.share_encoder_decoder_embeddings
         return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if shared else {}
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the source's embeddings, and the target's when they are shared."""
+        """Replace the source's embeddings, and the target's if they are shared."""
         super().set_input_embeddings(value)
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.embed_tokens = value
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
-        """Resize the source vocabulary, and with it the target's when they share embeddings."""
+        """Resize the source vocabulary, and the target's if they share embeddings."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         self.config.vocab_size = embeddings.weight.shape[0]
         if self.config.share_encoder_decoder_embeddings:
@@ -76,7 +76,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
-        """Resize the target vocabulary. Raise `ValueError` if it is the source's, too."""
+        """Resize the target vocabulary. Raise `ValueError` if the source shares it and keeps another size."""
         source_size = self.config.vocab_size
         if self.config.share_encoder_decoder_embeddings and new_num_tokens != source_size:
             raise ValueError(
@@ -146,15 +146,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
-        """Resize the source vocabulary, and with it the target's and the output if they share embeddings."""
+        """Resize the source vocabulary, and the target's and the output if they share embeddings."""
         embeddings = self.model.resize_token_embeddings(*args, **kwargs)
         if self.config.share_encoder_decoder_embeddings:
             self._resize_lm_head(self.config.decoder_vocab_size)
-        self.vocab_size = self.config.vocab_size  # the library's own leaves it here too
+        self.vocab_size = self.config.vocab_size  # as the library's method does
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
-        """Resize the target vocabulary and the output. Raise `ValueError` if it is the source's, too."""
+        """Resize the target vocabulary and the output. Raise `ValueError` as the base model does."""
         embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
         self._resize_lm_head(new_num_tokens)
         return embeddings
@@ -164,11 +164,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         self.tie_weights()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """The decoder's input for these labels [B, T]; collators call it."""
+        """Return the decoder's input for labels [B, T]; data collators call this method."""
         return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
 
     def generate(self, *args, **kwargs):
-        """As in transformers, but without repeating rows in the `encoder_outputs` of the caller."""
+        """Generate as transformers does, but without changing the caller's `encoder_outputs`."""
         if (encoded := kwargs.get("encoder_outputs")) is not None:
             is_tuple = isinstance(encoded, tuple)
             kwargs["encoder_outputs"] = BaseModelOutput(*encoded) if is_tuple else type(encoded)(**encoded)
@@ -203,7 +203,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             Compute the loss with this ε (section 5.4; 0 is plain cross-entropy) in one pass with the output
             projection, which takes less time and memory. `logits` are then `None`.
         token_loss (`Callable`, *optional*):
-            In place of labels, any loss of the decoder's states and the output projection, without `logits`.
+            Computes the loss from the decoder's states and the output projection, instead of from labels.
+            `logits` are then `None`.
         """
         check_loss_options(smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)

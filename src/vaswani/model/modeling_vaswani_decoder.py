@@ -1,7 +1,7 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """The decoder alone, as in GPT (Radford et al., 2018) and its successors.
 
-The default configuration is GPT-2; GPT has its norms after the sub-layers, GPT-3 sparse attention in every
+The default configuration is GPT-2; GPT has norms after the sub-layers, GPT-3 has sparse attention in every
 other layer.
 
 B batch · T length · d_model width · V vocabulary
@@ -64,8 +64,8 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         r"""
         position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            Without `attention_mask`, positions that begin again at 0 within a row begin another document,
-            which does not see those before it.
+            Without `attention_mask`, positions that restart at 0 within a row start another document, which
+            does not attend to earlier ones.
         """
         outputs = self.decoder(
             input_ids=input_ids,
@@ -157,7 +157,7 @@ class VaswaniDecoderForSequenceClassification(VaswaniDecoderPreTrainedModel):
     ) -> SequenceClassifierOutputWithPast:
         r"""
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            A class of each row; or, for regression and several labels at once, numbers
+            The class of each row; numbers for regression and multi-label classification
             (see `config.problem_type`). A text is classified by the state of its last token.
         """
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
@@ -171,9 +171,11 @@ class VaswaniDecoderForSequenceClassification(VaswaniDecoderPreTrainedModel):
     def last_tokens(
         self, states: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Places of the last tokens that are no padding: int64 [B], by the mask [B, T] or by the token ids.
+        """Return the place of each text's last token that is not padding: int64 [B].
 
-        Raises `ValueError` for several texts where neither tells what is padding.
+        Padding is found by the mask [B, T], else by the token ids.
+
+        Raises `ValueError` for several texts if neither shows the padding.
         """
         rows, length = states.shape[:2]
         if attention_mask is not None and attention_mask.ndim == 2:
@@ -216,7 +218,7 @@ class VaswaniDecoderForTokenClassification(VaswaniDecoderPreTrainedModel):
     ) -> TokenClassifierOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            A class of each token; −100 is ignored.
+            The class of each token; −100 is ignored.
         """
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
         outputs = self.model(*inputs, **kwargs)

@@ -36,9 +36,9 @@ class VaswaniEncoderPreTrainedModel(VaswaniPreTrainedModel):
     config: VaswaniEncoderConfig
 
     def text_state(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """The state of a text, as `classifier_pooling` says: [B, S, d_model] -> [B, d_model].
+        """Return the state of each text, as `classifier_pooling` says: [B, S, d_model] -> [B, d_model].
 
-        Raises `ValueError` if the mean is asked for and the mask is not [B, S], 0 for padding.
+        Raises `ValueError` if the mean is needed and the mask is not a padding mask [B, S].
         """
         if self.config.classifier_pooling == "cls":
             return hidden_states[:, 0]
@@ -109,9 +109,9 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
     def add_token_types(
         self, inputs_embeds: torch.Tensor, token_type_ids: torch.LongTensor | None
     ) -> torch.Tensor:
-        """Embeddings of tokens plus those of their segments: [B, S, d_model] -> [B, S, d_model].
+        """Add the embeddings of token types to those of tokens: [B, S, d_model] -> [B, S, d_model].
 
-        Raises `ValueError` for another shape or dtype, or for a segment without embedding.
+        Raises `ValueError` for a wrong shape or dtype, or for a token type without an embedding.
         """
         if token_type_ids is not None:
             check_ids("token_type_ids", token_type_ids, inputs_embeds.shape[:2])
@@ -122,7 +122,7 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
                     "leave them out: tokenizer(..., return_token_type_ids=False)."
                 )
             return inputs_embeds
-        if token_type_ids is None:  # the module is called, which may be adapted or hooked
+        if token_type_ids is None:  # call the module, which may be adapted or hooked
             token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=inputs_embeds.device)
             return inputs_embeds + self.embed_token_types(token_type_ids)
         kinds = self.config.token_type_vocab_size
@@ -137,7 +137,7 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
 
 
 class VaswaniMaskedLMHead(nn.Module):
-    """LayerNorm(activation(W h + b)), which the output projection follows (section 3.1, Masked LM)."""
+    """LayerNorm(activation(W h + b)) before the output projection (section 3.1, Masked LM)."""
 
     def __init__(self, config: VaswaniEncoderConfig):
         super().__init__()
@@ -151,7 +151,7 @@ class VaswaniMaskedLMHead(nn.Module):
 
 
 class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
-    """Base of the models that predict masked tokens."""
+    """Base class of the models that predict masked tokens."""
 
     def __init__(self, config: VaswaniEncoderConfig, add_pooling_layer: bool):
         super().__init__(config)
@@ -167,11 +167,11 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         smoothing: float | None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """States [B, S, d_model] -> the loss and the logits [B, S, V], one of which may be None."""
+        """Return the loss and the logits [B, S, V] of states [B, S, d_model]; either may be None."""
         check_labels("labels", labels, hidden_states.shape[:2], self.config.vocab_size)
         check_loss_options(smoothing, kwargs.get("num_items_in_batch"))
         if labels is not None and smoothing is not None:
-            kept = labels != IGNORED_LABEL  # a seventh of the tokens: the others need no transform
+            kept = labels != IGNORED_LABEL  # a seventh of the tokens; only they need the transform
             states, targets = self.mlm_transform(hidden_states[kept]), labels[kept]
             return smoothed_loss(states, self.lm_head, targets, smoothing, **kwargs), None
         logits = self.lm_head(self.mlm_transform(hidden_states))
@@ -203,7 +203,7 @@ class VaswaniForMaskedLM(VaswaniMaskedLMBase):
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
             The masked tokens; −100 is ignored.
         smoothing (`float`, *optional*):
-            Compute the loss with this ε (0 is plain cross-entropy) of the masked tokens alone, in one pass
+            Compute the loss of only the masked tokens with this ε (0 is plain cross-entropy), in one pass
             with the output projection, which takes less time and memory. `logits` are then `None`.
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
@@ -218,7 +218,7 @@ class VaswaniForPreTrainingOutput(ModelOutput):
     Args:
         loss (`torch.FloatTensor`, *optional*): the sum of both tasks' losses.
         prediction_logits (`torch.FloatTensor`, *optional*): [B, S, V].
-        seq_relationship_logits (`torch.FloatTensor`): [B, 2], the second segment follows or does not follow.
+        seq_relationship_logits (`torch.FloatTensor`): [B, 2], for a second segment that follows or does not.
         hidden_states (`tuple(torch.FloatTensor)`, *optional*): embeddings and the output of each layer.
         attentions (`tuple(torch.FloatTensor)`, *optional*): the weights of each layer.
     """
@@ -266,7 +266,7 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
         if next_sentence_label is not None:
             relation_loss = token_loss_function(relation_logits, next_sentence_label)
             if loss is not None and (items := kwargs.get("num_items_in_batch")) is not None:
-                # One of several batches of an update: its share is that of its masked tokens.
+                # In gradient accumulation, a batch has the share of its masked tokens in the update.
                 relation_loss = relation_loss * ((labels != IGNORED_LABEL).sum() / items)
             loss = relation_loss if loss is None else loss + relation_loss
         return VaswaniForPreTrainingOutput(
@@ -278,12 +278,12 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
 
 
 def classifier_dropout(config: VaswaniEncoderConfig) -> nn.Dropout:
-    """Of the states that a classifier sees."""
+    """Return the dropout before a classifier."""
     return nn.Dropout(config.dropout if config.classifier_dropout is None else config.classifier_dropout)
 
 
 class VaswaniClassifierBase(VaswaniEncoderPreTrainedModel):
-    """Base of the models that rate texts."""
+    """Base class of the models that compute scores of whole texts."""
 
     def __init__(self, config: VaswaniEncoderConfig, num_outputs: int):
         super().__init__(config)
@@ -297,7 +297,7 @@ class VaswaniClassifierBase(VaswaniEncoderPreTrainedModel):
     def classify(
         self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, *inputs: Any, **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, torch.Tensor]:
-        """The encoder's outputs for texts [B, S], and a number for each output of the classifier, [B, L]."""
+        """Return the encoder's outputs for texts [B, S], and the classifier's logits [B, L]."""
         outputs = self.model(input_ids, attention_mask, *inputs, **kwargs)
         if self.pre_classifier is None:
             pooled = outputs.pooler_output
@@ -328,7 +328,7 @@ class VaswaniForSequenceClassification(VaswaniClassifierBase):
     ) -> SequenceClassifierOutput:
         r"""
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            A class of each row; or, for regression and several labels at once, numbers
+            The class of each row; numbers for regression and multi-label classification
             (see `config.problem_type`).
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
@@ -359,7 +359,7 @@ class VaswaniForMultipleChoice(VaswaniClassifierBase):
         input_ids (`torch.LongTensor` of shape `(batch_size, num_choices, sequence_length)`):
             The text with each of its choices. The other inputs have the same first three dimensions.
         labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-            The number of the right choice.
+            The index of the correct choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         shape = (inputs_embeds if input_ids is None else input_ids).shape[:2]  # [B, C]
@@ -427,7 +427,7 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
     ) -> TokenClassifierOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            A class of each token; −100 is ignored.
+            The class of each token; −100 is ignored.
         """
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))

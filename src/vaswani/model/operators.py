@@ -1,5 +1,5 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Operators of the layers in plain PyTorch, which kernels may compute faster."""
+"""Operators of the layers in plain PyTorch, which faster kernels can replace."""
 
 from collections.abc import Callable
 from functools import cache
@@ -30,7 +30,7 @@ class Linear(nn.Linear):
 
 @KernelSlot
 def output_projection(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The same onto the vocabulary: [..., K], [V, K] and [V] -> [..., V]."""
+    """Project onto the vocabulary, as `linear` does: [..., K], [V, K] and [V] -> [..., V]."""
     return nn.functional.linear(states, weight, bias)
 
 
@@ -52,7 +52,7 @@ def word_dropout(embeddings: torch.Tensor, p: float, training: bool = True) -> t
     """Zero each whole embedding with probability p, divide the others by 1 - p: [B, T, D] -> [B, T, D].
 
     Gal & Ghahramani (2016, arXiv:1512.05287) drop all tokens of one type together. Here each token is drawn
-    by itself, as in Nematus, with which Sennrich & Zhang train (2019, arXiv:1905.11901).
+    independently, as in Nematus, which Sennrich & Zhang use (2019, arXiv:1905.11901).
     """
     if p == 0.0 or not training:
         return embeddings
@@ -60,10 +60,10 @@ def word_dropout(embeddings: torch.Tensor, p: float, training: bool = True) -> t
 
 
 def is_called_alone(module: nn.Module) -> bool:
-    """Whether a call of a module runs the methods of its class, and nothing before or after.
+    """Return whether calling a module runs the methods of its class and nothing else.
 
-    Otherwise a kernel that computes what it does, without calling it, would leave something out: a hook, as
-    of pruning and offloading, or a method that somebody replaced.
+    Otherwise a kernel that computes the module's result without calling it would skip something: a hook, such
+    as those of pruning and offloading, or a replaced method.
     """
     kind: Any = type(module)
     return (
@@ -83,8 +83,8 @@ def _method_names(module_class: Any) -> frozenset[str]:
 
 
 def _only_records(hook: Callable[..., Any]) -> bool:
-    """Whether a hook is the library's that records attentions and hidden states.
+    """Return whether a hook is the library's, which records attentions and hidden states.
 
-    The library leaves it there after the first call that asks for them; such a call needs the modules anyway.
+    The library keeps the hook after the first call that records them; such a call uses the modules anyway.
     """
     return getattr(hook, "__module__", None) == capture_outputs.__module__

@@ -5,7 +5,7 @@ The definition is softmax attention under the pattern's dense mask (`dense_mask`
 computes the same in time and memory linear in the length: it gathers the keys that each query block sees.
 
 B batch · H heads · n tokens, in N blocks of b · D head width
-R groups of q query rows, where the rows of a group see the same M keys in up to M / b blocks
+R groups of q query rows; the rows of a group see the same M keys, in up to M / b blocks
 """
 
 from dataclasses import astuple
@@ -17,7 +17,7 @@ from torch import nn
 from .kernel_slots import KernelSlot
 from .sparse_pattern import SparsePattern
 
-STEP = 64  # rows that continue a cache are computed so many at a time, as each gathers keys of its own
+STEP = 64  # rows computed at a time when continuing a cache, because each row gathers its own keys
 
 
 @KernelSlot
@@ -30,16 +30,16 @@ def attend_by_pattern(
     scaling: float,
     dropout: float,
 ) -> torch.Tensor:
-    """Self-attention under a pattern. A kernel may compute it faster.
+    """Compute self-attention under a pattern. Kernels can replace this function.
 
-    In a padded batch each sequence has a pattern of its own length, so that its random blocks are the same
-    however far it is padded (see `blocks_of_sequences`).
+    In a padded batch, each sequence has the pattern of its own length, so that its random blocks are the
+    same with any amount of padding (see `blocks_of_sequences`).
 
     Args:
         query, key, value: [B, H, n, D], of one floating dtype.
         pattern: which tokens see each other; its `num_heads` is H.
         padding_mask: bool [B, n], False for hidden keys; None shows all.
-        scaling: of the scores.
+        scaling: factor of the scores.
         dropout: the probability of dropping a weight, less than 1. Draws from PyTorch's global random state.
 
     Returns:
@@ -47,9 +47,9 @@ def attend_by_pattern(
     """
     (batch, heads, length, width), size = query.shape, pattern.block_size
     num_blocks, dtype = pattern.num_blocks(length), query.dtype
-    # In half precision, the sums of gradients over the rows that see a key would lose digits.
+    # In half precision, a key's gradients, summed over the rows that see it, would lose digits.
     query, key, value = (each.to(torch.promote_types(dtype, torch.float32)) for each in (query, key, value))
-    first = pattern.num_global_rows(num_blocks)  # the query blocks before see everything
+    first = pattern.num_global_rows(num_blocks)  # earlier query blocks see everything
     place = torch.arange(num_blocks * size, device=query.device)
     places = pattern.places(torch.arange(length, device=query.device))
     query = query.new_zeros(batch, heads, num_blocks * size, width).index_copy(2, places, query)
@@ -72,9 +72,9 @@ def attend_by_pattern(
 def blocks_of_sequences(
     pattern: SparsePattern, length: int, padding_mask: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """The blocks of each sequence [B, n] up to its last visible token: int64 [B].
+    """Return the number of blocks of each sequence [B, n] up to its last visible token: int64 [B].
 
-    None where it makes no difference to have those of the batch, which hold the random blocks of all.
+    None if the number of blocks does not change the pattern (see `SparsePattern.draws`), or without padding.
     """
     if padding_mask is None or not pattern.draws(pattern.num_blocks(length)):
         return None
@@ -93,12 +93,12 @@ def sparse_attention_step(
     padding_mask: torch.Tensor | None = None,
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """The last rows of causal sparse attention, from a cache of which only the visible keys are read.
+    """Compute the last rows of causal sparse attention from a cache, reading only the visible keys.
 
     Args:
         query: [B, H, T, D], of the tokens `past_length` to `past_length` + T − 1.
-        key, value: [B, H, S, D], S at least `past_length` + T; later ones are ignored.
-        pattern: causal.
+        key, value: [B, H, S, D], S at least `past_length` + T; later keys are ignored.
+        pattern: a causal pattern.
         past_length: an integer, or an int64 tensor [] for a cache of fixed size.
         padding_mask: [B, at least `past_length` + T], 0 or False for hidden keys.
         scaling: 1 / sqrt(D) by default.
@@ -107,7 +107,7 @@ def sparse_attention_step(
         [B, H, T, D].
     """
     rows = pattern.places(past_length + torch.arange(query.shape[2], device=query.device))
-    # A causal pattern does not depend on the length, so that one table serves for twice as many tokens.
+    # A causal pattern does not depend on the length, so a table for up to twice as many tokens serves too.
     num_blocks = 1 << (pattern.num_blocks(key.shape[2]) - 1).bit_length()
     padding_mask = None if padding_mask is None else padding_mask.bool()
     outputs = []
@@ -128,9 +128,9 @@ def _attend_to_blocks(
     scaling: float | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Attention of groups of rows: query [B, H, R, q, D] at the places int64 [R, q] -> [B, H, R, q, D].
+    """Compute attention of groups of rows: query [B, H, R, q, D] at places int64 [R, q] -> [B, H, R, q, D].
 
-    The blocks int64 [B, H, R, M / b] that they see have 1 for B where they are the same for all sequences.
+    `blocks`, int64 [B, H, R, M / b], are the blocks that the groups see; B is 1 if all sequences share them.
     """
     size, num_tokens = pattern.block_size, key.shape[2]
     places = (blocks[..., None] * size + torch.arange(size, device=rows.device)).flatten(3)  # [B, H, R, M]
@@ -148,7 +148,7 @@ def _attend_to_blocks(
         seen = seen & padding_mask[sequence, tokens.clamp(max=padding_mask.shape[1] - 1)].unsqueeze(3)
     head = torch.arange(key.shape[1], device=rows.device)[:, None, None]
     keys, values = key[sequence, head, tokens], value[sequence, head, tokens]  # [B, H, R, M, D]
-    # For PyTorch's kernels, each group is a head of its own.
+    # PyTorch's kernels take each group as a separate head.
     heads = query.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2)
     return _attend(*heads, seen.flatten(1, 2), scaling, dropout).view_as(query)
 
@@ -161,8 +161,8 @@ def _attend(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Dense attention under a bool mask. A row that sees nothing is zero."""
-    is_empty = ~seen.any(-1, keepdim=True)  # for such a row, PyTorch's kernels differ in what they return
+    """Compute dense attention under a bool mask. A row that sees nothing is zero."""
+    is_empty = ~seen.any(-1, keepdim=True)  # PyTorch's kernels return different results for such a row
     output = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=seen | is_empty, dropout_p=dropout, scale=scaling
     )
@@ -170,7 +170,7 @@ def _attend(
 
 
 def pattern_numbers(pattern: SparsePattern) -> list[int]:
-    """A pattern, its global tokens in blocks, as an argument of PyTorch's operators."""
+    """Return a pattern as numbers for PyTorch's operators, with global tokens as global blocks."""
     return _numbers(pattern.in_blocks())
 
 
@@ -179,19 +179,23 @@ def _numbers(pattern: SparsePattern) -> list[int]:
 
 
 def pattern_of(numbers: list[int]) -> SparsePattern:
-    """The pattern of such numbers."""
-    return SparsePattern(*numbers)  # type: ignore[arg-type]  # one is 0 or 1, for causal
+    """Return the pattern of these numbers (see `pattern_numbers`)."""
+    return SparsePattern(*numbers)  # type: ignore[arg-type]  # `causal` is 0 or 1
 
 
-# Operators, because a compiler cannot trace how a pattern is drawn; nor can a CUDA graph record it.
+# Custom operators, because a compiler cannot trace the drawing of a pattern, nor a CUDA graph record it.
 @torch.library.custom_op("vaswani::visible_blocks", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def visible_blocks(
     pattern: list[int], num_blocks: int, query_blocks: torch.Tensor, own_blocks: torch.Tensor | None
 ) -> torch.Tensor:
-    """The key blocks that query blocks int64 [R] see, other than those that see all: int64 [B, H, R, L].
+    """Return the key blocks that some query blocks see: int64 [B, H, R, L], with N for none.
 
-    N, the number of blocks, stands for none. With those of each sequence, int64 [B], each has a pattern of
-    its own length; otherwise B is 1.
+    Args:
+        pattern: see `pattern_numbers`.
+        num_blocks: N.
+        query_blocks: int64 [R], none of which sees all key blocks.
+        own_blocks: the number of blocks of each sequence, int64 [B], for patterns of their own lengths; with
+            None, B is 1.
     """
     drawn, device = pattern_of(pattern), query_blocks.device
     table = block_table(drawn, num_blocks, device)
@@ -220,7 +224,7 @@ def _(
 
 @torch.library.custom_op("vaswani::visible_pairs", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def visible_pairs(pattern: list[int], num_tokens: int, own_blocks: torch.Tensor) -> torch.Tensor:
-    """`SparsePattern.to_dense` of sequences with blocks of their own, int64 [B]: bool [B, H, n, n]."""
+    """`SparsePattern.to_dense` of sequences that have `own_blocks` blocks, int64 [B]: bool [B, H, n, n]."""
     drawn, device = pattern_of(pattern), own_blocks.device
     shape = len(own_blocks), drawn.num_heads, num_tokens, num_tokens
     visible = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -238,7 +242,7 @@ def _(pattern: list[int], num_tokens: int, own_blocks: torch.Tensor) -> torch.Te
 
 @lru_cache(maxsize=1024)  # the sequences of a batch can have many lengths
 def block_table(pattern: SparsePattern, num_blocks: int, device: torch.device) -> torch.Tensor:
-    """`SparsePattern.key_blocks`, but N where there is none. Kept for each layer, length and device."""
+    """Return `SparsePattern.key_blocks` with N instead of −1. Cached for each layer, length and device."""
     with torch.inference_mode(False):
         blocks = pattern.key_blocks(num_blocks, device=device)
         return torch.where(blocks < 0, num_blocks, blocks).contiguous()
@@ -252,7 +256,7 @@ def dense_mask(
     padding_mask: torch.Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """The reference: which tokens see each other, bool [B, H, T, S] (B is 1 without padding).
+    """Return the reference mask, True where a query sees a key: bool [B, H, T, S] (B is 1 without padding).
 
     Args:
         pattern: which tokens see each other.

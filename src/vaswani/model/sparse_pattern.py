@@ -1,8 +1,9 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Which blocks of a sequence attend to which: window, global and random blocks (BigBird, arXiv:2007.14062).
+"""Block-sparse attention patterns: window, global and random blocks (BigBird, arXiv:2007.14062).
 
 This is the definition that every kernel is tested against. With blocks of b tokens, window w, g global and r
-random blocks, query block i sees key block j when one of these holds. A block that several name counts once.
+random blocks, query block i sees key block j when one of these holds. A block that several
+rules name counts once.
 
     bidirectional                              causal (a decoder)
     window: |i − j| ≤ (w − 1) / 2              0 ≤ i − j < w, and the diagonal block is triangular
@@ -10,9 +11,9 @@ random blocks, query block i sees key block j when one of these holds. A block t
     random: j is one of r in R(i)              the same, among the blocks before i
 
 R(i) are the r blocks with the smallest `block_hash(seed, layer, head, i, j)` among those that i does not see
-otherwise, or all of these if they are fewer. They depend on nothing else: neither on the device, the process,
-training or evaluation, nor a random state, nor (if causal) the length. In a padded batch, n are the tokens of
-each sequence up to its last visible one (`sparse_attention.blocks_of_sequences`).
+otherwise, or all of these if they are fewer. They depend on nothing else: not on the device, the process, a
+random state, training or evaluation, and (if causal) not on the length. In a padded batch, n counts the
+tokens of each sequence up to its last visible one (`sparse_attention.blocks_of_sequences`).
 
 Global tokens (ETC, arXiv:2004.08483) have blocks of their own: the first t tokens fill ceil(t / b) global
 blocks, the last of which may have a gap, and the blocks of the other tokens begin after them.
@@ -32,7 +33,7 @@ _CHUNK = 2**18  # hashes computed at a time, so that memory does not grow with t
 
 
 def _signed(number: int) -> int:
-    """The signed integer with the bits of an unsigned 64-bit one, as torch needs it."""
+    """Return the signed integer with the bits of an unsigned 64-bit integer, as torch needs it."""
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -41,7 +42,7 @@ _STEP = _signed(0x9E3779B97F4A7C15)
 
 
 def _mix(numbers: torch.Tensor) -> torch.Tensor:
-    """SplitMix64 (Steele et al., 2014) of int64 numbers, which stand for unsigned ones and wrap around."""
+    """SplitMix64 (Steele et al., 2014) of int64 numbers, which represent unsigned ones and wrap around."""
     numbers = numbers + _STEP
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
         numbers = (numbers ^ _shift_right(numbers, shift)) * multiplier
@@ -49,16 +50,16 @@ def _mix(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _shift_right(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """A logical shift: zeros come in from the left, whatever the sign."""
+    """Shift logically: zeros come in from the left, whatever the sign."""
     return (numbers >> bits) & (2 ** (64 - bits) - 1)
 
 
 def block_hash(
     seed: int, layer: int, heads: torch.Tensor, query_blocks: torch.Tensor, key_blocks: torch.Tensor
 ) -> torch.Tensor:
-    """63 bits for each head, query block and key block (int64 tensors that broadcast).
+    """Return 63 bits for each head, query block and key block (int64 tensors that broadcast).
 
-    The lowest 20 bits are the key block, so that no two key blocks of a query block are equal.
+    The lowest 20 bits are the key block, so that no two key blocks of a query block have equal hashes.
     """
     state = torch.full((), seed, dtype=torch.int64, device=key_blocks.device)
     for numbers in (torch.full_like(state, layer), heads, query_blocks, key_blocks):
@@ -79,10 +80,10 @@ class SparsePattern:
         seed, layer: select the random blocks.
         global_tokens: t, the number of global tokens at the start, instead of global blocks.
         causal: whether a token sees only itself and earlier ones.
-        first_head: the number of the first head, if these are some of a layer's heads.
+        first_head: index of the first head, if the pattern has only some heads of the layer.
 
     Raises:
-        ValueError: for a number out of its range, with its name.
+        ValueError: a number is out of range; the message names it.
     """
 
     num_heads: int
@@ -119,7 +120,7 @@ class SparsePattern:
 
     @classmethod
     def from_config(cls, config: Any, num_heads: int, layer: int, causal: bool) -> "SparsePattern":
-        """The pattern of a layer, from the fields `sparse_...` of a configuration."""
+        """Return the pattern of a layer, from the fields `sparse_...` of a configuration."""
         return cls(
             num_heads=num_heads,
             block_size=config.sparse_block_size,
@@ -138,13 +139,13 @@ class SparsePattern:
         return -self.global_tokens % self.block_size
 
     def in_blocks(self) -> "SparsePattern":
-        """The same pattern with global blocks instead of global tokens, as if the gap were filled."""
+        """Return the pattern with global blocks instead of global tokens, as if the gap were filled."""
         if not self.global_tokens:
             return self
         return replace(self, global_blocks=-(-self.global_tokens // self.block_size), global_tokens=0)
 
     def within(self, num_blocks: int) -> "SparsePattern":
-        """The same pattern for N blocks, without global, window and random blocks that N cannot fill."""
+        """Return the pattern without the global, window and random blocks that N blocks cannot fill."""
         window = max(1, num_blocks if self.causal else 2 * num_blocks - 1)
         return replace(
             self,
@@ -154,19 +155,19 @@ class SparsePattern:
         )
 
     def places(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The places of tokens in the sequence with the gap: int64 of any shape -> the same."""
+        """Return the places of tokens in the sequence with the gap: int64 of any shape -> the same shape."""
         return tokens + self.gap * (tokens >= self.global_tokens)
 
     def tokens(self, places: torch.Tensor) -> torch.Tensor:
-        """The tokens at some places, −1 in the gap: int64 of any shape -> the same."""
+        """Return the tokens at some places, −1 in the gap: int64 of any shape -> the same shape."""
         is_after = places >= self.global_tokens + self.gap
         return torch.where(is_after | (places < self.global_tokens), places - self.gap * is_after, -1)
 
     def num_blocks(self, length: int) -> int:
-        """N, where the last block may be partly filled.
+        """Return N, the number of blocks; the last may be partly filled.
 
         Raises:
-            ValueError: for a length of more blocks than the hash can tell apart.
+            ValueError: the length has more blocks than the hash can distinguish.
         """
         blocks = self._blocks(length)
         if blocks > MAX_BLOCKS:
@@ -177,14 +178,14 @@ class SparsePattern:
         return blocks
 
     def num_blocks_of(self, lengths: torch.Tensor) -> torch.Tensor:
-        """`num_blocks` of lengths that are known to have few enough: int64 of any shape -> the same."""
+        """`num_blocks` of a tensor of lengths, without its check: int64 of any shape -> the same shape."""
         return self._blocks(lengths)
 
     def _blocks(self, length: Number) -> Number:
         return (length + self.gap * (length > self.global_tokens) + self.block_size - 1) // self.block_size
 
     def length(self, num_blocks: int) -> int:
-        """The most tokens in so many blocks."""
+        """Return the largest number of tokens in `num_blocks` blocks."""
         places = num_blocks * self.block_size
         return places - min(max(places - self.global_tokens, 0), self.gap)
 
@@ -193,12 +194,12 @@ class SparsePattern:
         return 0 if self.causal else min(self.in_blocks().global_blocks, num_blocks)
 
     def draws(self, num_blocks: int) -> bool:
-        """Whether random blocks depend on N: some query block could see more blocks than are drawn for it."""
+        """Return whether random blocks depend on N: some query block has more candidates than are drawn."""
         fixed = self.in_blocks().global_blocks + self.window_blocks // 2 + 1  # of the last query block
         return not self.causal and 0 < self.random_blocks < num_blocks - fixed
 
     def key_blocks(self, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The key blocks that each query block sees, without the query blocks that see everything.
+        """Return the key blocks that each query block sees, without the query blocks that see everything.
 
         Returns:
             int64 [H, N − `num_global_rows`, g + w + r], with g, w and r of `within(N)`: for each query block
@@ -211,7 +212,7 @@ class SparsePattern:
         return torch.cat(parts, dim=1)
 
     def _of_queries(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """The same for some query blocks [R] of a pattern within N blocks: [H, R, g + w + r]."""
+        """Return the key blocks of some query blocks [R] of a pattern `within` N: [H, R, g + w + r]."""
         fixed = self._fixed_key_blocks(query, num_blocks)
         key = torch.arange(num_blocks, device=query.device)
         head = self.first_head + torch.arange(self.num_heads, device=query.device)
@@ -227,17 +228,17 @@ class SparsePattern:
         return torch.cat([fixed.expand(self.num_heads, -1, -1), drawn], dim=-1)
 
     def _fixed_key_blocks(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """Global and window blocks of some query blocks [R]: [R, g + w], −1 for none."""
+        """Return the global and window blocks of some query blocks [R]: [R, g + w], −1 for none."""
         from_global = torch.arange(self.global_blocks, device=query.device).expand(len(query), -1)
         back = self.window_blocks - 1 if self.causal else self.window_blocks // 2
         window = query[:, None] + torch.arange(-back, self.window_blocks - back, device=query.device)
-        is_global = window < self.global_blocks  # counted there
+        is_global = window < self.global_blocks  # already counted
         blocks = torch.cat([from_global, window.masked_fill(is_global, -1)], dim=1)
         last = query[:, None] if self.causal else num_blocks - 1
         return blocks.masked_fill((blocks > last) | (blocks < 0), -1)
 
     def block_mask(self, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Which blocks see each other: bool [H, N, N], query block by key block."""
+        """Return which query blocks see which key blocks: bool [H, N, N]."""
         rows = self.num_global_rows(num_blocks)
         mask = torch.ones(self.num_heads, num_blocks, num_blocks + 1, dtype=torch.bool, device=device)
         mask[:, rows:] = False
@@ -246,8 +247,8 @@ class SparsePattern:
         return mask[..., :num_blocks]
 
     def to_dense(self, length: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The reference: bool [H, n, n], whether token i may attend to token j."""
+        """Return the reference mask: bool [H, n, n], whether token i may attend to token j."""
         mask = self.block_mask(self.num_blocks(length), device)
         block = self.places(torch.arange(length, device=device)) // self.block_size
-        mask = mask[:, :, block][:, block]  # in this order whole rows are copied
+        mask = mask[:, :, block][:, block]  # this order copies whole rows
         return mask.tril() if self.causal else mask

@@ -1,5 +1,5 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""The layers of encoder and decoder, and the stacks of them that every model is built from (section 3.1).
+"""The layers of encoder and decoder, and their stacks, from which all models are built (section 3.1).
 
 Section numbers refer to Vaswani et al. (2017, arXiv:1706.03762), version 7.
 
@@ -43,12 +43,12 @@ from .operators import Linear, dropout, word_dropout
 
 
 def layer_norm(config: VaswaniFamilyConfig) -> nn.LayerNorm:
-    """A norm of the residual stream."""
+    """Return a norm for the residual stream."""
     return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps, bias=config.norm_bias)
 
 
 class VaswaniLayer(GradientCheckpointingLayer):
-    """Self-attention, attention to the source where there is one, then feed-forward (section 3.1)."""
+    """Self-attention, cross-attention if there is a source, then feed-forward (section 3.1)."""
 
     stack: ClassVar[str]
 
@@ -110,13 +110,13 @@ class VaswaniLayer(GradientCheckpointingLayer):
 
 
 class VaswaniEncoderLayer(VaswaniLayer):
-    """A layer in which all tokens see each other."""
+    """A layer in which all tokens attend to each other."""
 
     stack = "encoder"
 
 
 class VaswaniDecoderLayer(VaswaniLayer):
-    """A layer in which a token sees itself and those before it, and the source."""
+    """A layer in which a token attends to itself, to earlier tokens and, if there is one, to the source."""
 
     stack = "decoder"
 
@@ -135,7 +135,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let saved models bring the code of `model/` with them, for users without the plugin."""
+        """Save the code of `model/` with each model, for users without the plugin."""
         super().__init_subclass__(**kwargs)
         for auto_class, place in cls.config_class.auto_classes.items():
             if place.endswith(f".{cls.__name__}"):
@@ -147,9 +147,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         super().__init__(config, *args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Embeddings N(0, 1/d_model), so that scaled they have unit variance; projections Glorot uniform.
+        """Draw embeddings from N(0, 1/d_model), which scaling makes N(0, 1), and projections Glorot uniform.
 
-        With `initializer_range`, all of them are N(0, initializer_range²).
+        With `initializer_range`, draw all of them from N(0, initializer_range²).
         """
         std = self.config.initializer_range
         if isinstance(module, nn.Linear):
@@ -164,13 +164,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             if (padding := module.padding_idx) is not None:
                 weight = module.weight.detach().clone()
                 weight[padding] = 0
-                init.copy_(module.weight, weight)  # not if it was loaded, which a row would not tell
+                init.copy_(module.weight, weight)  # skips a loaded weight; assigning the row would not
         else:
             super()._init_weights(module)
 
     @property
     def _tied_weights_keys(self) -> dict[str, str]:
-        """`{target: source}`: the output projection, if there is one and the config ties it (section 3.4)."""
+        """`{target: source}`: the output projection, if the model has one and ties it (section 3.4)."""
         if not self.config.tie_word_embeddings or not hasattr(self, "lm_head"):
             return {}
         is_shared = getattr(self.config, "share_encoder_decoder_embeddings", False)
@@ -178,27 +178,27 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return {"lm_head.weight": f"model.{stack}.embed_tokens.weight"}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """All ties. The library looks at `tie_word_embeddings` alone; stacks may share embeddings too."""
+        """Return all ties. The library reads only `tie_word_embeddings`; stacks may share embeddings too."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self._tied_weights_keys
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse what `generate_batch` begins with: its paged cache is none that the layers can read."""
+        """Raise `NotImplementedError` for `generate_batch`: the layers cannot read its paged cache."""
         raise NotImplementedError(
             f"{type(self).__name__} has no continuous batching (generate_batch); call generate with a padded "
             "batch."
         )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save as transformers does, and delete the hashes of a model that was saved there before."""
+        """Save as transformers does, and delete the hashes of a model saved there before."""
         Path(save_directory, "model_hashes.json").unlink(missing_ok=True)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def _stacks(self) -> "list[VaswaniStack]":
-        """The stacks: one, or that of the source and that of the target."""
+        """Return the stacks: one, or the encoder and the decoder."""
         return [module for module in self.modules() if isinstance(module, VaswaniStack)]
 
     def get_input_embeddings(self) -> nn.Module:
-        """Token embeddings; with two stacks, the source's."""
+        """Return the token embeddings; with two stacks, the source's."""
         return self._stacks()[0].embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
@@ -206,7 +206,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         self._stacks()[0].embed_tokens = value
 
     def get_position_embeddings(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Position embeddings of the stack; with two stacks, the source's and the target's."""
+        """Return the position embeddings of the stack; with two stacks, the source's and the target's."""
         positions = tuple(stack.embed_positions for stack in self._stacks())
         return positions[0] if len(positions) == 1 else positions
 
@@ -225,7 +225,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """Base of both stacks: embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4), and layers."""
+    """Base class of both stacks: embeddings, positions, dropout (sections 3.4, 3.5, 5.4) and layers."""
 
     layer_class: type[VaswaniLayer]
 
@@ -247,9 +247,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def token_embeddings(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
     ) -> torch.Tensor:
-        """[B, T, d_model], from ids, with word dropout, or as given.
+        """Return embeddings [B, T, d_model]: of the ids, with word dropout, or `inputs_embeds` as given.
 
-        Raises `ValueError` unless exactly one is given.
+        Raises `ValueError` unless exactly one of the two is given.
         """
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
@@ -261,7 +261,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         return word_dropout(self.embed_tokens(input_ids), self.word_dropout, self.training)
 
     def mask_config(self, arguments: Mapping[str, Any]) -> VaswaniFamilyConfig:
-        """The configuration from which masks are built: that of the reference where weights are wanted."""
+        """Return the configuration for building masks: for the reference, if weights are wanted."""
         if not wants_weights(self.config, arguments):
             return self.config
         config = copy(self.config)
@@ -269,9 +269,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
         return config
 
     def padding_mask(self, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The padding mask [B, S] for sparse layers, or None.
+        """Return the padding mask [B, S] for sparse layers, or None.
 
-        Raises `ValueError` if some layers are sparse and the mask holds more than padding.
+        Raises `ValueError` if some layers are sparse and the mask is not a padding mask.
         """
         if attention_mask is None:
             return None
@@ -295,7 +295,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         past_length: int | torch.Tensor = 0,
         position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Embeddings plus positions, with norm and dropout: [B, T, d_model] -> [B, T, d_model].
+        """Add positions to embeddings, then norm and dropout: [B, T, d_model] -> [B, T, d_model].
 
         By default, positions count the tokens that the mask shows, so that padding on either side changes
         nothing; with `position_from_mask=False` they count all tokens.
@@ -308,7 +308,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
             positions, bound = position_ids, None
         elif counts_shown and attention_mask.ndim == 2:
             positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-            if positions.shape[1] != length:  # the mask covers what came before too
+            if positions.shape[1] != length:  # the mask covers earlier tokens too
                 new = past_length + torch.arange(length, device=positions.device)
                 positions = positions.index_select(1, new)  # [B, T]
             bound = attention_mask.shape[1]
@@ -361,9 +361,9 @@ def self_attention_mask(
     past_key_values: Cache | None,
     position_ids: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """The decoder's mask, causal and of padding, in the form that the attention implementation takes.
+    """Return the decoder's causal and padding mask in the form that the attention implementation takes.
 
-    Without a padding mask, positions that begin again within a row separate documents packed into it.
+    Without a padding mask, positions that restart within a row separate packed documents.
     """
     if isinstance(past_key_values, EncoderDecoderCache):
         past_key_values = past_key_values.self_attention_cache
@@ -406,7 +406,7 @@ class VaswaniDecoder(VaswaniStack):
         prefix = "decoder_" if self.config.is_encoder_decoder else ""
         inputs_embeds = self.token_embeddings(input_ids, inputs_embeds, prefix)
         self.check_source_and_cache(encoder_hidden_states, past_key_values)
-        # The library tells packed documents apart only where there is no cache, not even an empty one.
+        # The library separates packed documents only without a cache, even an empty one.
         may_be_packed = past_key_values is None and attention_mask is None and position_ids is not None
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
@@ -447,7 +447,7 @@ class VaswaniDecoder(VaswaniStack):
         )
 
     def new_cache(self) -> Cache:
-        """An empty cache, with a part for the source's keys and values if there is a source."""
+        """Return an empty cache, with a part for the source's keys and values if there is a source."""
         cache = DynamicCache(config=self.config)
         if self.config.is_encoder_decoder:
             return EncoderDecoderCache(cache, DynamicCache(config=self.config))
@@ -455,7 +455,7 @@ class VaswaniDecoder(VaswaniStack):
 
     @property
     def takes_additive_masks(self) -> bool:
-        """Whether the attention implementation takes any additive mask [B, H, T, S]."""
+        """Return whether the attention implementation accepts any additive mask [B, H, T, S]."""
         return self.config._attn_implementation in ("eager", "sdpa")
 
     def check_source_and_cache(
@@ -481,9 +481,9 @@ class VaswaniDecoder(VaswaniStack):
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """The source's padding mask, for K target rows to each row of the source.
+        """Return the mask of the source's padding, for K target rows per source row.
 
-        Raises `ValueError` if the target's rows are no multiple of the source's, or the mask does not fit.
+        Raises `ValueError` unless the target rows are a multiple of the source rows and the mask fits.
         """
         rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
         if rows % sources:
@@ -502,13 +502,13 @@ class VaswaniDecoder(VaswaniStack):
 
 
 def other_outputs(outputs: ModelOutput, *without: str) -> dict[str, Any]:
-    """All outputs of a base model except its last hidden state, what is pooled of it, and these."""
+    """Return the outputs of a base model except the last hidden state, the pooled state and `without`."""
     left_out = ("last_hidden_state", "pooler_output", *without)
     return {k: v for k, v in outputs.items() if k not in left_out}
 
 
 def tensor_parallel_plan(stack: str, cross_attention: bool = False) -> dict[str, str]:
-    """How tensor parallelism divides a stack: by heads and inner features; embeddings stay whole."""
+    """Return the tensor-parallel plan of a stack: heads and inner features are divided, not embeddings."""
     attentions = ("self_attn", "encoder_attn") if cross_attention else ("self_attn",)
     layer = {f"{attention}.{name}_proj": "colwise" for attention in attentions for name in ("q", "k", "v")}
     layer |= {f"{attention}.out_proj": "rowwise" for attention in attentions}
