@@ -2,8 +2,8 @@
 // Licensed under the Apache License, Version 2.0.
 //
 // Attention over short sequences of float32 on the CPU, forward and backward. `attention_native.py` compiles and
-// calls it. The states of one head and row are copied into the core's cache, and nothing leaves it but the
-// weights, which the backward pass needs, and the output.
+// calls it. The states of one head and row are copied into the core's cache; only the weights, which the backward
+// pass needs, and the output leave it.
 //
 // T queries, S keys, P = S rounded up to whole vectors, D head width, a multiple of WIDTH.
 
@@ -42,7 +42,7 @@ void transpose(const float* from, int64_t row, int64_t count, int64_t width, int
   }
 }
 
-// 2^(score - largest) / their sum; zeros where nothing is seen, and for what is no key.
+// Computes 2^(score - largest) / their sum; zeros for rows that see nothing, and after the last key.
 void softmax(float* scores, const float* mask, int64_t mask_column, int64_t keys, int64_t padded) {
   for (int64_t s = 0; mask && s < keys; s++) {
     const float bias = mask[s * mask_column];
@@ -64,7 +64,7 @@ void softmax(float* scores, const float* mask, int64_t mask_column, int64_t keys
   for (int64_t s = 0; s < padded; s += WIDTH) store(scores + s, share * load(scores + s));
 }
 
-// Zero what is dropped, and scale what is kept.
+// Zeros dropped weights, and scales kept weights.
 void drop(const float* from, const uint8_t* kept, float scale, int64_t queries, int64_t keys, int64_t padded,
           float* to) {
   for (int64_t t = 0; t < queries; t++)
@@ -76,11 +76,11 @@ void drop(const float* from, const uint8_t* kept, float scale, int64_t queries, 
 
 extern "C" {
 
-// The structure of the same name in `attention_native.py`.
+// `attention_native.py` has the same structure.
 struct Call {
   int64_t batch, heads, queries, keys, width, threads;
   States query, key, value, output, upstream, grad_query, grad_key, grad_value;
-  const float* mask;  // added to the scores, or null; and numbers from one to the next
+  const float* mask;  // added to the scores, or null; its strides in numbers follow
   int64_t mask_batch, mask_head, mask_row, mask_column;
   const uint8_t* kept;  // of the weights [B, H, T, S], or null
   float* weights;       // [B, H, T, P]

@@ -1,7 +1,9 @@
 """Attention over short sequences on the CPU by C++ (`attention_native.cpp`), compiled at the first call.
 
-One pass over the heads of all rows, in place of batched products, a softmax and copies of the heads: at 15
-tokens of 4 heads × 32 numbers it takes half the time of `short_attention`, forward and backward.
+The C++ code makes one pass over the heads of all rows, instead of batched products, a softmax and copies of
+the
+heads: for 15 tokens of 4 heads × 32 numbers it takes half the time of `short_attention`, forward and
+    backward.
 
 B batch · T queries · S keys · P = S, rounded up to whole vectors · H heads · D head width
 """
@@ -24,18 +26,18 @@ SOURCE = Path(__file__).with_name("attention_native.cpp")
 
 
 def unavailable() -> str | None:
-    """The reason why nothing can be compiled here, or short attention cannot be used."""
+    """Return why nothing can be compiled here or short attention cannot be used; None if both work."""
     return short_attention.unavailable() or why_not_compiled(SOURCE)
 
 
 def hook_in() -> None:
-    """Go before short attention, where it is the one that would compute."""
+    """Put this kernel before short attention, for the cases that short attention would compute."""
     ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention_forward
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None if there is none."""
+    """Return the compiled library, or None if there is none."""
     compiled = None if unavailable() is not None else native_library(SOURCE)
     if compiled is not None:
         compiled.vaswani_vector_width.restype = ctypes.c_int64
@@ -54,10 +56,10 @@ def sdpa_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """softmax(QKᵀ · scaling + mask) V by the library where it can compute it, else as before.
+    """Compute softmax(QKᵀ · scaling + mask) V by the library if it can, else as without this kernel.
 
-    As `short_attention.short_attention_forward`; gradients are always prepared, so that without them the
-    library's other kernels stay in use.
+    Arguments and results are those of `short_attention.short_attention_forward`. The library always prepares
+    gradients, so calls without gradients use the other kernels.
     """
     arguments = (module, query, key, value, attention_mask, scaling, dropout)
     needs_gradient = torch.is_grad_enabled() and query.requires_grad
@@ -76,7 +78,7 @@ def can_compute(
     attention_mask: torch.Tensor | None,
     dropout: float,
 ) -> bool:
-    """Whether the library computes states [B, H, n, D] of short sequences."""
+    """Return whether the library can compute states [B, H, n, D]: short sequences in float32."""
     return (
         short_attention.gains_from_short_attention(query, key, attention_mask, dropout)
         and query.shape[2] * key.shape[2] <= short_attention.MAX_WEIGHTS
@@ -115,7 +117,7 @@ class _NativeAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of query, key and value from that of the output, [B, T, H, D]."""
+        """Return the gradients of query, key and value from that of the output, [B, T, H, D]."""
         query, key, value, weights, kept = ctx.saved_tensors
         compiled = library()
         assert compiled is not None
@@ -129,7 +131,7 @@ class _NativeAttention(torch.autograd.Function):
 
 
 def _with_heads_last(states: torch.Tensor) -> torch.Tensor:
-    """New states [B, H, n, D] that lie as [B, n, H, D] in memory, as the layers around it have them."""
+    """Return new states [B, H, n, D] with the memory layout [B, n, H, D], which the layers use."""
     batch, heads, length, width = states.shape
     return states.new_empty(batch, length, heads, width).transpose(1, 2)
 
@@ -142,7 +144,7 @@ def _call(
     weights: torch.Tensor,
     kept: torch.Tensor | None,
 ) -> None:
-    """Run a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
+    """Call a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
     batch, heads, queries, width = states["query"].shape
     call = _Call(
         *(batch, heads, queries, states["key"].shape[2], width),
@@ -153,7 +155,7 @@ def _call(
         scaling=ctx.scaling,
         kept_scale=ctx.kept_scale,
     )
-    # Copies, where there are some, live until the call is over.
+    # This keeps copies alive until the call is over.
     in_rows = {name: each if each.stride(-1) == 1 else each.contiguous() for name, each in states.items()}
     for name, each in in_rows.items():
         setattr(call, name, _States(each.data_ptr(), *each.stride()[:3]))
@@ -162,7 +164,7 @@ def _call(
     function(ctypes.byref(call))
 
 
-# These two are the structures of the same names in `attention_native.cpp`.
+# These two match the structures of the same names in `attention_native.cpp`.
 class _States(ctypes.Structure):
     _fields_ = (
         ("first", ctypes.c_void_p),

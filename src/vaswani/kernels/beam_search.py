@@ -1,8 +1,8 @@
-"""The loop of beam search: which tokens continue which hypotheses, and which of those that end are kept.
+"""The loop of beam search: it continues hypotheses by tokens and keeps the best of those that end.
 
 Its rules, and the order of its sums in float32, are those of transformers' loop, and so are its results. It
-computes less: the C best tokens of each row are enough, as the C best continuations of a source are among
-them, so that log-probabilities of all tokens are stored only for those who ask for them.
+computes less: it needs only the C best tokens of each row, which include the C best continuations of a
+source. The log-probabilities of all tokens are stored only if the caller asks for them.
 
 S sources · K beams of each · C = K · max(2, 1 + end tokens) candidates of a source
 V tokens in the vocabulary · T tokens of a hypothesis, P of them its prompt
@@ -22,11 +22,11 @@ from vaswani.kernels.best_tokens import best_tokens
 from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
 
-EXCLUDED = -1e9  # added to the score of what may not be chosen
+EXCLUDED = -1e9  # added to the scores of candidates that must not be chosen
 
 
 def can_search(generation_config: GenerationConfig, arguments: dict[str, Any]) -> bool:
-    """Whether `beam_search` does all that a call of `generate` asks for."""
+    """Return whether `beam_search` supports all options of a call of `generate`."""
     shows_every_step = generation_config.return_dict_in_generate and (
         generation_config.output_attentions
         or generation_config.output_hidden_states
@@ -49,7 +49,7 @@ def beam_search(
     synced_gpus: bool = False,
     **arguments: Any,
 ) -> Any:
-    """Do what `GenerationMixin._beam_search` does, where `can_search`, with a `SearchCache` that has a tree.
+    """Replace `GenerationMixin._beam_search` if `can_search`, with a `SearchCache` that has a tree.
 
     Returns:
         Tokens of the best hypotheses, int64 [S · num_return_sequences, T], or the library's output with them.
@@ -71,11 +71,11 @@ def beam_search(
 class TokenChooser:
     """Finds the best tokens of each row, by the scores that the logits processors leave.
 
-    A processor with a true `takes_best_tokens` only reads scores: it gets those of the best tokens of each
-    row instead of all, and returns what it got.
+    A processor whose `takes_best_tokens` is true only reads scores: it gets only the scores of the best
+    tokens of each row, and returns them unchanged.
 
     Args:
-        num_candidates: of a source, C.
+        num_candidates: C, for each source.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class TokenChooser:
         self.all_scores: tuple[torch.Tensor, ...] | None = () if is_output else None
         only_read = all(getattr(processor, "takes_best_tokens", False) for processor in processors)
         self._takes_all = is_output or not only_read
-        self._before: tuple[torch.Tensor, torch.Tensor]  # the step before
+        self._before: tuple[torch.Tensor, torch.Tensor]  # of the previous step
 
     def best(self, sequences: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scores of the best tokens of each row, and the tokens: float32 and int64 [S·K, C].
 
-        A row has V of them if that is less than C.
+        A row has V tokens if V is less than C.
 
         Args:
             sequences: int64 [S·K, T].
@@ -112,7 +112,7 @@ class TokenChooser:
         return self.processors(sequences, values), tokens  # type: ignore[arg-type]
 
     def _widened(self, values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows computed, C] -> [S·K, C]. Sources that are done keep what they had; it changes nothing."""
+        """[rows computed, C] -> [S·K, C]. Sources that are done keep old values, which have no effect."""
         if self.cache.rows is None:
             self._before = self.cache.widen(values), self.cache.widen(tokens)
         else:
@@ -128,7 +128,7 @@ class Hypotheses:
     Args:
         scores: float32 [S, n].
         tokens: int64 [S, n, T].
-        rows: which row each token behind the prompt continued, int32 [S, n, T - P].
+        rows: the row that each token after the prompt continued, int32 [S, n, T - P].
     """
 
     scores: torch.Tensor
@@ -137,11 +137,11 @@ class Hypotheses:
 
     @property
     def length(self) -> int:
-        """Tokens behind the prompt."""
+        """Return the number of tokens after the prompt."""
         return self.rows.shape[2]
 
     def at(self, places: torch.Tensor, scores: torch.Tensor) -> Hypotheses:
-        """The hypotheses at these places, int64 [S, m], with these scores."""
+        """Return the hypotheses at these places, int64 [S, m], with these scores."""
         indices = _flat(places, self.scores.shape[1]).flatten()
         tokens, rows = (
             each.flatten(0, 1).index_select(0, indices).unflatten(0, places.shape)
@@ -150,7 +150,7 @@ class Hypotheses:
         return Hypotheses(scores, tokens, rows)
 
     def continued(self, values: torch.Tensor, tokens: torch.Tensor, count: int) -> Hypotheses:
-        """The best continuations [S, count] by tokens [S·n, m], whose log-probabilities are `values`."""
+        """Return the best continuations [S, count] by tokens [S·n, m] with log-probabilities `values`."""
         values, tokens = (each.unflatten(0, self.scores.shape).flatten(1) for each in (values, tokens))
         per_row = values.shape[1] // self.scores.shape[1]
         scores, places = (values + self.scores.repeat_interleave(per_row, dim=1)).topk(count)
@@ -164,7 +164,7 @@ class Hypotheses:
         )
 
     def joined(self, longer: Hypotheses, padding: int) -> Hypotheses:
-        """These hypotheses and then those, which are as long or longer."""
+        """Return these hypotheses followed by `longer` ones, which have as many tokens or more."""
         missing = (0, longer.length - self.length)
         return Hypotheses(
             torch.cat([self.scores, longer.scores], dim=1),
@@ -174,11 +174,11 @@ class Hypotheses:
 
 
 class BeamSearch:
-    """The hypotheses of a search: those that go on, and the best of those that have ended.
+    """The hypotheses of a search: those that continue, and the best of those that have ended.
 
     Args:
-        prompts: int64 [S·K, P], of each beam.
-        criteria: which hypotheses end; of the library and of the caller.
+        prompts: the prompt of each beam, int64 [S·K, P].
+        criteria: of the library and the caller; they decide which hypotheses end.
     """
 
     def __init__(
@@ -195,21 +195,21 @@ class BeamSearch:
         rows = torch.empty(*tokens.shape[:2], 0, dtype=torch.int32, device=prompts.device)
         scores = torch.full(tokens.shape[:2], EXCLUDED, dtype=torch.float32, device=prompts.device)
         self.ended = Hypotheses(scores, tokens, rows)
-        self.is_complete = torch.zeros_like(scores, dtype=torch.bool)  # has ended, and is no empty place
+        self.is_complete = torch.zeros_like(scores, dtype=torch.bool)  # has ended, and is not an empty place
         scores = scores.clone()
-        scores[:, 0] = 0.0  # the beams are still alike, so that only the first is continued
+        scores[:, 0] = 0.0  # the beams are still equal, so only the first is continued
         self.running = Hypotheses(scores, tokens, rows)
         self.may_improve = self.is_complete.new_ones(len(tokens), 1)
         self.is_done = ~self.may_improve[:, 0]  # sources whose results can no longer change, bool [S]
         self.has_ended = False
 
     def advance(self, values: torch.Tensor, tokens: torch.Tensor, all_scores: Any) -> torch.Tensor:
-        """Continue all hypotheses by one token; return the row that each row continues now, int64 [S·K].
+        """Continue all hypotheses by one token; return the row that each row now continues, int64 [S·K].
 
         Args:
             values: log-probabilities of the best tokens of each row, float32 [S·K, C].
-            tokens: these tokens, int64 [S·K, C].
-            all_scores: of all steps, for the stopping criteria.
+            tokens: the best tokens, int64 [S·K, C].
+            all_scores: scores of all steps, for the stopping criteria.
         """
         candidates = self.running.continued(values, tokens, self.num_candidates)
         ends = self.criteria(candidates.tokens.flatten(0, 1), all_scores)
@@ -223,7 +223,7 @@ class BeamSearch:
         return self.running.rows[:, :, -1].flatten().long()
 
     def _keep_ended(self, candidates: Hypotheses, ends: torch.Tensor) -> None:
-        """Keep the best K hypotheses that have ended. Of the candidates, only the best K are considered."""
+        """Keep the best K hypotheses that have ended. Only the best K candidates are considered."""
         scores = candidates.scores / candidates.length**self.config.length_penalty
         for excluded in (self._is_full(), ~self.may_improve, ~ends):
             scores = _excluding(scores, excluded)
@@ -235,13 +235,13 @@ class BeamSearch:
         self.is_complete = torch.cat([self.is_complete, ends[:, first]], dim=1).gather(1, places)
 
     def _is_full(self) -> torch.Tensor:
-        """Which sources need no more hypotheses, bool [S, 1]."""
+        """Return which sources need no more hypotheses, bool [S, 1]."""
         return self.is_complete.all(dim=1, keepdim=True) & (self.config.early_stopping is True)
 
     def _update_progress(self) -> None:
-        """Find the sources that are done: the best that runs could not become better than the worst kept.
+        """Find the sources that are done: their best running hypothesis cannot beat the worst one kept.
 
-        The score that it can reach is the library's estimate.
+        The best score that it can reach is the library's estimate.
         """
         length, penalty = self.running.length, self.config.length_penalty
         if self.config.early_stopping == "never" and penalty > 0.0:
@@ -253,7 +253,7 @@ class BeamSearch:
         self.is_done = (~self.may_improve | self._is_full())[:, 0]
 
     def output(self, cache: SearchCache, all_scores: Any) -> Any:
-        """The best hypotheses of each source, in the form that `generate` returns."""
+        """Return the best hypotheses of each source, in the form that `generate` returns."""
         count = self.config.num_return_sequences
         rows = self.ended.rows[:, :count].flatten(0, 1)
         length = int((rows >= 0).sum(dim=1).max())
@@ -271,7 +271,7 @@ class BeamSearch:
 
 
 def _flat(places: torch.Tensor, count: int) -> torch.Tensor:
-    """Places among the `count` hypotheses of each source, [S, m] -> places among those of all sources."""
+    """Convert places within the `count` hypotheses of each source, [S, m], to places within all of them."""
     return places + torch.arange(0, len(places) * count, count, device=places.device)[:, None]
 
 

@@ -4,8 +4,8 @@
 // The best tokens of each row of scores, in float32 on the CPU.
 // `best_tokens.py` compiles and calls it.
 //
-// A row is read twice: for the largest score of each block of tokens, which tells the few blocks that can hold
-// any of the best, and for the sum of powers. No probability is stored.
+// A row is read twice: for the largest score of each block of tokens, which shows the few blocks that can contain
+// the best tokens, and for the sum of powers. No probability is stored.
 
 #include <omp.h>
 
@@ -26,7 +26,7 @@ struct Row {
   const float* scores;
   int64_t size;
 
-  // Calls `use` with each vector of scores; what the last one lacks is -infinity.
+  // Calls `use` with each vector of scores; the last vector is filled up with -infinity.
   template <typename Use>
   void each_vector(Use use) const {
     int64_t i = 0;
@@ -38,7 +38,7 @@ struct Row {
   }
 };
 
-// The largest score of each block; returns whether the row has a NaN.
+// Finds the largest score of each block; returns whether the row has a NaN.
 bool largest_of_blocks(const Row& row, std::vector<float>& blocks) {
   Integers is_nan{};
   Vector most = all(-INFINITE);
@@ -63,7 +63,7 @@ float log_of_sum(const Row& row, float largest) {
   return std::log(sum(total));
 }
 
-// The largest scores in descending order, and their tokens; of equal scores the first tokens.
+// Finds the largest scores in descending order, and their tokens; of equal scores, the first tokens.
 void best_of_row(const Row& row, int64_t count, bool normalize, float* values, int64_t* tokens) {
   thread_local std::vector<float> blocks, sorted;
   thread_local std::vector<std::pair<float, int64_t>> found;
@@ -73,7 +73,7 @@ void best_of_row(const Row& row, int64_t count, bool normalize, float* values, i
     for (int64_t i = 0; i < count; i++) values[i] = NAN, tokens[i] = i;
     return;
   }
-  float least = -INFINITE;  // as many blocks have a score that is no less, so that no best one is less
+  float least = -INFINITE;  // `count` blocks have a score at least as large, so all best scores are at least as large
   if (count <= static_cast<int64_t>(blocks.size())) {
     sorted = blocks;
     std::nth_element(sorted.begin(), sorted.begin() + (count - 1), sorted.end(), std::greater<float>());
@@ -94,8 +94,8 @@ void best_of_row(const Row& row, int64_t count, bool normalize, float* values, i
 
 }  // namespace
 
-// The largest `count` scores of each row [rows, size] and their tokens, [rows, count]; normalized to
-// log-probabilities if asked. All values of a row with a NaN are NaN.
+// Finds the largest `count` scores of each row [rows, size] and their tokens, [rows, count]; with `normalize`, as
+// log-probabilities. All values of a row with a NaN are NaN.
 extern "C" void vaswani_best_tokens(const float* scores, int64_t rows, int64_t size, int64_t count, int64_t normalize,
                                     int64_t num_threads, float* values, int64_t* tokens) {
 #pragma omp parallel for schedule(static) num_threads(num_threads)

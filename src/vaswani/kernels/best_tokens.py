@@ -1,6 +1,6 @@
 """The best tokens of each row of scores, by C++ (`best_tokens.cpp`) on the CPU, else by PyTorch.
 
-Log-softmax and `topk` write and sort all log-probabilities; a search needs a few of each row.
+Log-softmax and `topk` write and sort all log-probabilities; a search needs only a few of each row.
 """
 
 import ctypes
@@ -16,20 +16,20 @@ SOURCE = Path(__file__).with_name("best_tokens.cpp")
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None if there is none."""
+    """Return the compiled library, or None if there is none."""
     pointer, numbers = ctypes.c_void_p, [ctypes.c_int64] * 5
     return native_library(SOURCE, vaswani_best_tokens=[pointer, *numbers, pointer, pointer])
 
 
 def best_tokens(scores: torch.Tensor, count: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest scores of each row and their tokens, int64, both [R, count], in descending order.
+    """Return the largest scores of each row and their tokens, int64, both [R, count], in descending order.
 
-    A row with a NaN has NaN for all of them where they are normalized.
+    With `normalize`, a row with a NaN has only NaN.
 
     Args:
         scores: float [R, V].
         count: at most V.
-        normalize: return log-probabilities of what are logits.
+        normalize: treat the scores as logits and return log-probabilities.
     """
     is_float_on_cpu = scores.device.type == "cpu" and scores.dtype == torch.float32
     compiled = library() if is_float_on_cpu else None

@@ -4,8 +4,8 @@
 // Cross-entropy of rows of logits and its gradient, in place, in float32 or bfloat16 on the CPU.
 // `cross_entropy_native.py` compiles and calls it.
 //
-// A row stays in the core's cache from its largest logit to its gradient; PyTorch's operators pass over all rows
-// for each step. Everything between reading and writing is in float32.
+// A row stays in the core's cache from the search of its largest logit to its gradient; PyTorch's operators pass over
+// all rows for each step. Everything between reading and writing is in float32.
 
 #include <omp.h>
 
@@ -19,7 +19,7 @@
 
 namespace {
 
-// The distribution that is learned: a share of every token, and one more of the target.
+// The learned distribution: a share for every token, and a further share for the target.
 struct Shares {
   float of_target, of_each;
 };
@@ -33,8 +33,8 @@ float sum_of(const float* numbers, int64_t size) {
   return found;
 }
 
-// Returns log Σ exp(logits) - Σ q * logits, and writes softmax(logits) - q over the logits. `row` has room for them in
-// whole vectors.
+// Returns log Σ exp(logits) - Σ q * logits, and overwrites the logits with softmax(logits) - q. `row` has space for
+// the logits in whole vectors.
 template <typename Number>
 float of_row(Number* logits, int64_t size, int64_t target, Shares shares, bool wants_gradient, float* row) {
   read_scores(logits, size, 1.0f, row);
@@ -62,7 +62,7 @@ void of_rows(Number* logits, int64_t rows, int64_t size, const int64_t* targets,
 
 }  // namespace
 
-// Of logits [rows, size] with targets int64 [rows], the losses [rows]; the gradient takes the place of the logits.
+// Computes the losses [rows] of logits [rows, size] with targets int64 [rows]; the gradient overwrites the logits.
 extern "C" void vaswani_cross_entropy(void* logits, int64_t is_half, int64_t rows, int64_t size, const int64_t* targets,
                                       float share, float share_of_each, int64_t wants_gradient, int64_t num_threads,
                                       float* losses) {

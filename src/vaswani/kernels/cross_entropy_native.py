@@ -1,7 +1,7 @@
 """Cross-entropy of logits and its gradient on the CPU, by C++ (`cross_entropy_native.cpp`), else by PyTorch.
 
-PyTorch's operators pass over the logits for the largest, the softmax, the loss and each conversion. The C++
-takes a row at a time: of 256 rows of 10,000 logits, in half of the time, of bfloat16 in a fifth.
+PyTorch's operators pass over the logits for the maximum, the softmax, the loss and each conversion. The C++
+code computes one row at a time: 256 rows of 10,000 logits take half the time, in bfloat16 a fifth.
 
 n tokens · V vocabulary
 """
@@ -19,14 +19,14 @@ SOURCE = Path(__file__).with_name("cross_entropy_native.cpp")
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None if there is none."""
+    """Return the compiled library, or None if there is none."""
     pointer, number, share = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
     types = [pointer, number, number, number, pointer, share, share, number, number, pointer]
     return native_library(SOURCE, vaswani_cross_entropy=types)
 
 
 def library_for(logits: torch.Tensor) -> ctypes.CDLL | None:
-    """The library, if it takes these logits."""
+    """Return the library if it accepts these logits, else None."""
     is_float_on_cpu = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
     return library() if is_float_on_cpu else None
 
@@ -39,17 +39,17 @@ def cross_entropy_and_gradient(
     share_of_each: float = 0.0,
     wants_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of logsumexp(logits) − Σ q · logits, and its gradient in the dtype of the logits.
+    """Return the sum of logsumexp(logits) − Σ q · logits, and its gradient in the dtype of the logits.
 
     Args:
-        logits: [n, V]; they are overwritten.
+        logits: [n, V]; this function overwrites them.
         targets: int64 [n], each a token of the vocabulary.
-        share: of the target in the distribution q that is learned; 1 − ε with label smoothing.
-        share_of_each: of every token, the target too; ε / V with label smoothing.
-        wants_gradient: without it, the second result is of no use.
+        share: the target's share in the learned distribution q; 1 − ε with label smoothing.
+        share_of_each: the share of every token, including the target; ε / V with label smoothing.
+        wants_gradient: whether to compute the gradient; without it, the second result is meaningless.
 
     Returns:
-        A scalar, float32 or the logits' own dtype where that is wider, and softmax(logits) − q, [n, V].
+        A scalar in float32, or in the logits' dtype if that is wider, and softmax(logits) − q, [n, V].
     """
     compiled = library_for(logits)
     if compiled is None:
@@ -73,7 +73,7 @@ def _by_operators(
         loss -= share_of_each * logits.sum()
     highest = logits.amax(-1)
     probs = torch.softmax(logits, dim=-1, out=logits)
-    loss += (highest - probs.amax(-1).log()).sum()  # log-sum-exp: the highest is in both
+    loss += (highest - probs.amax(-1).log()).sum()  # log-sum-exp: the highest logit is in both terms
     if wants_gradient:
         probs.scatter_add_(1, columns, probs.new_full((), -share).expand_as(columns))
         if share_of_each:

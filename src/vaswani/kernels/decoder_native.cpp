@@ -4,8 +4,8 @@
 // One step of a search in the decoder, in float32 on the CPU.
 // `decoder_native.py` compiles and calls it.
 //
-// A step of a few rows reads each weight once and does little with it, so such rows take the weights as they
-// lie. More rows take weights that were packed before: panels of columns that a core keeps in registers.
+// A step of a few rows reads each weight once and does little with it, so few rows use unpacked weights. More rows
+// use weights that were packed in advance: panels of columns that a core keeps in registers.
 //
 // R rows (beams of all sources), K of each source, H heads, D head width, d = H D, T tokens before this one,
 // L source length, V tokens in the vocabulary. d, D and the width of the feed-forward layers are multiples of
@@ -23,12 +23,12 @@
 
 namespace {
 
-constexpr int PANEL = VECTORS * WIDTH;           // columns of packed weights that lie together
-constexpr int64_t DEPTH = 512;                   // rows of a panel that stay in a core's cache
-constexpr int FEW = 8;                           // fewer rows take weights as they lie
-constexpr int OUTPUTS = VECTORS == 4 ? 4 : 2;    // of those weights that are read side by side
+constexpr int PANEL = VECTORS * WIDTH;           // columns of a panel of packed weights
+constexpr int64_t DEPTH = 512;                   // rows of a panel that fit into a core's cache
+constexpr int FEW = 8;                           // fewer rows use unpacked weights
+constexpr int OUTPUTS = VECTORS == 4 ? 4 : 2;    // outputs of unpacked weights computed side by side
 
-// The structures are those of the same names in `decoder_native.py`.
+// `decoder_native.py` has structures of the same names.
 struct Weights {
   const float *weight, *bias, *packed;  // [outputs, inputs], [outputs]; each panel is [1 + inputs, PANEL]
   int64_t outputs, inputs;
@@ -83,7 +83,7 @@ inline void tile(int64_t inner, const float* a, int64_t a_row, const float* b, i
     for (int v = 0; v < V; v++) store(c + m * c_row + v * WIDTH, sums[m][v]);
 }
 
-// All rows of V vectors of columns; what does not fill a tile in a smaller one.
+// Computes all rows of V vectors of columns; the last rows use a smaller tile.
 template <int V, int R = ROWS>
 inline void tiles(int64_t rows, int64_t inner, const float* a, int64_t a_row, const float* b, int64_t b_row,
                   const float* start, float* c, int64_t c_row, bool add) {
@@ -112,7 +112,7 @@ void packed_product(const Weights& weights, int64_t rows, const float* x, float*
   for (int64_t panel = 0; panel < panels; panel++) {
     const float* bias = weights.packed + panel * (1 + inputs) * PANEL;
     const int64_t first = panel * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-    std::vector<float> rest(columns < PANEL ? rows * PANEL : 0);  // of the last panel, which is cut off
+    std::vector<float> rest(columns < PANEL ? rows * PANEL : 0);  // for the last panel, if it is incomplete
     float* to = columns < PANEL ? rest.data() : y + first;
     const int64_t to_row = columns < PANEL ? PANEL : outputs;
     for (int64_t k = 0; k < inputs; k += DEPTH)
@@ -127,7 +127,7 @@ void packed_product(const Weights& weights, int64_t rows, const float* x, float*
   }
 }
 
-// N outputs of R rows, each a dot product with a row of the weights.
+// Computes N outputs of R rows, each a dot product with a row of the weights.
 template <int R, int N>
 inline void dot_products(const Weights& weights, int64_t n, const float* x, float* y, bool add) {
   const int64_t inputs = weights.inputs;
@@ -163,7 +163,7 @@ void product_of_few(const Weights& weights, int64_t rows, const float* x, float*
   }
 }
 
-// y [rows, outputs] = x [rows, inputs] Wᵀ + bias, or y += the same. All threads of a team call it.
+// y [rows, outputs] = x [rows, inputs] Wᵀ + bias, or with `add`, y += the same. All threads of a team call it.
 void product(const Weights& weights, int64_t rows, const float* x, float* y, bool add = false) {
   if (weights.packed)
     packed_product(weights, rows, x, y, add);
@@ -190,7 +190,7 @@ void normalize_row(const Norm& norm, int64_t width, const float* x, float* y) {
   }
 }
 
-// The rows of x [R, d], normalized; x itself where there is no norm.
+// Normalizes the rows of x [R, d] into y and returns y; returns x if there is no norm.
 const float* normalized(const Norm& norm, const Step& step, const float* x, float* y) {
   if (!norm.weight) return x;
 #pragma omp for schedule(static)
@@ -208,7 +208,7 @@ void activate(const Step& step, int64_t width) {
         store(x, value > Vector{} ? value : (value != value ? value : Vector{}));  // NaN stays
         continue;
       }
-      // x / (1 + e^-x), by the power of -|x|, which cannot overflow
+      // x / (1 + e^-x), computed from e^-|x|, which cannot overflow
       const Vector magnitude = value < Vector{} ? -value : value;
       const Vector power = exp2(magnitude * -LOG2_E);
       store(x, value * (value < Vector{} ? power : all(1.0f)) / (1.0f + power));
@@ -217,7 +217,7 @@ void activate(const Step& step, int64_t width) {
 
 // ------------------------------------------------------------------------------------------------ attention
 
-// Scores -> 2^(score · factor + bias - largest), up to a multiple of WIDTH; returns their sum.
+// Turns scores into 2^(score · factor + bias - largest), up to a multiple of WIDTH; returns their sum.
 float powers(float* scores, int64_t count, float factor, const float* bias) {
   const int64_t whole = in_whole_vectors(count);
   for (int64_t i = count; i < whole; i++) scores[i] = LOWEST;
@@ -243,7 +243,7 @@ void scale(float* x, int64_t width, float factor) {
   for (int64_t i = 0; i < width; i += WIDTH) store(x + i, load(x + i) * factor);
 }
 
-// Keys and values of this step go into the tree; each row attends to its ancestors and itself.
+// Writes keys and values of this step into the tree; each row attends to its ancestors and itself.
 void attend_to_own(const Step& step, const Layer& layer, float* scores) {
   const int64_t heads = step.heads, width = step.head_dim, beams = step.own_beams, length = step.past_length + 1;
   const float factor = static_cast<float>(step.scaling) * LOG2_E;
@@ -352,7 +352,7 @@ extern "C" {
 
 int64_t vaswani_vector_width() { return WIDTH; }
 
-// How many floats the packed form of weights [outputs, inputs] has.
+// Returns the number of floats in packed weights [outputs, inputs].
 int64_t vaswani_packed_size(int64_t outputs, int64_t inputs) {
   return (outputs + PANEL - 1) / PANEL * PANEL * (1 + inputs);
 }
@@ -372,7 +372,7 @@ void vaswani_pack(const Weights* weights, float* packed, int64_t num_threads) {
   }
 }
 
-// Returns the first row whose token has no embedding, and then computes nothing; -1 where all have one.
+// Returns the first row whose token has no embedding, without computing anything; -1 if all have one.
 int64_t vaswani_decoder_step(const Step* step) {
   for (int64_t row = 0; row < step->rows; row++)
     if (step->tokens[row] < 0 || step->tokens[row] >= step->num_embeddings) return row;

@@ -1,8 +1,8 @@
-"""A step of a search in the decoder by C++ (`decoder_native.cpp`), which is compiled at the first search.
+"""A decoder step of a search by C++ (`decoder_native.cpp`), which is compiled at the first search.
 
-It computes what `DecoderStep` computes, in float32 on the CPU: a step of a small model, or of a few rows, is
-over before PyTorch has called all its operators. Beams attend to their own ancestors only, and find them in
-the tree of the cache.
+It computes the same as `DecoderStep`, in float32 on the CPU: a step of a small model, or of a few rows, takes
+less time than PyTorch needs to call all its operators. Beams attend only to their own ancestors, which the
+tree of the cache contains.
 
 R rows, K of each source · H heads · D head width · S source length · V tokens in the vocabulary
 """
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from vaswani.kernels.search_cache import SearchCache
 
 SOURCE = Path(__file__).with_name("decoder_native.cpp")
-MIN_PACKED_ROWS = 8  # FEW in the C++: fewer rows take the weights as they lie
+MIN_PACKED_ROWS = 8  # FEW in the C++ code: fewer rows use unpacked weights
 ACTIVATIONS = (nn.ReLU, nn.SiLU, SiLUActivation)
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None if there is none."""
+    """Return the compiled library, or None if there is none."""
     if why_not_compiled(SOURCE) is not None:
         return None
     compiled = native_library(SOURCE)
@@ -44,7 +44,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def can_compute(model: Any) -> bool:
-    """Whether the library computes the steps of a model for which `decoder_step.is_plain` holds."""
+    """Return whether the library can compute the steps of a model; `decoder_step.is_plain` must be True."""
     decoder = model.get_decoder()
     layers = decoder.layers
     parameters = [*decoder.parameters(), *model.get_output_embeddings().parameters()]
@@ -54,7 +54,7 @@ def can_compute(model: Any) -> bool:
         and all(each.is_contiguous() for each in parameters)
         and all(type(module) is Linear for module in linears)
         and type(model.get_output_embeddings()) is OutputProjection
-        and len(linears) == 10 * len(layers)  # none is quantized
+        and len(linears) == 10 * len(layers)  # not quantized
         and all(type(layer.activation_fn) in ACTIVATIONS for layer in layers)
         and (compiled := library()) is not None
         and not any(
@@ -69,9 +69,9 @@ class NativeStep:
     """The decoder of an encoder-decoder and its output projection, for one search.
 
     Args:
-        model: for which `can_compute` holds.
-        num_rows: of the search.
-        source_mask: int64 [R/K, S], 0 for padding, of which each source has something else; or None.
+        model: a model for which `can_compute` is True.
+        num_rows: number of rows of the search.
+        source_mask: int64 [R/K, S], 0 for padding, or None; each source has a token that is not padding.
     """
 
     def __init__(self, model: Any, num_rows: int, source_mask: torch.Tensor | None):
@@ -80,7 +80,7 @@ class NativeStep:
         assert compiled is not None  # `can_compute` has asked
         self._library = compiled
         self._packs = num_rows >= MIN_PACKED_ROWS
-        self._kept: list[torch.Tensor] = []  # what the structures point to
+        self._kept: list[torch.Tensor] = []  # keeps the memory alive that the structures point to
         self._positions = decoder.embed_positions
         self._has_padding = source_mask is not None and not bool(source_mask.all())
         self._bound: tuple[int, ...] | None = None
@@ -146,7 +146,7 @@ class NativeStep:
     def logits(
         self, cache: SearchCache, token_ids: torch.Tensor, source_mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """The logits [R, V], which the next step overwrites.
+        """Return the logits [R, V], which the next step overwrites.
 
         Raises:
             IndexError: a token has no embedding.
@@ -172,7 +172,7 @@ class NativeStep:
         return self._logits
 
     def _position(self, place: int) -> torch.Tensor | None:
-        """The vector [d_model] of a position; in float32 that of a table stays as it is."""
+        """Return the vector [d_model] of a position in float32; a float32 table is used without a copy."""
         if self._positions is None:
             return None
         found = self._positions.forward(torch.tensor([[place]]), place + 1, torch.float32)
@@ -180,7 +180,7 @@ class NativeStep:
         return self._last_position
 
     def _bind(self, cache: SearchCache, rows: int, capacity: int, source_mask: torch.Tensor | None) -> None:
-        """Point to the cache, which has moved, and make room for what these rows compute."""
+        """Update the pointers to a moved cache, and allocate memory for these rows."""
         call = self._call
         tree: Any = cache.tree
         sources: list[Any] = cache.cross_attention_cache.layers
@@ -215,7 +215,7 @@ class NativeStep:
 
     @staticmethod
     def _places(cache: SearchCache, rows: int, capacity: int) -> tuple[int, ...]:
-        """What changes when the cache moves, which all its layers do together."""
+        """Return the values that change when the cache moves; all its layers move together."""
         own: Any = cache.self_attention_cache.layers[0]
         source: Any = cache.cross_attention_cache.layers[0]
         return (
@@ -229,7 +229,7 @@ WIDEST_VECTOR = 16  # floats
 
 
 def _lay_out(layer: Any) -> None:
-    """Let keys [sources, H, S, D] lie in columns, and the numbers of each value side by side."""
+    """Store keys [sources, H, S, D] by columns, and make the numbers of each value contiguous."""
     keys = layer.keys
     sources, heads, length, width = keys.shape
     padded = _padded(length)
@@ -243,7 +243,7 @@ def _lay_out(layer: Any) -> None:
 
 
 def _padded(length: int) -> int:
-    """A length that is filled with whole vectors."""
+    """Round a length up to whole vectors."""
     return -(-length // WIDEST_VECTOR) * WIDEST_VECTOR
 
 
@@ -255,7 +255,7 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-# These are the structures of the same names in `decoder_native.cpp`.
+# These match the structures of the same names in `decoder_native.cpp`.
 class _Weights(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "packed")),

@@ -1,8 +1,8 @@
-"""One step of a search in the decoder, for one new token of each row, without the calls of its modules.
+"""One decoder step of a search, for one new token of each row, without calling modules.
 
-A step of a small model computes little: most of its time would go into calls of modules and their checks,
-masks that are always the same, and the choice of kernels. Here the weights of all layers are gathered once
-for each search, and a step is a plain sequence of operators, the same as those of the modules.
+A step of a small model computes little: most of its time would go into module calls and their checks, masks
+that never change, and the choice of kernels. Here the weights of all layers are collected once for each
+search, and a step is a plain sequence of the operators that the modules use.
 
 R rows, K of each source · H heads · D head width · S source length · V tokens in the vocabulary
 """
@@ -42,7 +42,7 @@ PLAIN_MODULES = (
     *(SinusoidalPositions, LearnedPositions, Int8Linear, nn.LayerNorm, nn.Identity, nn.ModuleList),
 )
 
-# Where the methods of these come from, decorated ones too.
+# The folders with the source files of the modules' methods, including decorated methods.
 PACKAGES = tuple(
     f"{folder}{os.sep}"
     for folder in (
@@ -53,17 +53,17 @@ PACKAGES = tuple(
 
 
 def is_plain(model: Any) -> bool:
-    """Whether the decoder does what its modules say: none is replaced, hooked, sharded or quantized."""
+    """Return whether the decoder is unmodified: no module is replaced, hooked, sharded or quantized."""
     decoder = model.get_decoder()
     if not all(map(_has_plain_attention, decoder.layers)):
         return False
-    activations = [layer.activation_fn for layer in decoder.layers]  # may be of any type
+    activations = [layer.activation_fn for layer in decoder.layers]  # of any type
     places = [layer.self_attn.layer_idx for layer in decoder.layers]  # in the cache
     return (
         not model.training
         and not any(module.training for module in decoder.modules() if hasattr(module, "dropout"))
         and model.config._attn_implementation == "sdpa"
-        and model.dtype != torch.float16  # in which the layers clamp their sums
+        and model.dtype != torch.float16  # in float16, the layers clamp their sums
         and not torch.is_autocast_enabled(model.device.type)
         and places == list(range(model.config.decoder_layers))
         and type(model).forward is VaswaniForConditionalGeneration.forward
@@ -80,21 +80,21 @@ def is_plain(model: Any) -> bool:
 
 
 def _has_plain_attention(layer: Any) -> bool:
-    """Whether a layer and its attentions are of our classes, so that it has all that is looked at here."""
+    """Return whether a layer and its attentions are of our classes and have the attributes read here."""
     return type(layer) is VaswaniDecoderLayer and all(
         type(attention) is VaswaniAttention for attention in (layer.self_attn, layer.encoder_attn)
     )
 
 
 def _has_methods_of_its_own(module_class: type[nn.Module]) -> bool:
-    """Whether all methods of a class are from the packages it comes from: nobody has replaced one."""
+    """Return whether all methods of a class come from `PACKAGES`: none is replaced."""
     classes = module_class.__mro__[: module_class.__mro__.index(nn.Module)]
     methods = (each for one in classes for each in vars(one).values() if isinstance(each, FunctionType))
     return all(method.__code__.co_filename.startswith(PACKAGES) for method in methods)
 
 
 def _are_alike(layers: Any) -> bool:
-    """Whether layers differ in nothing but weights, as a configuration builds them."""
+    """Return whether layers differ only in their weights, as a configuration builds them."""
     attentions = [attention for layer in layers for attention in (layer.self_attn, layer.encoder_attn)]
     kinds = {(type(layer.activation_fn), layer.norm_first) for layer in layers}
     sizes = {(attention.head_dim, attention.scaling) for attention in attentions}
@@ -108,7 +108,7 @@ def _has_plain_parameters(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """The operators of one sublayer: its norm, and products by its weights."""
+    """The operators of one sublayer: its norm, and the products by its weights."""
 
     norm: Product
     products: tuple[Product, ...]
@@ -118,9 +118,9 @@ class DecoderStep:
     """The decoder of an encoder-decoder and its output projection, for one search.
 
     Args:
-        model: for which `is_plain` holds.
-        num_rows: of the search.
-        source_mask: int64 [R/K, S], 0 for padding, of which each source has something else; or None.
+        model: a model for which `is_plain` is True.
+        num_rows: number of rows of the search.
+        source_mask: int64 [R/K, S], 0 for padding, or None; each source has a token that is not padding.
     """
 
     def __init__(self, model: Any, num_rows: int, source_mask: torch.Tensor | None):
@@ -159,12 +159,12 @@ class DecoderStep:
     def logits(
         self, cache: SearchCache, token_ids: torch.Tensor, source_mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """The logits [R, V] of the next token.
+        """Return the logits [R, V] of the next token.
 
         Args:
-            cache: with the keys and values of the source and of the tokens before.
+            cache: has the keys and values of the source and of earlier tokens.
             token_ids: int64 [R, 1], inside the vocabulary.
-            source_mask: of the sources that are still open.
+            source_mask: the mask of the sources that are still open.
         """
         tree: Any = cache.tree
         own_cache, source_cache = tree.layers, cache.cross_attention_cache.layers
@@ -191,7 +191,7 @@ class DecoderStep:
         return self.project(self.last_norm(states))[:, -1]
 
     def _embed(self, token_ids: torch.Tensor, past_length: int) -> torch.Tensor:
-        """[R, 1] -> [R, 1, d_model], with the position behind the tokens before."""
+        """Embed tokens with the next position: [R, 1] -> [R, 1, d_model]."""
         weight, scale = self.embeddings.weight, self.embeddings.embed_scale
         states = embedding(token_ids, weight) * scale
         if self.positions is not None:
@@ -206,7 +206,7 @@ class DecoderStep:
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Queries [R, 1, d_model] to keys and values [R/K, H, S, D] -> [R, 1, d_model]."""
+        """Attend from queries [R, 1, d_model] to keys and values [R/K, H, S, D] -> [R, 1, d_model]."""
         sources, heads = keys.shape[:2]
         queries = query.view(sources, -1, heads, self.head_dim).transpose(1, 2)  # [R/K, H, K, D]
         if gains_from_short_attention(queries, keys, mask, dropout=0.0):
@@ -216,7 +216,7 @@ class DecoderStep:
         return output.transpose(1, 2).reshape(query.shape)
 
     def _add(self, states: torch.Tensor, output: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:
-        """x + Sublayer(LayerNorm(x)), or LayerNorm(x + Sublayer(x)) (section 5.4)."""
+        """Return x + Sublayer(LayerNorm(x)), or LayerNorm(x + Sublayer(x)) (section 5.4)."""
         total = states + output
         return total if self.norm_first else sublayer.norm(total)
 

@@ -1,9 +1,9 @@
 """Dropout (Srivastava et al., 2014; section 5.4 of the paper) on the CPU.
 
-PyTorch's spends most of its time on the CPU drawing one random number per element, from a Mersenne Twister.
-Here one number of it seeds a generator four times as fast, of whose 64-bit numbers each decides for four
-elements, 16 bits each; the backward pass has to remember one byte per element. With a compiler, C++
-(`dropout_native.cpp`) draws and multiplies, with the same results in a third of the time.
+PyTorch's dropout on the CPU spends most of its time drawing one random number per element from a Mersenne
+Twister. Here one of its numbers seeds a generator that is four times as fast. Each 64-bit number of that
+generator decides for four elements, with 16 bits each. The backward pass keeps one byte per element. With a
+compiler, C++ (`dropout_native.cpp`) draws and multiplies, with the same results in a third of the time.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def unavailable() -> None:
-    """Dropout relies on nothing but public names."""
+    """Return None: dropout relies only on public names."""
 
 
 def hook_in() -> None:
@@ -67,9 +67,9 @@ class _Dropout(torch.autograd.Function):
 
 
 def draw_kept(shape: torch.Size, num_dropped_levels: int) -> torch.Tensor:
-    """What dropout keeps, on the CPU: bool of this shape; `num_dropped_levels` of `LEVELS` are dropped.
+    """Draw what dropout keeps, on the CPU: bool of this shape; drops `num_dropped_levels` of `LEVELS`.
 
-    One number of PyTorch's global generator decides over all of it.
+    Draws one number from PyTorch's global generator.
     """
     generator = np.random.SFC64(int(torch.empty((), dtype=torch.int64, device="cpu").random_()))
     least, compiled = num_dropped_levels - LEVELS // 2, library()

@@ -1,4 +1,4 @@
-"""Beam and greedy search by several models of ours, each of which computes its steps as it does alone.
+"""Beam and greedy search by several of our models, each of which computes its steps as it does alone.
 
 S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """
@@ -16,15 +16,15 @@ from vaswani.kernels.search import ARGUMENTS, own_loop, prepared_steps, share_so
 from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
 
-OF_THE_SEARCH = {*ARGUMENTS, "synced_gpus", "streamer"}  # and not of a model
+OF_THE_SEARCH = {*ARGUMENTS, "synced_gpus", "streamer"}  # arguments of the search, not of a model
 
 
 class EnsembleSearchCache:
-    """The states of one search by several models, of which the same rows need computing.
+    """The states of one search by several models, which compute the same rows.
 
     Args:
-        members: each model with its arguments, of which one is its cache, with a tree.
-        average: the logarithms of averaged probabilities, from the logits of each model.
+        members: each model with its arguments, one of which is its cache, with a tree.
+        average: from the logits of each model to the logarithms of averaged probabilities.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class EnsembleSearchCache:
 
     @property
     def rows(self) -> torch.Tensor | None:
-        """Places of the rows that need computing, int64; None means all."""
+        """Return the indices of the rows that must be computed, int64; None means all."""
         return self.caches[0].rows
 
     def widen(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores [rows computed, V] -> [S·R, V], all alike for sources that are done."""
+        """Scores [rows computed, V] -> [S·R, V], uniform for sources that are done."""
         return self.caches[0].widen(scores)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
@@ -68,7 +68,7 @@ class EnsembleSearchCache:
 def search_together(
     ensemble: Any, library_search: Callable, input_ids: torch.Tensor, **arguments: Any
 ) -> Any:
-    """Search as one of the library's searches does, by the loops of this package where they can."""
+    """Search with this package's loops if they support the call, else with the library's search."""
     loop = own_loop(arguments["generation_config"], arguments)
     members = None if loop is None else _members(ensemble, input_ids, arguments)
     if loop is None or members is None:
@@ -81,7 +81,7 @@ def search_together(
 def _members(
     ensemble: Any, input_ids: torch.Tensor, arguments: dict[str, Any]
 ) -> list[tuple[Any, dict[str, Any]]] | None:
-    """Each model with arguments and a cache of its own; None where one needs the library's search."""
+    """Return each model with its own arguments and cache; None if a model needs the library's search."""
     given = arguments.get(CACHE_NAME)
     if not isinstance(given, EncoderDecoderCache) or given.get_seq_length():
         return None

@@ -1,7 +1,7 @@
 """The loop of greedy search: the best token of each row, until all rows have ended.
 
-Its results are those of transformers' loop, which spends more time between two steps than a small model in
-one.
+Its results are those of transformers' loop, which spends more time between two steps than a small model
+spends in one step.
 
 S·R rows: R samples of each of S sources · T tokens so far · V tokens in the vocabulary
 """
@@ -18,7 +18,7 @@ from vaswani.model.compatibility import CACHE_NAME
 
 
 def can_search(generation_config: GenerationConfig, arguments: dict[str, Any]) -> bool:
-    """Whether `greedy_search` does all that a call of `generate` asks for."""
+    """Return whether `greedy_search` supports all options of a call of `generate`."""
     return not (
         generation_config.do_sample
         or generation_config.return_dict_in_generate
@@ -36,7 +36,7 @@ def greedy_search(
     streamer: Any = None,
     **arguments: Any,
 ) -> torch.Tensor:
-    """Do what `GenerationMixin._sample` does, where `can_search`, with a `SearchCache` that has a tree.
+    """Replace `GenerationMixin._sample` if `can_search`, with a `SearchCache` that has a tree.
 
     Returns:
         Tokens int64 [S·R, T]; rows that ended earlier are padded if the model has an end token.
@@ -65,12 +65,12 @@ def greedy_search(
 
 
 def pads_finished_rows(criteria: StoppingCriteriaList) -> bool:
-    """Whether rows are padded behind their end: where there is an end token."""
+    """Return whether rows are padded after their end, which needs an end token."""
     return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
 
 def may_drop_finished(input_ids: torch.Tensor, criteria: StoppingCriteriaList) -> bool:
-    """Whether sources that are done leave the batch: where their rows are padded. A GPU would wait for it."""
+    """Return whether finished sources leave the batch: if rows are padded. A GPU would wait for it."""
     return pads_finished_rows(criteria) and input_ids.device.type == "cpu"
 
 

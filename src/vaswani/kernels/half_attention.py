@@ -1,9 +1,9 @@
-"""Attention of half precision on the CPU, computed in float32 where that is faster to train.
+"""Attention in half precision on the CPU, computed in float32 where training is faster with it.
 
-PyTorch's fused kernel takes bfloat16, but its backward pass prepares every block for the processor's matrix
-units: at 14 tokens of 4 heads × 32 numbers, on one core of a Xeon that has them, it takes seven times as long
-as in float32, at 128 tokens twice as long, and from about 400 tokens on it gains. The states are few beside
-the products around them, so that converting them costs little.
+PyTorch's fused kernel supports bfloat16, but its backward pass prepares every block for the processor's
+matrix units. On one core of a Xeon with matrix units and 4 heads × 32 numbers, it takes seven times as long
+as in float32 for 14 tokens and twice as long for 128 tokens; from about 400 tokens on it is faster. The
+states are small compared with the products around them, so converting them costs little.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ MAX_WEIGHTS = 300**2  # of one head and row
 
 
 def unavailable() -> None:
-    """The conversion relies on nothing but public names."""
+    """Return None: the conversion relies only on public names."""
 
 
 def hook_in() -> None:
-    """Go before the attention in float32, for what was converted comes there."""
+    """Put this kernel before the attention in float32, which it calls with the converted states."""
     attention = ATTENTION_FUNCTIONS["sdpa"]
 
     def sdpa_attention_forward(
@@ -33,13 +33,13 @@ def hook_in() -> None:
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """softmax(QKᵀ · scaling + mask) V: [B, H, T, D] and twice [B, H, S, D] -> [B, T, H, D], None."""
+        """softmax(QKᵀ · scaling + mask) V: [B, H, T, D] and two [B, H, S, D] -> [B, T, H, D], None."""
         if not gains_from_float32(query, key):
             return attention(module, query, key, value, attention_mask, **kwargs)
         if attention_mask is not None and attention_mask.dtype != torch.bool:
             attention_mask = attention_mask.float()
         states = (query.float(), key.float(), value.float())
-        with torch.autocast("cpu", enabled=False):  # which would convert them back
+        with torch.autocast("cpu", enabled=False):  # autocast would convert them back
             output, _ = attention(module, *states, attention_mask, **kwargs)
         return output.to(query.dtype), None
 
@@ -47,7 +47,7 @@ def hook_in() -> None:
 
 
 def gains_from_float32(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether queries [B, H, T, D] and keys [B, H, S, D] of half precision are trained faster in float32."""
+    """Return whether queries [B, H, T, D] and keys [B, H, S, D] in half precision train faster in float32."""
     return (
         query.dtype in (torch.bfloat16, torch.float16)
         and query.device.type == "cpu"

@@ -1,9 +1,9 @@
-"""Linear layers under autocast to bfloat16 on the CPU, with few different shapes.
+"""Linear layers under autocast to bfloat16 on the CPU, with rows padded to few different shapes.
 
-oneDNN multiplies bfloat16, and generates code for each shape of a product: 1 to 5 ms, ten times what the
-product of a layer at d 128 takes on a processor with matrix units. Batches of texts have ever new numbers of
-tokens. Here these are rounded up, with rows of zeros, to the next multiple of 64. The rows are converted
-anyway, so that rounding them up costs nothing.
+For bfloat16, oneDNN generates code for each shape of a product. This takes 1 to 5 ms, ten times as long as
+the product of a layer at d 128 on a processor with matrix units. Batches of texts always have new numbers of
+tokens. This kernel rounds them up with rows of zeros to the next multiple of 64. The rows are converted to
+bfloat16 anyway, so the padding costs nothing.
 
 M rows · K inputs · N outputs · P = M, rounded up
 """
@@ -23,12 +23,12 @@ ROWS_ADDED = 16  # at a time
 
 
 def unavailable() -> str | None:
-    """The reason why there is no code for each shape; None if oneDNN computes the products."""
+    """Return why no code is generated for each shape; None if oneDNN computes the products."""
     return None if torch.backends.mkldnn.is_available() else "this PyTorch was built without oneDNN"
 
 
 def hook_in() -> None:
-    """Go before the other linear layers, which leave autocast to PyTorch."""
+    """Put this kernel before the other linear layers, which leave autocast to PyTorch."""
     operators.linear.put_before(linear)
 
 
@@ -56,7 +56,7 @@ class _HalfLinear(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         rows, factor = rounded_up(states.flatten(0, -2)), weight.to(torch.bfloat16)
-        # What is in bfloat16 already is kept by what made it, and not once more.
+        # States in bfloat16 are kept by the layer that made them anyway; saving them needs no more memory.
         ctx.save_for_backward(states if states.dtype == torch.bfloat16 else rows, factor)
         ctx.shape, ctx.dtypes = states.shape, (states.dtype, weight.dtype)
         outputs = nn.functional.linear(rows, factor, None if bias is None else bias.to(torch.bfloat16))
@@ -78,7 +78,7 @@ class _HalfLinear(torch.autograd.Function):
 
 
 def rounded_up(rows: torch.Tensor) -> torch.Tensor:
-    """The rows [M, K] in bfloat16, followed by zeros: [P, K]."""
+    """Return the rows [M, K] in bfloat16, followed by rows of zeros: [P, K]."""
     num_rows = len(rows)
     if num_rows % MULTIPLE == 0:
         return rows.to(torch.bfloat16).contiguous()
@@ -90,7 +90,7 @@ def rounded_up(rows: torch.Tensor) -> torch.Tensor:
 
 
 def takes(states: torch.Tensor) -> bool:
-    """Whether a product of these states would be one of a new shape again and again."""
+    """Return whether products of these states would often have new shapes."""
     return states.dtype == torch.bfloat16 and states.device.type == "cpu"
 
 
@@ -100,8 +100,8 @@ def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def add_product_over_rows(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add `left.T @ right` to `total` in place, without gradients: float32 [N, K], half [M, N] and [M, K]."""
+    """Add `left.T @ right` to `total` in place, without gradients: [N, K] in float32, [M, N] and [M, K]."""
     added = rounded_up(left).t() @ rounded_up(right)
-    # Adding converts to a new tensor in float32: a small one stays in the cache, and is no new memory.
+    # Adding converts to a new float32 tensor; in small parts it stays in the cache and needs no new memory.
     for some, sums in zip(added.split(ROWS_ADDED), total.split(ROWS_ADDED), strict=True):
         sums += some

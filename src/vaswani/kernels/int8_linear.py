@@ -1,8 +1,8 @@
 """Linear layers with int8 weights on CPUs with VNNI instructions, by oneDNN.
 
-Dynamic quantization (Jacob et al., 2018, arXiv:1712.05877, with ranges that are found while it runs): each
-output has a scale of its own for its weights, and each row of the input one for its values. Rows do not
-share a scale, so that what a layer computes for a row does not depend on the others of the batch.
+Dynamic quantization (Jacob et al., 2018, arXiv:1712.05877, with ranges that are found at run time): each
+output has its own scale for its weights, and each row of the input has its own scale for its values. Rows do
+not share a scale, so that a row's result does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import nn
 
 LARGEST_WEIGHT, LARGEST_INPUT = 127, 127
 ZERO_POINT = 128  # oneDNN's fast products take unsigned inputs
-MIN_WEIGHTS = 512 * 512  # below, quantizing the inputs costs more than the product saves
+MIN_WEIGHTS = 512 * 512  # with fewer, quantizing the inputs costs more than the product saves
 
 
 def unavailable() -> str | None:
-    """The reason why int8 weights cannot be used; None if there is none."""
+    """Return why int8 weights cannot be used, or None if they can."""
     for name in ("qlinear_prepack", "qlinear_pointwise"):
         if not hasattr(torch.ops.onednn, name):
             return f"this PyTorch has no torch.ops.onednn.{name}"
@@ -30,13 +30,13 @@ class Int8Linear(nn.Module):
     """A linear layer with int8 weights, for inference in float32 on the CPU.
 
     Args:
-        linear: with weight [N, K] and bias [N] or None; not changed.
+        linear: a layer with weight [N, K] and bias [N] or None; it is not changed.
     """
 
     weight: torch.Tensor
     scales: torch.Tensor
     zero_points: torch.Tensor
-    packed: torch.Tensor  # the weights as oneDNN wants them
+    packed: torch.Tensor  # the weights in oneDNN's layout
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -64,17 +64,17 @@ class Int8Linear(nn.Module):
         return output if self.bias is None else output.add_(self.bias)
 
     def extra_repr(self) -> str:
-        """As `nn.Linear`."""
+        """Return the same description as `nn.Linear`."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         )
 
 
 def quantize(model: nn.Module) -> int:
-    """Replace the large linear layers of a model by ones with int8 weights; return their number.
+    """Replace the large linear layers of a model by layers with int8 weights; return their number.
 
     Args:
-        model: in float32 on the CPU. A weight that is also an embedding stays as the embedding.
+        model: in float32 on the CPU. A weight that is shared with an embedding stays in the embedding.
     """
     places = [
         (parent, name, child)

@@ -1,8 +1,8 @@
-"""C++ that is compiled on the machine it runs on, where there is a compiler, as `torch.compile` does.
+"""Compile C++ code on the machine it runs on, if there is a compiler, as `torch.compile` does.
 
-The library is kept in the user's cache, under a name that changes with the source, the compiler and its
-options. Without a compiler, elsewhere than on Linux, on a processor without AVX2, and with
-`VASWANI_COMPILE=0` in the environment there is none, and PyTorch's operators do the work.
+The library is stored in the user's cache, under a name that changes with the source, the compiler and its
+options. Without a compiler, outside Linux, on a processor without AVX2, and with `VASWANI_COMPILE=0` in the
+environment there is no library, and PyTorch's operators compute instead.
 """
 
 import ctypes
@@ -28,26 +28,26 @@ logger = logging.getLogger(__name__)
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-mtune=native", "-fPIC", "-shared")
-TARGETS = {  # what PyTorch found the processor to be capable of
+TARGETS = {  # by the processor's capability, as PyTorch reports it
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
 }
-SECONDS = 30  # a compiler may take; it takes two or three
-MOST_SAID = 2000  # characters of what a compiler that fails says
+SECONDS = 30  # time limit of the compiler; it usually takes two or three
+MOST_SAID = 2000  # characters of a failed compiler's messages
 
 
-class _NothingToCompile(Exception):  # noqa: N818  # no error: most machines have no compiler
-    """This machine compiles nothing, and why."""
+class _NothingToCompile(Exception):  # noqa: N818  # not an error: most machines have no compiler
+    """Nothing is compiled on this machine; the message says why."""
 
 
 def native_library(source: Path, **functions: Sequence[Any]) -> ctypes.CDLL | None:
-    """The library of a C++ file, which is compiled if the cache has none; None where that cannot be.
+    """Return the library of a C++ file, compiled if the cache does not have it; None if that fails.
 
-    Why it cannot be is logged: as a warning when the compiler failed, else as information.
+    Logs the reason for None: as a warning if the compiler failed, else as information.
 
     Args:
         source: the C++ file.
-        functions: the types of the arguments of its functions that return nothing.
+        functions: for each function that returns nothing, the types of its arguments.
     """
     try:
         library = _library(source, _command(source))
@@ -69,7 +69,7 @@ def native_library(source: Path, **functions: Sequence[Any]) -> ctypes.CDLL | No
 
 
 def why_not_compiled(source: Path) -> str | None:
-    """The reason why a C++ file is not compiled on this machine, or None if it can be."""
+    """Return why a C++ file is not compiled on this machine, or None if it can be."""
     try:
         _command(source)
     except _NothingToCompile as reason:
@@ -78,7 +78,7 @@ def why_not_compiled(source: Path) -> str | None:
 
 
 def _command(source: Path) -> list[str]:
-    """The compiler and what it is told, but for the files."""
+    """Return the compiler and its options, without the files."""
     if os.environ.get("VASWANI_COMPILE") == "0":
         raise _NothingToCompile("VASWANI_COMPILE is 0")
     if sys.platform != "linux":
@@ -95,7 +95,7 @@ def _command(source: Path) -> list[str]:
 
 
 def _library(source: Path, command: list[str]) -> ctypes.CDLL:
-    """The library from the cache, or compiled and, if it can be loaded, kept there."""
+    """Load the library from the cache; or compile it, load it, and then store it in the cache."""
     headers = sorted(source.parent.glob("*.h"))
     texts = [file.read_text() for file in (source, *headers)]
     version = sha256("\0".join([*texts, *command]).encode()).hexdigest()[:16]
@@ -111,7 +111,7 @@ def _library(source: Path, command: list[str]) -> ctypes.CDLL:
 
 
 def _compile(source: Path, command: list[str]) -> bytes:
-    """Run the compiler; what it has started goes with it if it takes too long."""
+    """Run the compiler; kill it and its child processes if it takes too long."""
     with tempfile.TemporaryDirectory(prefix="vaswani-") as work:
         built, log = Path(work, "library.so"), Path(work, "messages.txt")
         arguments = [*command, "-o", str(built), str(source)]
@@ -120,7 +120,7 @@ def _compile(source: Path, command: list[str]) -> bytes:
             process = subprocess.Popen(arguments, **streams, start_new_session=True)
             try:
                 status = process.wait(SECONDS)
-            except BaseException:  # it hangs, or Ctrl-C
+            except BaseException:  # the compiler hangs, or Ctrl-C
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 raise
@@ -131,11 +131,11 @@ def _compile(source: Path, command: list[str]) -> bytes:
 
 
 def _load(content: bytes, name: str) -> ctypes.CDLL:
-    """Load a library from memory, so that what is loaded is what was checked, whatever becomes of files."""
+    """Load a library from memory, so that a file changed after the check is never loaded."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else _unnamed_file()
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
-    # It stays open: were its number given to another library, the linker would take that for this one.
+    # It stays open: if another library got its number, the linker would mistake that library for this one.
     return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
 
 

@@ -11,7 +11,7 @@
 
 namespace {
 
-// R rows and V vectors of `add * C + A B`, where A[m][k] is a[m * row + k * column].
+// Computes R rows and V vectors of `add * C + A B`, where A[m][k] is a[m * row + k * column].
 template <int R, int V>
 inline void product_tile(int64_t inner, const float* a, int64_t row, int64_t column, const float* b, float* c,
                          int64_t width, bool add) {
@@ -31,7 +31,7 @@ inline void product_tile(int64_t inner, const float* a, int64_t row, int64_t col
     }
 }
 
-// The rows that are left, R at most, all at once.
+// Computes the remaining rows, at most R, all at once.
 template <int R, int V>
 inline void last_rows(int64_t count, int64_t inner, const float* a, int64_t row, int64_t column, const float* b,
                       float* c, int64_t width, bool add) {
@@ -43,7 +43,7 @@ inline void last_rows(int64_t count, int64_t inner, const float* a, int64_t row,
   }
 }
 
-// The columns from n on, V vectors of them at a time, and then what is left in fewer.
+// Computes the columns from n on, V vectors at a time, and the remaining columns with fewer.
 template <int V>
 inline void product_columns(int64_t n, int64_t rows, int64_t inner, const float* a, int64_t row, int64_t column,
                             const float* b, float* c, int64_t width, bool add) {
@@ -56,7 +56,7 @@ inline void product_columns(int64_t n, int64_t rows, int64_t inner, const float*
   if constexpr (V > 1) product_columns<V / 2>(n, rows, inner, a, row, column, b, c, width, add);
 }
 
-// C [rows, width] = A [rows, inner] B [inner, width], added to what is there or in its place.
+// C [rows, width] = A [rows, inner] B [inner, width], or with `add`, C += A B.
 template <bool A_IS_TRANSPOSED>
 __attribute__((noinline)) void product(int64_t rows, int64_t width, int64_t inner, const float* a,
                                        const float* b, float* c, bool add) {

@@ -3,12 +3,12 @@
 //
 // Products of float32 matrices on the CPU. `products_native.py` compiles and calls it.
 //
-// The right matrix is copied ("packed") in panels that are a few vectors wide and stay in the core's cache while
-// all rows of the left one pass by; the left one is read where it lies, in any order (Goto and van de Geijn,
-// 2008, "Anatomy of High-Performance Matrix Multiplication"). Each element is summed by one thread, in an order
-// that depends on the shape alone.
+// The right matrix is copied ("packed") into panels that are a few vectors wide. A panel stays in the core's cache
+// while all rows of the left matrix are multiplied by it. The left matrix is read in place, with any strides (Goto
+// and van de Geijn, 2008, "Anatomy of High-Performance Matrix Multiplication"). Each element is summed by one
+// thread, in an order that depends only on the shape.
 //
-// M rows, N columns, K numbers summed for each of them.
+// M rows, N columns, K numbers summed for each element.
 
 #include <omp.h>
 
@@ -31,7 +31,7 @@ struct Matrix {
   const float* at(int64_t m, int64_t n) const { return first + m * row + n * column; }
 };
 
-// R rows and one panel: adds the products to what is there, or to a row of biases.
+// Multiplies R rows by one panel: adds the products to C, or to a row of biases.
 template <int R>
 inline void product_tile(int64_t depth, const float* a, int64_t row, int64_t column, const float* panel,
                          const float* bias, float* c, int64_t width) {
@@ -61,7 +61,7 @@ inline void any_rows(int64_t rows, int64_t depth, const float* a, int64_t row, i
   }
 }
 
-// `width` columns of `depth` rows, and zeros up to the panel's width.
+// Copies `width` columns of `depth` rows, and fills the panel's width with zeros.
 void pack(Matrix b, int64_t depth, int64_t width, float* panel) {
   if (width < PANEL) std::fill(panel, panel + depth * PANEL, 0.0f);
   for (int64_t start = 0; start < depth; start += WIDTH) {
@@ -74,7 +74,7 @@ void pack(Matrix b, int64_t depth, int64_t width, float* panel) {
   }
 }
 
-// Rows from `start` to `end` of one panel's columns, of which there are `width`.
+// Computes the rows from `start` to `end` of one panel's `width` columns.
 void panel_product(int64_t start, int64_t end, int64_t width, int64_t depth, Matrix a, Matrix b, const float* bias,
                    bool add, float* c, int64_t c_row, float* panel) {
   alignas(64) float biases[PANEL] = {}, part[ROWS * PANEL] = {};
@@ -101,13 +101,13 @@ void panel_product(int64_t start, int64_t end, int64_t width, int64_t depth, Mat
 
 extern "C" {
 
-// C [M, N] = A [M, K] B [K, N], plus a bias [N] if there is one, or plus what C holds. The rows of C lie `c_row`
+// C [M, N] = A [M, K] B [K, N], plus a bias [N] if there is one, or with `add`, C += A B. The rows of C are `c_row`
 // numbers apart.
 void vaswani_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_column,
                      const float* b, int64_t b_row, int64_t b_column, const float* bias, int64_t add, float* c,
                      int64_t c_row, int64_t threads) {
   const int64_t panels = (n + PANEL - 1) / PANEL;
-  // Each thread gets as much to do: many panels, or parts of their rows.
+  // Each thread gets the same amount of work: many panels, or parts of their rows.
   const int64_t parts = panels >= 8 * threads ? 1 : threads / std::gcd(threads, panels);
   const int64_t size = (m / parts + ROWS) / ROWS * ROWS;
 #pragma omp parallel num_threads(threads)

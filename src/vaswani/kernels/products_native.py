@@ -1,9 +1,10 @@
 """Linear layers on the CPU by C++ (`products_native.cpp`), which is compiled at the first call.
 
-The products of a training are small, and each batch has other shapes. A library that prepares code for each
-shape (oneDNN: 0.3 ms, about what a product of a narrow layer takes, and 0.6 MB) or copies what is transposed
-loses there. On one core of a fifth-generation EPYC, 2,000 rows of 128 to 2,048 numbers are multiplied at 230
-GFLOP/s forward and 210 for gradients of weights, by oneDNN at 210 and 150 to 200, by MKL at 100.
+The products of a training are small, and each batch has different shapes. A library that prepares code for
+each shape (oneDNN: 0.3 ms, about the time of a narrow layer's product, and 0.6 MB) or copies transposed
+matrices is slower there. On one core of a fifth-generation EPYC, 2,000 rows of 128 to 2,048 numbers are
+multiplied at 230 GFLOP/s forward and 210 for gradients of weights; by oneDNN at 210 and 150 to 200, by MKL at
+100.
 """
 
 import ctypes
@@ -19,25 +20,25 @@ from vaswani.kernels.native_library import native_library, why_not_compiled
 from vaswani.model import operators
 
 SOURCE = Path(__file__).with_name("products_native.cpp")
-MIN_ROWS = 64  # below, copying the right matrix takes longer than multiplying by it
-MIN_MULTIPLICATIONS = 1 << 20  # below, the call from Python costs more than it saves
+MIN_ROWS = 64  # with fewer, copying the right matrix takes longer than multiplying by it
+MIN_MULTIPLICATIONS = 1 << 20  # with fewer, the call from Python costs more than it saves
 
 
 def unavailable() -> str | None:
-    """The reason why nothing can be compiled here, or would not be faster."""
+    """Return why nothing can be compiled here or would not be faster; None if it can and would."""
     if onednn.IS_INTEL_CPU:
         return "MKL is fast on this processor"
     return why_not_compiled(SOURCE)
 
 
 def hook_in() -> None:
-    """Go before oneDNN."""
+    """Put this kernel before oneDNN."""
     operators.linear.put_before(linear)
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None if there is none."""
+    """Return the compiled library, or None if there is none."""
     if unavailable() is not None:
         return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p
@@ -52,7 +53,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`states @ weight.T + bias` by the library where it is faster: [..., K], [N, K] and [N] -> [..., N]."""
+    """`states @ weight.T + bias`, by the library if it is faster: [..., K], [N, K] and [N] -> [..., N]."""
     if onednn.is_plain(states, weight) and gains(states, weight.t()) and onednn.packed_weight(weight) is None:
         return _Linear.apply(states, weight, bias)
     return otherwise(states, weight, bias)
@@ -78,7 +79,7 @@ class _Linear(torch.autograd.Function):
 
 
 def gains(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether the library multiplies [..., K] by [K, N] faster than others; by their shapes alone."""
+    """Return whether the library multiplies [..., K] by [K, N] faster than others, by their shapes alone."""
     num_multiplications = left.numel() * right.shape[1]
     return (
         num_multiplications >= MIN_MULTIPLICATIONS
@@ -98,8 +99,8 @@ def native_product(
 ) -> torch.Tensor:
     """`left @ right + bias` by the library, without gradients: float32 [M, K], [K, N] and [N] -> [M, N].
 
-    All but `bias` may be transposed or lie apart. With `added_to`, [M, N] in rows, the product is added to
-    it in place, and there is no bias.
+    Left and right may be transposed or strided. With `added_to`, [M, N] with adjacent columns, the product is
+    added to it in place, and there is no bias.
     """
     compiled = library()
     assert compiled is not None  # `gains` has asked

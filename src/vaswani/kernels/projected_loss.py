@@ -1,9 +1,10 @@
-"""Losses in one pass with the output projection, without ever holding all logits.
+"""Losses in one pass with the output projection, without holding all logits at once.
 
 The logits are a model's largest tensor, and a plain loss passes over them a dozen times: log-softmax, its
-smoothing term, and the gradients of both. Here projection, loss and gradients are computed for a few rows at
-a time, while their logits are still in the cache, and only the small gradients of the projection's input and
-weight are kept. The gradient of cross-entropy is written down; that of any other loss comes from autograd.
+smoothing term, and the gradients of both. This module computes projection, loss and gradients for a few rows
+at a time, while their logits are still in the cache, and keeps only the small gradients of the projection's
+input and weight. The gradient of cross-entropy is computed by a formula; that of any other loss comes from
+autograd.
 
 N tokens that count · n of them at a time · P passes of a batch · V vocabulary · D width
 """
@@ -24,27 +25,27 @@ from vaswani.model.input_checks import IGNORED_LABEL, has_values
 from vaswani.model.losses import as_product, is_plain_projection
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits held at a time; 4 MiB stay in a CPU's cache
-MIN_CHUNK_ROWS = 256  # fewer, and the products slow down
-MIN_VOCABULARY = 1024  # of logits that come from elsewhere; fewer cost nothing
+MIN_CHUNK_ROWS = 256  # with fewer, the products are slower
+MIN_VOCABULARY = 1024  # for logits that are already computed; smaller ones cost nothing
 
 
 def unavailable() -> None:
-    """The losses rely on nothing but public names."""
+    """Return None: the losses rely only on public names."""
 
 
 def hook_in() -> None:
-    """Compute the cross-entropy of the models. A `TokenLoss` needs no hook: it is an argument."""
+    """Compute the cross-entropy of the models. A `TokenLoss` needs no hook, because it is an argument."""
     losses.linear_cross_entropy.kernel = linear_cross_entropy
     losses.summed_cross_entropy.kernel = summed_cross_entropy
 
 
 def _is_eager(states: torch.Tensor) -> bool:
-    """Whether these states are computed now. A compiler fuses the passes by itself."""
+    """Return whether these states are computed now. A compiler fuses the passes itself."""
     return has_values(states) and not (states.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _are_tokens(labels: torch.Tensor, vocab_size: int) -> bool:
-    """Whether all labels that count are tokens, as the C++ takes for granted; of others PyTorch tells."""
+    """Return whether all kept labels are tokens, as the C++ code assumes; PyTorch reports other labels."""
     if labels.device.type != "cpu":
         return True
     return bool((labels.ge(0) & labels.lt(vocab_size) | labels.eq(IGNORED_LABEL)).all())
@@ -53,19 +54,19 @@ def _are_tokens(labels: torch.Tensor, vocab_size: int) -> bool:
 def linear_cross_entropy(
     hidden_states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Sum over the kept tokens of the cross-entropy against (1 − ε) · one-hot + ε · uniform, in nats.
+    """Return the summed cross-entropy of kept tokens against (1 − ε) · one-hot + ε · uniform, in nats.
 
-    Equal to `cross_entropy(hidden_states @ weight.T, labels, reduction="sum", label_smoothing=ε)`, and
-    differentiable once.
+    The result equals `cross_entropy(hidden_states @ weight.T, labels, reduction="sum", label_smoothing=ε)`
+    and is differentiable once.
 
     Args:
         hidden_states: [..., D], any floating dtype.
         weight: [V, D], of the output projection.
-        labels: int64 [...]; −100 does not count.
+        labels: int64 [...]; −100 is ignored.
         label_smoothing: ε, from 0 to 1.
 
     Returns:
-        A scalar, float32 or the states' own dtype where that is wider.
+        A scalar in float32, or in the states' dtype if that is wider.
     """
     if not _is_eager(hidden_states) or not _are_tokens(labels, len(weight)):
         return losses.linear_cross_entropy.plain(hidden_states, weight, labels, label_smoothing)
@@ -86,15 +87,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         """Rows [N, D], weight [V, D], targets int64 [N] -> the summed loss; its gradients wait in `ctx`.
 
-        The uniform part of the target needs no pass over the logits, whose mean is the product with the mean
-        of the weights: it enters the loss and both gradients apart.
+        The uniform part of the target needs no pass over the logits, because their mean is the product with
+        the mean of the weights. It is added to the loss and both gradients separately.
         """
         precision = torch.promote_types(rows.dtype, torch.float32)
         mean_weight = weight.mean(0, dtype=precision)
         row_sum = rows.sum(0, dtype=precision)
         loss = -smoothing * (row_sum * mean_weight).sum()
         row_gradient = torch.empty_like(rows)
-        weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # as its sum is fastest
+        weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # transposed: adding is fastest
         size = rows_per_chunk(rows, weight)
         factors, factor_weight = as_factors(rows, weight)
         for start in range(0, len(rows), size):
@@ -104,7 +105,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits, target, share=1 - smoothing, wants_gradient=wants_gradients
             )
             loss += of_chunk
-            if wants_gradients:  # that of the logits, but for the uniform part
+            if wants_gradients:  # `gradient` is that of the logits, without the uniform part
                 of_rows = product(gradient, factor_weight.t())
                 row_gradient[start : start + size] = of_rows - smoothing * mean_weight
                 add_product_over_rows(weight_gradient, chunk, gradient)
@@ -115,7 +116,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scale the gradients by that of the sum."""
+        """Scale the gradients by the gradient of the sum."""
         row_gradient, weight_gradient = ctx.saved_tensors
         return row_gradient * grad_output, weight_gradient * grad_output, None, None, None
 
@@ -123,16 +124,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def summed_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Sum over the kept tokens of the cross-entropy of logits [N, V] with labels int64 [N], as above.
+    """Return the summed cross-entropy of logits [N, V] for the kept of the labels int64 [N], as above.
 
-    Where C++ computes it, there is one pass over the logits, and it is differentiable once.
+    If C++ computes it, it takes one pass over the logits and is differentiable once.
     """
     vocab_size = logits.shape[-1]
     is_ours = vocab_size >= MIN_VOCABULARY and _is_eager(logits) and library_for(logits) is not None
     if not is_ours or not _are_tokens(labels, vocab_size):
         return losses.summed_cross_entropy.plain(logits, labels, label_smoothing)
     kept = labels != IGNORED_LABEL
-    keeps_all = bool(kept.all())  # then copying is faster than choosing
+    keeps_all = bool(kept.all())  # then copying is faster than indexing
 
     def loss_and_gradient(
         logits: torch.Tensor, wants_gradient: bool
@@ -158,9 +159,9 @@ class TokenLoss(NamedTuple):
     Args:
         kept: bool [B, T], the N tokens that count.
         function: from logits [n, V] and the place of these tokens among the N, a slice, to their summed loss.
-            It is called with a few tokens after the others, each once.
-        passes: how often the states hold the batch, one pass after the other. If more than once, the logits
-            of all passes of a token come together, [n, P, V].
+            It is called with a few tokens at a time, in order; each token comes once.
+        passes: number of passes over the batch in the states, one after the other. With several, the function
+            gets the logits of all passes of a token together, [n, P, V].
     """
 
     kept: torch.Tensor
@@ -168,13 +169,13 @@ class TokenLoss(NamedTuple):
     passes: int = 1
 
     def __call__(self, hidden_states: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """The loss of the logits `lm_head(hidden_states)`, from states [P · B, T, D] of any floating dtype.
+        """Return the loss of the logits `lm_head(hidden_states)`: states [P · B, T, D] of any floating dtype.
 
         Returns:
-            A scalar, differentiable once, float32 or the states' own dtype where that is wider.
+            A scalar, differentiable once, in float32 or in the states' dtype if that is wider.
 
         Raises:
-            ValueError: if `kept` has another shape or dtype.
+            ValueError: `kept` has a wrong shape or dtype.
         """
         shape = torch.Size([len(hidden_states) // self.passes, *hidden_states.shape[1:-1]])
         if has_values(self.kept) and (self.kept.shape != shape or self.kept.dtype != torch.bool):
@@ -189,12 +190,12 @@ class TokenLoss(NamedTuple):
         return self.function(logits, slice(0, len(logits)))
 
     def of_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """The loss of logits [P · B, T, V]: a scalar."""
+        """Return the loss of logits [P · B, T, V]: a scalar."""
         rows = self._rows(logits)
         return self.function(rows, slice(0, len(rows)))
 
     def _rows(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The tokens that count: [P · B, T, D] -> [N, D], or [N, P, D] of several passes."""
+        """Select the kept tokens: [P · B, T, D] -> [N, D], or [N, P, D] with several passes."""
         if self.passes == 1:
             return outputs[self.kept]
         return torch.stack([one[self.kept] for one in outputs.chunk(self.passes)], dim=1)
@@ -213,7 +214,7 @@ class _ProjectedLoss(torch.autograd.Function):
         precision = torch.promote_types(rows.dtype, torch.float32)
         total = rows.new_zeros((), dtype=precision)
         row_gradient = torch.empty_like(rows)
-        weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # as its sum is fastest
+        weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # transposed: adding is fastest
         size = max(1, rows_per_chunk(rows, weight) // math.prod(rows.shape[1:-1]))
         factors, factor_weight = as_factors(rows, weight)
         for start in range(0, len(rows), size):
@@ -233,13 +234,13 @@ class _ProjectedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        """Scale the gradients by that of the sum."""
+        """Scale the gradients by the gradient of the sum."""
         row_gradient, weight_gradient = ctx.saved_tensors
         return row_gradient * grad_output, weight_gradient * grad_output, None, None
 
 
 def as_factors(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in the dtype that autocast multiplies in, where it is on: converted once, not for each product."""
+    """Return both in the dtype of autocast, if it is on: converted once, not for each product."""
     device = rows.device.type
     if not torch.is_autocast_enabled(device):
         return rows, weight
@@ -248,6 +249,6 @@ def as_factors(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def rows_per_chunk(rows: torch.Tensor, weight: torch.Tensor) -> int:
-    """How many rows' logits are held at a time."""
+    """Return how many rows have their logits in memory at a time."""
     elements = CHUNK_ELEMENTS.get(rows.device.type, CHUNK_ELEMENTS["cuda"])
     return max(MIN_CHUNK_ROWS, elements // len(weight))

@@ -1,15 +1,15 @@
 """Beam search, sampling and greedy search that compute no row twice, in encoder-decoder models.
 
 - The rows of one source (beams, samples) share one row of the encoder's output and of its keys and values,
-  which are never repeated or moved, and its beams share one tree of self-attention states.
+  which are never repeated or moved; the beams of a source share one tree of self-attention states.
 - The prompt, which is the same for all beams of a source, is computed once.
-- A source whose result can no longer change leaves the batch, while the others go on.
+- A source whose result can no longer change leaves the batch while the others continue.
 - On the CPU, the decoder's weights are packed once for the kernel that reads them in every step.
-- A step runs the operators of the decoder without the calls of its modules, or is computed by C++.
-- Beam search has a loop of its own (`beam_search.py`), which looks at the best tokens of each row only, and
-  greedy search one (`greedy_search.py`) that does less between two steps.
+- A step runs the operators of the decoder without calling its modules, or is computed by C++.
+- Beam search has its own loop (`beam_search.py`), which reads only the best tokens of each row. Greedy search
+  has its own loop (`greedy_search.py`), which does less between two steps.
 
-The results are those of transformers' own searches, which do all that is left.
+The results are those of transformers' own searches, which do the rest.
 
 S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """
@@ -46,13 +46,13 @@ from vaswani.model.attention import additive_mask
 from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
 
-# The library's searches, with the arguments that are used here.
+# The library's searches, with the arguments used here.
 ARGUMENTS = ("input_ids", "logits_processor", "stopping_criteria", "generation_config")
 OVERRIDDEN = {"_sample": ARGUMENTS, "_beam_search": ARGUMENTS}
 
 
 def unavailable() -> str | None:
-    """The reason why transformers' searches cannot be used in this way, or None."""
+    """Return why transformers' searches cannot be used in this way, or None if they can."""
     for name, arguments in OVERRIDDEN.items():
         method = getattr(GenerationMixin, name, None)
         if method is None:
@@ -64,7 +64,7 @@ def unavailable() -> str | None:
 
 
 def hook_in() -> None:
-    """Generate with `VaswaniForConditionalGeneration`."""
+    """Put these searches into `VaswaniForConditionalGeneration`."""
     model_class: Any = VaswaniForConditionalGeneration
     model_class.generate = _remembering_the_cache(model_class.generate)
     model_class._sample = _search_by(GenerationMixin._sample)
@@ -75,7 +75,7 @@ def hook_in() -> None:
 
 
 class _Widen(LogitsProcessor):
-    """Comes before all others, which expect the scores of every row, in transformers' sampling."""
+    """Adds the missing rows of scores, before other processors of transformers' sampling read them."""
 
     def __init__(self, cache: SearchCache):
         self.cache = cache
@@ -85,7 +85,7 @@ class _Widen(LogitsProcessor):
 
 
 class _DropFinished(StoppingCriteriaList):
-    """The stopping criteria of transformers' sampling, which drop the sources that are done."""
+    """The stopping criteria of transformers' sampling; they also drop the sources that are done."""
 
     def __init__(self, criteria: StoppingCriteriaList, cache: SearchCache):
         super().__init__(criteria)
@@ -99,12 +99,12 @@ class _DropFinished(StoppingCriteriaList):
         return stops
 
 
-# The cache that the caller of `generate` gave, and finds filled after the search.
+# The cache that the caller passed to `generate`, and that must be filled after the search.
 _given_cache: ContextVar[Cache | None] = ContextVar("given_cache", default=None)
 
 
 def _remembering_the_cache(generate: Callable) -> Callable:
-    """The `generate` of a model, which also remembers the caller's cache."""
+    """Return a `generate` that also remembers the caller's cache."""
 
     @wraps(generate)
     def remembering(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ def _remembering_the_cache(generate: Callable) -> Callable:
 
 
 def _search_by(library_search: Callable) -> Callable:
-    """One of the library's searches, on no more rows than it needs."""
+    """Return one of the library's searches that computes only the rows it needs."""
 
     def narrow_search(
         self: Any,
@@ -146,18 +146,19 @@ def _search_by(library_search: Callable) -> Callable:
 
 
 def own_loop(generation_config: GenerationConfig, arguments: dict[str, Any]) -> Callable | None:
-    """The loop of this package for a search with a tree; None where it is left to the library's."""
+    """Return this package's loop for a search with a tree; None if the library's loop has to run."""
     if generation_config.num_beams > 1:
-        return beam_search  # for others there is no tree
+        return beam_search  # a beam search has a tree only if this loop supports it
     return greedy_search.greedy_search if greedy_search.can_search(generation_config, arguments) else None
 
 
 def share_sources(
     model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, arguments: dict[str, Any]
 ) -> SearchCache | None:
-    """Undo the repetition of the sources in the arguments of a search, and give it a cache that needs none.
+    """Undo the repetition of sources in the arguments of a search, and replace the cache by a `SearchCache`.
 
-    None where the caller's own cache is used, or none, or the caller prepares the inputs of each step.
+    Returns None and changes nothing if the caller gave the cache, if there is no cache, or if the model has
+    its own `prepare_inputs_for_generation`.
     """
     cache = arguments.get(CACHE_NAME)
     is_users = cache is _given_cache.get()
@@ -185,23 +186,23 @@ def share_sources(
 
 
 def _first_copies(value: Any, num_copies: int) -> Any:
-    """Of a tensor [S·R, ...] whose rows are R times the same, [S, ...]; anything else as it is."""
+    """Reduce a tensor [S·R, ...] of R equal rows per source to [S, ...]; return anything else unchanged."""
     return value[::num_copies].contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def _may_use_tree(
     model: Any, cache: EncoderDecoderCache, generation_config: GenerationConfig, arguments: dict[str, Any]
 ) -> bool:
-    """Whether neither the caller nor the attention kernel needs every row of the self-attention states."""
+    """Return whether neither caller nor attention kernel needs every row of the self-attention states."""
     if generation_config.num_beams > 1:
         needs_every_row = not can_search(generation_config, arguments)
-    else:  # a cache that a caller may want to go on from
+    else:  # the caller may continue from the cache
         needs_every_row = generation_config.return_dict_in_generate
-    # A sparse layer asks for the place of each key, which a tree does not have.
+    # A sparse layer needs the place of each key, which a tree does not have.
     is_sparse = "sparse" in model.config.layer_attention("decoder")
     return (
         type(cache.self_attention_cache) is DynamicCache
-        and generation_config.cache_implementation in (None, "dynamic")  # not one that moves to the CPU
+        and generation_config.cache_implementation in (None, "dynamic")  # not one that offloads to the CPU
         and generation_config.prefill_chunk_size is None
         and not needs_every_row
         and not is_sparse
@@ -211,11 +212,11 @@ def _may_use_tree(
 
 @contextmanager
 def prepared_steps(members: Sequence[tuple[Any, dict[str, Any]]], num_rows: int) -> Iterator[None]:
-    """Give the caches of a search what computes the steps, and pack the weights of the models without.
+    """Set the `step` of each cache of a search, and pack the weights of models that C++ does not compute.
 
     Args:
-        members: each model of the search with its arguments, of which one is the cache.
-        num_rows: of the search.
+        members: each model of the search with its arguments, one of which is the cache.
+        num_rows: rows of the search.
     """
     classes = [_class_of_steps(model, arguments) for model, arguments in members]
     packed = [model for (model, _), step in zip(members, classes, strict=True) if step is not NativeStep]
@@ -227,14 +228,14 @@ def prepared_steps(members: Sequence[tuple[Any, dict[str, Any]]], num_rows: int)
 
 
 def modules_of_each_step(model: Any) -> list[torch.nn.Module]:
-    """All that every step computes; the keys and values of a source are computed once."""
+    """Return the modules that every step runs, without the keys and values of a source."""
     once = ("encoder_attn.k_proj", "encoder_attn.v_proj")
     layers = [module for name, module in model.get_decoder().named_modules() if not name.endswith(once)]
     return [*layers, model.get_output_embeddings()]
 
 
 def _class_of_steps(model: Any, arguments: dict[str, Any]) -> type[DecoderStep] | type[NativeStep] | None:
-    """What computes the steps of a search: C++ or operators; None where the modules have to."""
+    """Return the class that computes the steps: C++ or operators; None if the modules must."""
     cache = arguments.get(CACHE_NAME)
     if not isinstance(cache, SearchCache) or cache.tree is None:
         return None
@@ -246,7 +247,7 @@ def _class_of_steps(model: Any, arguments: dict[str, Any]) -> type[DecoderStep] 
 
 
 def _forward_by_steps(forward: Callable) -> Callable:
-    """The `forward` of a model, in which a `DecoderStep` computes the steps of a search."""
+    """Return a `forward` that lets a `DecoderStep` or `NativeStep` compute the steps of a search."""
 
     @wraps(forward)
     def by_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -260,7 +261,7 @@ def _forward_by_steps(forward: Callable) -> Callable:
 
 
 def prepare_inputs_for_generation(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The model's inputs for one step, reduced to the rows that need computing."""
+    """Return the model's inputs for one step, reduced to the rows that must be computed."""
     cache, length = kwargs.get(CACHE_NAME), kwargs.get("next_sequence_length")
     if isinstance(cache, SearchCache) and cache.steps_from(kwargs) and length == len(args) == 1:
         inputs = {name: value for name, value in kwargs.items() if name != "next_sequence_length"}
@@ -277,7 +278,7 @@ def self_attention_mask(
     past_key_values: Cache | None,
     position_ids: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Causal and padding; in a step of a beam search, who descends from whom."""
+    """Return the causal and padding mask; in a step of a beam search, the mask of each beam's ancestors."""
     if isinstance(past_key_values, SearchCache) and (tree := past_key_values.tree) is not None:
         if tree.get_seq_length():
             visible = tree.step_mask(attention_mask)

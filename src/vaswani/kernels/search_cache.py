@@ -1,4 +1,4 @@
-"""The states of one running search in an encoder-decoder, and which of its rows still need computing.
+"""The states of one running search in an encoder-decoder, and the rows that must still be computed.
 
 S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vaswani.kernels.decoder_native import NativeStep
     from vaswani.kernels.decoder_step import DecoderStep
 
-# Of the model, in a step that `step` computes.
+# The model's inputs in a step that `step` can compute.
 STEP_INPUTS = {
     *("decoder_input_ids", CACHE_NAME, "encoder_outputs", "attention_mask"),
     *("use_cache", "return_dict", "logits_to_keep", "next_sequence_length"),
@@ -27,7 +27,7 @@ STEP_INPUTS = {
 
 
 class SearchCache(EncoderDecoderCache):
-    """The states of one running search, and which of its rows still need computing."""
+    """The states of one running search, and the rows that must still be computed."""
 
     def __init__(
         self, cache: EncoderDecoderCache, num_sources: int, num_rows: int, tree: BeamSearchCache | None
@@ -37,16 +37,16 @@ class SearchCache(EncoderDecoderCache):
         self.num_sources = num_sources  # S
         self.num_rows = num_rows  # S·R
         self.rows_per_source = num_rows // num_sources
-        self.sources: torch.Tensor | None = None  # places of those still open, int64; None means all
-        self.rows: torch.Tensor | None = None  # theirs
-        self.step: DecoderStep | NativeStep | None = None  # computes all after the prompt
+        self.sources: torch.Tensor | None = None  # indices of the open sources, int64; None means all
+        self.rows: torch.Tensor | None = None  # the rows of these sources
+        self.step: DecoderStep | NativeStep | None = None  # computes every step after the prompt
 
     def steps_from(self, inputs: dict[str, Any]) -> bool:
-        """Whether `step` takes these inputs: one more token of each row, and nothing unusual."""
+        """Return whether `step` accepts these inputs: one more token for each row, and nothing unusual."""
         return self.step is not None and inputs.keys() <= STEP_INPUTS and self.get_seq_length() > 0
 
     def narrow(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Reduce the model's inputs for all rows to those that need computing."""
+        """Reduce the model's inputs for all rows to the rows that must be computed."""
         rows: Any
         if self.tree is not None and self.get_seq_length() == 0:
             rows = slice(None, None, self.tree.num_beams)  # the prompt of each source
@@ -64,11 +64,11 @@ class SearchCache(EncoderDecoderCache):
         return {**inputs, **narrowed}
 
     def widen(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores [rows computed, V] -> [S·R, V], all alike for sources that are done."""
+        """Scores [rows computed, V] -> [S·R, V], uniform for sources that are done."""
         if self.rows is not None:
             all_alike = scores.new_full((self.num_rows, scores.shape[1]), -math.log(scores.shape[1]))
             return all_alike.index_copy_(0, self.rows, scores)
-        if scores.shape[0] < self.num_rows:  # of a prompt, which is that of all beams
+        if scores.shape[0] < self.num_rows:  # of a prompt, which all beams share
             return scores.repeat_interleave(self.num_rows // scores.shape[0], dim=0)
         return scores
 
@@ -83,7 +83,7 @@ class SearchCache(EncoderDecoderCache):
     def drop(self, is_done: torch.Tensor) -> None:
         """Stop computing the sources that are done, bool [S].
 
-        The cache is copied for it, so wait until that saves an eighth of the rows.
+        This copies the cache, so it waits until it saves an eighth of the rows.
         """
         if self.tree is None:
             return

@@ -4,8 +4,8 @@
 // Divergence of rows of logits from a teacher's distributions, and its gradient, in float32 or bfloat16 on the CPU.
 // `soft_targets_native.py` compiles and calls it.
 //
-// A row stays in the core's cache from its logits to their gradient. Everything between is in float32. What is not a
-// number stays none: comparisons have it on the side that they return.
+// A row stays in the core's cache from its logits to their gradient. Everything in between is in float32. NaN stays
+// NaN: comparisons are written so that they return it.
 
 #include <omp.h>
 
@@ -22,10 +22,10 @@
 
 namespace {
 
-inline float at_least_lowest(float value) { return value < LOWEST ? LOWEST : value; }  // 0 * -inf is no number
+inline float at_least_lowest(float value) { return value < LOWEST ? LOWEST : value; }  // 0 * -inf is NaN
 inline float term(float q, float log_q, float log_p) { return q * (at_least_lowest(log_q) - at_least_lowest(log_p)); }
 
-// Scores that are divided by the temperature, and their powers: room for a row in whole vectors each.
+// Scores, divided by the temperature, and their powers: each has space for a row in whole vectors.
 struct Row {
   int64_t size;
   std::vector<float> scores, powers;
@@ -34,7 +34,7 @@ struct Row {
   std::pair<float, float> exponentiate() { return ::exponentiate(scores.data(), size, powers.data()); }
 };
 
-// Against log-probabilities of the whole vocabulary.
+// The divergence from log-probabilities of the whole vocabulary.
 template <typename Number>
 float of_whole(const float* teacher, float inverse, Row& row, Number* gradient) {
   const auto [highest, sum_of_powers] = row.exponentiate();
@@ -55,7 +55,7 @@ float of_whole(const float* teacher, float inverse, Row& row, Number* gradient) 
   return loss;
 }
 
-// Against those of `count` tokens and, last, of all the others together, to which each of them contributes its share.
+// The divergence from log-probabilities of `count` tokens and, last, of all other tokens together.
 template <typename Number>
 float of_tokens(const float* teacher, const int64_t* tokens, int64_t count, float inverse, Row& row, Number* gradient) {
   float highest = -INFINITE;
@@ -102,8 +102,8 @@ void of_rows(const Number* logits, int64_t rows, int64_t size, float inverse, co
 
 }  // namespace
 
-// Of logits [rows, size], times `inverse`, the divergences [rows] from log-probabilities: [rows, size], or with
-// tokens [rows, count] those of [rows, count + 1]. And unless it is null the gradient [rows, size].
+// Computes the divergences [rows] of logits [rows, size], times `inverse`, from log-probabilities [rows, size], or with
+// tokens [rows, count], from [rows, count + 1]; and the gradient [rows, size], unless it is null.
 extern "C" void vaswani_soft_targets(const void* logits, int64_t is_half, int64_t rows, int64_t size, float inverse,
                                      const float* teacher, const int64_t* tokens, int64_t count, int64_t num_threads,
                                      void* gradient, float* losses) {

@@ -14,15 +14,15 @@
 
 namespace {
 
-// Writes the logits, times `factor`, as scores in whole vectors; what the last one lacks is -infinity.
+// Writes the logits, times `factor`, as scores in whole vectors; the last vector is filled up with -infinity.
 template <typename Number>
 void read_scores(const Number* logits, int64_t size, float factor, float* scores) {
   for (int64_t i = 0; i < size; i++) scores[i] = factor * widen(logits[i]);
   std::fill(scores + size, scores + in_whole_vectors(size), -INFINITE);
 }
 
-// Writes exp(score - the highest) as powers, which may take the place of the scores; returns the highest score and the
-// sum of the powers.
+// Writes exp(score - highest score) to `powers`, which may be `scores`; returns the highest score and the sum of the
+// powers.
 inline std::pair<float, float> exponentiate(const float* scores, int64_t size, float* powers) {
   Vector high = all(-INFINITE), total{};
   for (int64_t i = 0; i < size; i += WIDTH) high = larger(high, load(scores + i));

@@ -1,7 +1,7 @@
-"""Sparse attention as a function of its own, which checks its arguments and takes the fastest kernel.
+"""Sparse attention as a standalone function, which checks its arguments and uses the fastest kernel.
 
-The models call `vaswani.model.sparse_attention.attend_by_pattern` themselves. Without a model, call
-`vaswani.kernels.registry.hook_in_kernels()` once, or PyTorch's operators compute.
+The models call `vaswani.model.sparse_attention.attend_by_pattern` directly. Without a model, call
+`vaswani.kernels.registry.hook_in_kernels()` once; otherwise PyTorch's operators compute.
 
 B batch · H heads · n tokens · D head width
 """
@@ -21,7 +21,7 @@ def sparse_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Self-attention under a pattern.
+    """Compute self-attention under a pattern.
 
     Args:
         query, key, value: [B, H, n, D], of one floating dtype.

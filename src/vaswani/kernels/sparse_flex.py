@@ -1,12 +1,12 @@
-"""Sparse attention with FlexAttention (arXiv:2412.05496), for CUDA: the numbers of `sparse_attention`.
+"""Sparse attention with FlexAttention (arXiv:2412.05496) on CUDA; same results as `sparse_attention`.
 
-FlexAttention works tile by tile: lists say which tiles of keys each tile of queries visits. They come from
-the pattern's blocks and are kept. A tile in which all pairs see each other stands in one list; a tile in
-which some do stands in another, and each of its pairs is looked up in the pattern's blocks. What changes from
-batch to batch, padding and dropout, hides scores and leaves the lists alone.
+FlexAttention works tile by tile: lists say which tiles of keys each tile of queries visits. The lists are
+made from the pattern's blocks and cached. One list has the tiles in which all pairs see each other; another
+has the tiles in which some pairs do, and each of their pairs is looked up in the pattern's blocks. Padding
+and dropout, which change from batch to batch, hide scores and do not change the lists.
 
-On CUDA the kernels are compiled, forward and backward. On the CPU FlexAttention reads no lists but looks up
-all n² pairs, in as much memory, and refuses gradients: that is for comparing, not for working.
+On CUDA the kernels are compiled, forward and backward. On the CPU FlexAttention ignores the lists and looks
+up all n² pairs, in as much memory, and does not support gradients: use it there only for comparisons.
 
 B batch · H heads · n tokens · R of them queries · D head width · N blocks · T tiles of queries · U of keys
 """
@@ -25,19 +25,19 @@ from vaswani.model.sparse_attention import attend_by_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
 TILE = 128  # tokens: in half precision the backward kernels of some GPUs have no smaller one
-MIN_WIDTH = 16  # of a head, for the matrix products of its kernels
-MANY = 4  # times as many blocks as the other rows see, and the rows that see all are computed apart
+MIN_WIDTH = 16  # of a head; the matrix products of the kernels need as much
+MANY = 4  # times the blocks that other rows see: beyond, rows that see all blocks are computed apart
 DROPOUT_LEVELS = 2**32  # of a 32-bit random number
-GRAPHS = 64  # of different shapes and options, where PyTorch would stop at eight
+GRAPHS = 64  # for different shapes and options; PyTorch's default limit is eight
 
 
 def unavailable() -> str | None:
-    """The reason why there is nothing to compute on."""
+    """Return why the kernel cannot be used, or None if there is a CUDA device."""
     return None if torch.cuda.is_available() else "there is no CUDA device"
 
 
 def hook_in() -> None:
-    """Go before other kernels."""
+    """Put this kernel before the others."""
     attend_by_pattern.put_before(attend_on_cuda)
 
 
@@ -49,7 +49,7 @@ def attend_on_cuda(
     return flex_sparse_attention(query, *arguments) if is_computed else otherwise(query, *arguments)
 
 
-@torch.compiler.disable  # the pattern is not for a compiler to trace, and the kernels are compiled as it is
+@torch.compiler.disable  # a compiler cannot trace the pattern, and the kernels are compiled anyway
 @in_groups
 def flex_sparse_attention(
     query: torch.Tensor,
@@ -62,8 +62,8 @@ def flex_sparse_attention(
 ) -> torch.Tensor:
     """`attend_by_pattern` with FlexAttention.
 
-    Dropout drops to the nearest 2⁻³², by one number drawn from PyTorch's global random state on the query's
-    device for each group of sequences. A row of which dropout keeps nothing is zero.
+    The dropout rate is rounded to the nearest 2⁻³². Dropout draws one number for each group of sequences from
+    PyTorch's global random state on the query's device. A row that loses all weights to dropout is zero.
     """
     rows = _rows_apart(pattern, pattern.num_blocks(key.shape[2]), dropout)
     block_mask, first = _block_mask(pattern, key.shape[2], rows, key.device)
@@ -80,11 +80,12 @@ def flex_sparse_attention(
 
 
 def _rows_apart(pattern: SparsePattern, num_blocks: int, dropout: float) -> int:
-    """How many query blocks, from the start, are computed by a dense kernel of their own.
+    """Return how many query blocks, from the start, a separate dense kernel computes.
 
-    One program of the GPU computes a tile of queries. Those that see all N blocks take N / (g + w + r) times
-    as long as the others: up to `MANY` times, the others fill the GPU meanwhile; beyond, it waits for these
-    few. With dropout they stay, because the dense kernel would drop by numbers of its own.
+    One program of the GPU computes a tile of queries. Tiles that see all N blocks take N / (g + w + r) times
+    as long as the others. Up to `MANY` times, the other tiles keep the GPU busy meanwhile; beyond that, the
+    GPU waits for these few tiles. With dropout the number is 0, because the dense kernel would draw different
+    numbers.
     """
     rows = pattern.num_global_rows(num_blocks)
     others = pattern.in_blocks().global_blocks + pattern.window_blocks + pattern.random_blocks
@@ -98,11 +99,11 @@ def _attend_to_all(
     padding: torch.Tensor | None,
     scaling: float,
 ) -> torch.Tensor:
-    """Dense attention from some rows [B, H, R, D] to all keys that are not padding -> [B, H, R, D]."""
+    """Compute dense attention of rows [B, H, R, D] to all keys that are not padding -> [B, H, R, D]."""
     if padding is None:
         return nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
     is_empty = ~padding.any(dim=1)
-    # What a kernel makes of a row that sees nothing is its own affair: let it see all, and take zeros.
+    # Kernels return different results for a row that sees nothing: let it see all, and return zeros.
     mask = (padding | is_empty[:, None])[:, None, None]
     output = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     return output.masked_fill(is_empty[:, None, None, None], 0.0)
@@ -116,7 +117,7 @@ def _attend(
     score_mod: Callable[..., torch.Tensor] | None,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """FlexAttention: output [B, H, R, D], log-sum-exp of the scores [B, H, R], −inf where nothing is seen."""
+    """Return FlexAttention's output [B, H, R, D] and log-sum-exp [B, H, R], −inf if a row sees nothing."""
     attention: Any = _compiled_flex_attention() if query.is_cuda else flex_attention
     with torch.compiler.config.patch(recompile_limit=GRAPHS):  # type: ignore[attr-defined]
         output, statistics = attention(
@@ -126,7 +127,7 @@ def _attend(
             score_mod=score_mod,
             block_mask=block_mask,
             scale=scaling,
-            # Else short queries would go to a decoding kernel, which wants both lists to be of one width.
+            # Otherwise short queries would go to a decoding kernel, which needs lists of equal width.
             kernel_options={"BACKEND": "TRITON"},
             return_aux=AuxRequest(lse=True),
         )
@@ -135,17 +136,17 @@ def _attend(
 
 @lru_cache(maxsize=1)
 def _compiled_flex_attention() -> Callable[..., Any]:
-    """Whole or not at all: PyTorch would else go on uncompiled, with all n² scores in memory."""
+    """Compile the full graph: otherwise PyTorch may run uncompiled, with all n² scores in memory."""
     return torch.compile(flex_attention, fullgraph=True)
 
 
 def _rescale(
     kept: torch.Tensor, log_sum_kept: torch.Tensor, log_sum: torch.Tensor, dropout: float
 ) -> torch.Tensor:
-    """Attention with dropout of the weights, from attention in which the dropped pairs were hidden.
+    """Turn attention that hides the dropped pairs into attention with dropout of the weights.
 
-    There the softmax gives to the kept pairs what dropout would take from the others; their share of the sum
-    of all exponentials puts it right. Tensors as from `_attend` -> [B, H, R, D].
+    With hidden pairs, the softmax distributes their weight among the kept pairs. Multiplying by the kept
+    pairs' share of the sum of all exponentials corrects this. Tensors as from `_attend` -> [B, H, R, D].
     """
     is_empty = log_sum_kept.isneginf()
     difference = log_sum_kept.masked_fill(is_empty, 0.0) - log_sum.masked_fill(is_empty, 0.0)
@@ -156,7 +157,7 @@ def _rescale(
 def _score_mod(
     padding: torch.Tensor | None, seed: torch.Tensor | None = None, dropped_levels: int = 0
 ) -> Callable[..., torch.Tensor] | None:
-    """What hides keys that are padding [B, n], and pairs that dropout drops (see `keep_mask`)."""
+    """Return a function that hides padding keys [B, n] and dropped pairs (see `keep_mask`), or None."""
     if padding is None and seed is None:
         return None
 
@@ -180,10 +181,10 @@ def keep_mask(
     key: torch.Tensor,
     dropped_levels: int,
 ) -> torch.Tensor:
-    """Whether dropout keeps the weight of a pair of tokens: integers that broadcast -> bool.
+    """Return whether dropout keeps the weight of a pair of tokens: integers that broadcast -> bool.
 
     A pair draws one of `DROPOUT_LEVELS` numbers, and the lowest `dropped_levels` are dropped. Most of the
-    work is for the query alone or the key alone, and done once for each row and column of a tile.
+    work depends only on the query or only on the key, and is done once for each row and column of a tile.
     """
     row = _mix(_mix(_mix(seed ^ batch) ^ head) ^ query)
     return _mix(row ^ _mix(key)) >= dropped_levels
@@ -191,7 +192,7 @@ def keep_mask(
 
 def _mix(numbers: torch.Tensor) -> torch.Tensor:
     """A bijection of the integers below 2³² that spreads each bit (hash-prospector, C. Wellons, 2018)."""
-    # Within 64 bits nothing overflows, whatever the width of a kernel's own indices.
+    # Nothing overflows in 64 bits, whatever the width of the kernel's indices.
     numbers = numbers.to(torch.int64)
     for shift, multiplier in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         numbers = ((numbers ^ (numbers >> shift)) * multiplier) & (DROPOUT_LEVELS - 1)
@@ -201,7 +202,7 @@ def _mix(numbers: torch.Tensor) -> torch.Tensor:
 def _block_mask(
     pattern: SparsePattern, length: int, rows: int, device: torch.device
 ) -> tuple[BlockMask, int]:
-    """The pattern for FlexAttention without the first `rows` query blocks, and how many tokens these hold."""
+    """Return the mask without the first `rows` query blocks, and the number of tokens in these."""
     first = min(pattern.global_tokens or rows * pattern.block_size, length) if rows else 0
     lengths = (length - first, length)
     num_tiles = (-(-lengths[0] // TILE), -(-lengths[1] // TILE))
@@ -218,10 +219,11 @@ def _tile_lists(
     num_tiles: tuple[int, int],
     device: torch.device,
 ) -> dict[str, Any]:
-    """What a `BlockMask` holds, made once for all lengths of as many blocks and tiles.
+    """Return the arguments of a `BlockMask`, shared by all lengths with as many blocks and tiles.
 
-    The lists of key tiles are as wide as the longest of them; `BlockMask.from_kv_blocks` would have them U
-    wide. Those of query tiles, for the backward pass, are T wide where there are global blocks, seen by all.
+    The lists of key tiles are as wide as the longest of them; `BlockMask.from_kv_blocks` would make them U
+    wide. The lists of query tiles, for the backward pass, are T wide if there are global blocks, which all
+    see.
     """
     with torch.inference_mode(False):
         visible = pattern.block_mask(num_blocks, device)[:, rows:].contiguous()  # [H, N − rows, N]
@@ -242,9 +244,9 @@ def _tile_lists(
 
 
 def _overlap(blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """Which tiles have tokens in which blocks: the tokens' blocks int64 [n] -> [ceil(n / TILE), N], 0 or 1.
+    """Mark the blocks of each tile's tokens: blocks of tokens int64 [n] -> [ceil(n / TILE), N], 0 or 1.
 
-    Blocks from N on count for nothing. In float64, which automatic mixed precision leaves alone.
+    Blocks from N on are ignored. The result is float64, which automatic mixed precision does not change.
     """
     tile = torch.arange(len(blocks), device=blocks.device) // TILE
     overlap = torch.zeros(-(-len(blocks) // TILE), num_blocks + 1, dtype=torch.float64, device=blocks.device)
@@ -253,7 +255,7 @@ def _overlap(blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
 
 
 def _lists(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many and which are True in each row: bool [H, T, U] -> int32 [1, H, T] and [1, H, T, the most]."""
+    """Count and list the True tiles per row: bool [H, T, U] -> int32 [1, H, T] and [1, H, T, most]."""
     counts = tiles.sum(-1, dtype=torch.int32)
     most = max(int(counts.max()), 1)
     indices = tiles.byte().argsort(dim=-1, descending=True, stable=True)[..., :most]
@@ -263,10 +265,10 @@ def _lists(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _mask_mod(
     visible: torch.Tensor, query_block: torch.Tensor, key_block: torch.Tensor, is_causal: bool
 ) -> Callable[..., torch.Tensor]:
-    """Whether a token sees another: whether the block of the one sees the block of the other.
+    """Return a function that tells whether a token sees another: whether its block sees the other's block.
 
-    The blocks are bool [H, query blocks, key blocks]; which tokens are in which is int64 [n or more], for
-    queries and for keys.
+    `visible` is bool [H, query blocks, key blocks]; `query_block` and `key_block` are the blocks of tokens,
+    int64 [n or more].
     """
     last_row, last_column = visible.shape[1] - 1, visible.shape[2] - 1
     query_block, key_block = query_block.clamp(max=last_row).int(), key_block.clamp(max=last_column).int()

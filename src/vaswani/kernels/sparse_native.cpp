@@ -3,10 +3,10 @@
 //
 // Sparse attention of float32 on the CPU, forward and backward. `sparse_native.py` compiles and calls it.
 //
-// A query block takes the key blocks that it sees one after the other, as FlashAttention does (Dao et al.,
-// 2022, arXiv:2205.14135): their weights, b x b of them, never leave the core's caches, and keys and values
-// are read where they lie. Weights are transposed, a row for each key. So softmax needs nothing but vectors of
-// queries, and the right operand of every product lies row by row.
+// A query block processes the key blocks that it sees one after the other, as FlashAttention does (Dao et al.,
+// 2022, arXiv:2205.14135): their b x b weights never leave the core's caches, and keys and values are read in
+// place. Weights are transposed, with a row for each key. So softmax needs only vectors of queries, and the right
+// operand of every product is stored row by row.
 //
 // n tokens, N blocks of b tokens, D head width, L key blocks at most for each query block, G query blocks that
 // see everything. b and D are multiples of WIDTH.
@@ -40,8 +40,8 @@ uint64_t mix(uint64_t number) {  // SplitMix64 (Steele et al., 2014)
   return number ^ (number >> 31);
 }
 
-// What weights are multiplied by: 0 or 1 / (1 - p). It hangs on the seed and the weight's place alone, so that
-// the backward pass draws it again.
+// The factors of weights: 0 or 1 / (1 - p). They depend only on the seed and the weight's place, so that the
+// backward pass draws them again.
 struct Dropout {
   uint32_t dropped_levels;  // of 65,536
   uint64_t seed;            // of this sequence and head
@@ -69,20 +69,20 @@ struct Dropout {
   }
 };
 
-// How numbers are stored; all are computed with in float32.
+// The type in which numbers are stored; computations use float32.
 enum class Stored : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
 
-// States [B, H, n, D]; the D numbers of a row lie next to each other.
+// States [B, H, n, D]; the D numbers of a row are contiguous.
 struct States {
   char* first;
   int64_t batch, head, row;  // bytes from one to the next
 };
 
-constexpr int64_t LINE = 16;  // floats; scratch is handed out in whole cache lines
+constexpr int64_t LINE = 16;  // floats; scratch memory is allocated in whole cache lines
 
 int64_t whole_lines(int64_t count) { return (count + LINE - 1) / LINE * LINE; }
 
-// What the functions at the end are called with; `sparse_native.py` has the same structure.
+// The arguments of the functions at the end; `sparse_native.py` has the same structure.
 struct Call {
   int64_t batch, heads, length, num_blocks, size, width;  // B, H, n, N, b, D
   int64_t num_seen, num_global_rows;                      // L, G
@@ -90,12 +90,12 @@ struct Call {
   Stored stored;
   double scaling;
   States query, key, value, output, upstream, grad_query, grad_key, grad_value;
-  const float* bias;          // [B, N + 1, b], of each key 0 or, if it is hidden, less; the last is no block
-  const int64_t* key_blocks;  // [H, N - G, L], N where there is none
+  const float* bias;          // [B, N + 1, b], 0 for visible keys, less for hidden ones; the last block is empty
+  const int64_t* key_blocks;  // [H, N - G, L], N for none
   float* log_sums;            // [B, H, N * b], log2 of the sum of 2^score of each row
   float* scratch;             // [threads, num_scratch]
   float* partial;             // [B, H, segments, 2, N * b, D], gradients of keys and values, or null
-  double* seconds;            // [3], what each stage takes in one thread, or null
+  double* seconds;            // [3], the time of each stage in one thread, or null
 
   int64_t head_size() const { return num_blocks * size * width; }
 
@@ -104,7 +104,7 @@ struct Call {
     return partial + ((place * num_segments + segment) * 2 + which) * head_size();
   }
 
-  int64_t num_scratch() const {  // floats of each thread: what `differentiate` takes, which is more
+  int64_t num_scratch() const {  // floats of each thread, as `differentiate` needs them, which needs more
     return 8 * whole_lines(head_size()) + 3 * whole_lines(size * width) + 3 * whole_lines(size * size) +
            3 * whole_lines(size);
   }
@@ -116,7 +116,7 @@ class Stopwatch {
  public:
   explicit Stopwatch(double* seconds) : seconds(seconds) { lap(REST); }
 
-  // What has passed since the last lap was this stage.
+  // Adds the time since the last lap to this stage.
   void lap(Stage stage) {
     if (seconds == nullptr) return;
     const Clock::time_point now = Clock::now();
@@ -130,20 +130,20 @@ class Stopwatch {
   Clock::time_point before;
 };
 
-// Blocks of a sequence, from one to before another.
+// Blocks of a sequence from `first` to before `end`.
 struct Range {
   int64_t first, end;
 };
 
-// A segment of one sequence of one head, and the memory of the thread that computes it. Where there are fewer
-// heads than threads, each head's query blocks are divided into segments.
+// A segment of one head of one sequence, and the memory of the thread that computes it. If there are fewer heads
+// than threads, each head's query blocks are divided into segments.
 class Head {
  public:
   const Call& call;
   const int64_t size, width, num_blocks;
   const Range everything, own;  // all blocks, and the query blocks of this segment
   Stopwatch watch;
-  const int64_t place, segment;  // the place is that of a sequence's head
+  const int64_t place, segment;  // `place` is the index of the sequence's head, among B * H
 
   Head(const Call& call, int64_t place, int64_t segment, float* scratch)
       : call(call),
@@ -167,8 +167,8 @@ class Head {
     return taken;
   }
 
-  // States of this head as float32 [N * b, D]: where they lie if they can be; else a copy of some blocks,
-  // filled up with zeros.
+  // Returns states of this head as float32 [N * b, D]: in place if possible, else a copy of the blocks in `range`, with
+  // zeros after the sequence.
   const float* read(const States& states, Range range) {
     if (lie_ready(states)) return row<float>(states, 0);
     float* copy = take(call.head_size());
@@ -180,7 +180,7 @@ class Head {
     return copy;
   }
 
-  // Where to write a result [N * b, D]; `finish` then has some blocks of it in the states.
+  // Returns where to write a result [N * b, D]; `finish` then copies blocks of it into the states.
   float* write(const States& states) {
     return lie_ready(states) ? row<float>(states, 0) : take(call.head_size());
   }
@@ -202,7 +202,7 @@ class Head {
     return call.log_sums + (place * num_blocks + i) * size;
   }
 
-  // Calls `work(j)` for each key block that a query block sees and of which not all keys are hidden.
+  // Calls `work(j)` for each key block that a query block sees, unless all of its keys are hidden.
   template <class Work>
   void for_each_key_block(int64_t i, Work work) const {
     for (int64_t l = 0; l < num_seen(i); l++) {
@@ -211,7 +211,7 @@ class Head {
     }
   }
 
-  // What a query block, transposed and scaled [D, b], scores with a key block, by key: [b, b].
+  // Computes the scores of a query block, transposed and scaled [D, b], with a key block, by key: [b, b].
   void score(int64_t i, int64_t j, const float* queries, const float* keys, float* scores) {
     product<false>(size, size, width, block(keys, j), queries, scores, false);
     watch.lap(PRODUCTS);
@@ -235,7 +235,7 @@ class Head {
 
   int64_t num_seen(int64_t i) const { return i < call.num_global_rows ? num_blocks : call.num_seen; }
 
-  // The first query block of a segment: before it lies as much work as it should.
+  // The first query block of a segment; segments get equal amounts of work.
   int64_t start_of(int64_t segment) const {
     const int64_t global = call.num_global_rows;
     const int64_t work = global * num_blocks + (num_blocks - global) * call.num_seen;
@@ -265,7 +265,7 @@ class Head {
 
   Range rows(Range blocks) const { return {blocks.first * size, std::min(blocks.end * size, call.length)}; }
 
-  // Calls `work` with a number of the type in which the states are stored.
+  // Calls `work` with a value of the type in which the states are stored.
   template <class Work>
   void as_stored(Work work) const {
     if (call.stored == Stored::FLOAT32) work(float());
@@ -281,7 +281,7 @@ class Head {
   }
 };
 
-// The output of a query block as it grows. Sums so far are relative to the highest score so far.
+// The running output of a query block. Its sums are relative to the highest score so far.
 class Output {
  public:
   Output(const Head& head, float* result, float* highest, float* total, float* fading)
@@ -291,7 +291,7 @@ class Output {
     std::fill_n(result, head.size * head.width, 0.0f);
   }
 
-  // Scores by key [b, b] become weights; what there is fades by how much higher the highest is now.
+  // Turns scores by key [b, b] into weights; scales earlier sums down if the highest score has grown.
   void weigh(float* scores) {
     const int64_t size = head.size;
     for (int64_t x = 0; x < size; x += WIDTH) {
@@ -311,8 +311,8 @@ class Output {
       if (fading[x] != 1) scale_row(x, fading[x]);
   }
 
-  // Divides by the sums. A row that sees nothing becomes zero and its sum infinite, so that its weights are
-  // zero in the backward pass.
+  // Divides by the sums. A row that sees nothing becomes zero, and its sum infinite, so that its weights are zero
+  // in the backward pass.
   void finish(float* log_sums) {
     for (int64_t x = 0; x < head.size; x++) {
       if (highest[x] <= LOWEST / 2) {
@@ -367,8 +367,8 @@ void attend(Head head) {
   head.watch.lap(REST);
 }
 
-// A query block of the backward pass: its queries scaled, its queries and its output's gradient transposed, and
-// the sums of its weights times their gradients.
+// A query block of the backward pass: its scaled queries, its transposed queries and output gradient, and the sums of
+// its weights times their gradients.
 struct QueryBlock {
   float *scaled, *queries, *upstream, *row_sums;
 
@@ -377,7 +377,7 @@ struct QueryBlock {
     const auto scaling = static_cast<float>(head.call.scaling);
     transpose(query, size, width, LOG2_E * scaling, queries);
     transpose(grad, size, width, 1, upstream);
-    for (int64_t x = 0; x < size; x++) {  // those sums are the output's times its gradient (section B.2)
+    for (int64_t x = 0; x < size; x++) {  // these sums equal the output times its gradient (section B.2)
       Vector products = {};
       for (int64_t d = x * width; d < (x + 1) * width; d += WIDTH) {
         products += load(grad + d) * load(output + d);
@@ -388,7 +388,7 @@ struct QueryBlock {
   }
 };
 
-// Scores by key become weights: 2^(score - log-sum).
+// Turns scores by key into weights: 2^(score - log-sum).
 void weigh(const float* log_sums, int64_t size, float* scores) {
   for (int64_t y = 0; y < size; y++)
     for (int64_t x = 0; x < size; x += WIDTH) {
@@ -397,7 +397,7 @@ void weigh(const float* log_sums, int64_t size, float* scores) {
     }
 }
 
-// The gradients of weights, by key, become those of scores: weights * (gradients - row sums).
+// Turns gradients of weights, by key, into gradients of scores: weights * (gradients - row sums).
 void differentiate_softmax(const float* weights, const float* row_sums, int64_t size, float* gradients) {
   for (int64_t y = 0; y < size; y++)
     for (int64_t x = 0; x < size; x += WIDTH) {
@@ -458,7 +458,7 @@ void differentiate(Head head) {
   head.watch.lap(REST);
 }
 
-// The segments' gradients of a head's keys and values, always in one order, so that each run adds alike.
+// Adds the segments' gradients of a head's keys and values, always in the same order, so that runs are reproducible.
 void add_up(const Call& call, int64_t place) {
   const States* results[] = {&call.grad_key, &call.grad_value};
   const Head head(call, place, 0, nullptr);

@@ -1,7 +1,7 @@
 """Sparse attention on the CPU by C++ (`sparse_native.cpp`), which is compiled at the first call.
 
-It computes float32 and half precision (in float32), for blocks and heads whose widths are multiples of the
-processor's vectors. Each thread takes a head of a sequence, or a part of it.
+It supports float32 and half precision (computed in float32), for blocks and heads whose widths are multiples
+of the processor's vectors. Each thread computes a head of a sequence, or a part of it.
 
 B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b tokens
 """
@@ -20,26 +20,26 @@ from vaswani.model.sparse_attention import attend_by_pattern, block_table, patte
 from vaswani.model.sparse_pattern import SparsePattern
 
 SOURCE = Path(__file__).with_name("sparse_native.cpp")
-SEED_STEP = 0x9E3779B97F4A7C15  # odd: any two groups differ
+SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that any two groups differ
 LEVELS = 2**16  # of the random number that decides whether dropout drops a weight
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# The time of each stage, float64 [3]: products, softmax, and the rest. A benchmark of one thread sets it.
+# The time of each stage, float64 [3]: products, softmax, and the rest. A one-thread benchmark sets it.
 stage_seconds: torch.Tensor | None = None
 
 
 def unavailable() -> str | None:
-    """The reason why nothing can be compiled here."""
+    """Return why nothing can be compiled here, or None if it can."""
     return why_not_compiled(SOURCE)
 
 
 def hook_in() -> None:
-    """Go before other kernels."""
+    """Put this kernel before the others."""
     attend_by_pattern.put_before(attend_natively)
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None if the compilation failed."""
+    """Return the compiled library, or None if the compilation failed."""
     compiled = native_library(SOURCE)
     if compiled is not None:
         compiled.vaswani_vector_width.restype = compiled.vaswani_num_scratch.restype = ctypes.c_int64
@@ -48,13 +48,13 @@ def library() -> ctypes.CDLL | None:
 
 @torch.compiler.assume_constant_result
 def vector_width() -> int:
-    """The numbers in a vector of the processor; 0 without a library."""
+    """Return the number of floats in a vector of the processor; 0 without a library."""
     compiled = library()
     return 0 if compiled is None else int(compiled.vaswani_vector_width())
 
 
 def can_compute(query: torch.Tensor, pattern: SparsePattern) -> bool:
-    """Whether the library computes queries of this dtype and shape."""
+    """Return whether the library can compute queries of this dtype and shape."""
     if query.device.type != "cpu" or query.dtype not in STORED or not query.numel():
         return False
     vector = vector_width()
@@ -73,12 +73,13 @@ def attend_natively(
 ) -> torch.Tensor:
     """`attend_by_pattern` by the library if it can compute the inputs, else by another kernel.
 
-    Dropout drops to the nearest 1/65536, by one number drawn from PyTorch's global random state.
+    The dropout rate is rounded to the nearest 1/65536. Dropout draws one number from PyTorch's global random
+    state.
     """
     if not can_compute(query, pattern):
         return otherwise(query, key, value, pattern, padding_mask, scaling, dropout)
     has_gap = pattern.gap and query.shape[2] > pattern.global_tokens
-    if has_gap:  # fill it with hidden tokens
+    if has_gap:  # fill the gap with hidden tokens
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
         shown = query.new_ones(1, 1, dtype=torch.bool) if padding_mask is None else padding_mask
         padding_mask = _with_gap(shown.expand(query.shape[0], query.shape[2] - pattern.gap), pattern, dim=1)
@@ -92,13 +93,13 @@ def attend_natively(
 
 
 def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:
-    """Zeros (False) behind the global tokens, so that the others begin a block."""
+    """Insert zeros (False) after the global tokens, so that the other tokens start a block."""
     start, rest = states.tensor_split([pattern.global_tokens], dim)
     gap = rest.new_zeros(*rest.shape[:dim], pattern.gap, *rest.shape[dim + 1 :])
     return torch.cat([start, gap, rest], dim)
 
 
-# Operators of PyTorch, so that `torch.compile` need not trace them. They take a pattern as numbers.
+# Custom operators of PyTorch, so that `torch.compile` need not trace them. They take a pattern as numbers.
 @torch.library.custom_op("vaswani::sparse_attention", mutates_args=())
 def _attention(
     query: torch.Tensor,
@@ -110,7 +111,7 @@ def _attention(
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and for the backward pass log2 Σ 2^score [B, H, N · b] of the scores of each row."""
+    """Return the output, and for the backward pass each row's log2 Σ 2^score, [B, H, N · b]."""
     output, log_sums = _empty_results(query, pattern)
     inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
     _call_in_groups("vaswani_sparse_attention", *inputs, log_sums, {}, {"output": output})
@@ -146,7 +147,7 @@ def _backward(
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value from that of the output."""
+    """Return the gradients of query, key and value from that of the output."""
     gradients = _empty(query), _empty(key), _empty(value)
     inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
     given = {"output": output, "upstream": upstream}
@@ -187,9 +188,10 @@ def _call_in_groups(
     given: dict[str, torch.Tensor],
     results: dict[str, torch.Tensor],
 ) -> None:
-    """Run a function of the library for each group of sequences, where their states lie.
+    """Call a function of the library for each group of sequences, without copying their states.
 
-    It writes the `results` [B, H, n, D], which are zero behind each group, and reads what else is `given`.
+    The function reads the other `given` states and writes the `results` [B, H, n, D], which are zero beyond
+    each group.
     """
     groups = groups_of_sequences(query, pattern_of(numbers), padding_mask)
     if groups != [whole_batch(query)]:
@@ -197,7 +199,8 @@ def _call_in_groups(
             result.zero_()
     for group in groups:
         inputs = group.states(query), group.states(key), group.states(value), group.mask(padding_mask)
-        # Every group has dropout of its own; the sums of its shorter rows lie at the beginning of their part.
+        # Every group has its own dropout; the sums of its shorter rows come first in their part of
+        # `log_sums`.
         of_group = 0 if seed is None else (int(seed) + group.rows.start * SEED_STEP) % 2**63
         states = {name: group.states(each) for name, each in {**given, **results}.items()}
         _call(function, *inputs, of_group, numbers, scaling, dropout, log_sums[group.rows], states)
@@ -216,7 +219,7 @@ def _call(
     log_sums: torch.Tensor,
     states: dict[str, torch.Tensor],
 ) -> None:
-    """Run a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
+    """Call a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
     compiled = library()
     assert compiled is not None  # `can_compute` has asked
     pattern, threads = pattern_of(numbers), torch.get_num_threads()
@@ -224,7 +227,7 @@ def _call(
     num_blocks, size = pattern.num_blocks(length), pattern.block_size
     table = block_table(pattern, num_blocks, query.device)
     bias = _bias(query, padding_mask, (num_blocks + 1) * size)
-    num_segments = -(-threads // (batch * heads))  # more of them would be more gradients to add up
+    num_segments = -(-threads // (batch * heads))  # more segments would be more gradients to add up
     call = _Call(
         batch=batch,
         heads=heads,
@@ -252,7 +255,7 @@ def _call(
     for name, each in states.items():
         rows = (stride * each.element_size() for stride in each.stride()[:3])
         setattr(call, name, _States(each.data_ptr(), *rows))
-    # Memory that is not needed of these is never touched, and takes no space.
+    # Unneeded parts of this memory are never touched and take no physical memory.
     scratch = bias.new_empty(call.num_threads, compiled.vaswani_num_scratch(ctypes.byref(call)))
     is_divided = num_segments > 1 and "upstream" in states
     num_partial = batch * heads * num_segments if is_divided else 0
@@ -262,7 +265,7 @@ def _call(
 
 
 def _bias(query: torch.Tensor, padding_mask: torch.Tensor | None, num_places: int) -> torch.Tensor:
-    """0 for visible keys, float32's lowest number for others: [B, places of N blocks and of one for none]."""
+    """Return 0 for visible keys, float32's minimum for others: [B, places of N blocks and an empty one]."""
     batch, _, length, _ = query.shape
     lowest = torch.finfo(torch.float32).min
     bias = query.new_full((batch, num_places), lowest, dtype=torch.float32)
@@ -274,11 +277,11 @@ def _bias(query: torch.Tensor, padding_mask: torch.Tensor | None, num_places: in
 
 
 def _in_rows(states: torch.Tensor) -> torch.Tensor:
-    """States [B, H, n, D] whose D numbers lie next to each other."""
+    """Return states [B, H, n, D] whose D numbers are contiguous."""
     return states if states.stride(-1) == 1 else states.contiguous()
 
 
-# These two are the structures of the same names in `sparse_native.cpp`.
+# These two match the structures of the same names in `sparse_native.cpp`.
 class _States(ctypes.Structure):
     _fields_ = (
         ("first", ctypes.c_void_p),

@@ -1,4 +1,4 @@
-"""Sparse attention of short sequences, in which every token sees every other, by dense attention on the CPU.
+"""Dense attention on the CPU for short sequences, in which a sparse pattern shows every token to every other.
 
 B batch · H heads · n tokens · D head width
 """
@@ -15,12 +15,12 @@ from vaswani.model.sparse_pattern import SparsePattern
 
 
 def unavailable() -> str | None:
-    """PyTorch's dense attention is everywhere."""
+    """Return None: PyTorch's dense attention is always available."""
     return None
 
 
 def hook_in() -> None:
-    """Go before other kernels."""
+    """Put this kernel before the others."""
     attend_by_pattern.put_before(attend_to_all)
 
 
@@ -51,7 +51,7 @@ def attend_to_all(
 
 @lru_cache(maxsize=4096)
 def shows_everything(pattern: SparsePattern, length: int) -> bool:
-    """Whether every token of a sequence sees all others (or, if causal, all earlier ones)."""
+    """Return whether every token of a sequence sees all others (if causal, all earlier ones)."""
     num_blocks = pattern.num_blocks(length)
     if num_blocks > pattern.in_blocks().global_blocks + pattern.window_blocks + pattern.random_blocks:
         return False

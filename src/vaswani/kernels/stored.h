@@ -1,7 +1,7 @@
 // Copyright 2026 The vaswani authors.
 // Licensed under the Apache License, Version 2.0.
 //
-// Numbers as tensors store them, for the C++ files beside this one; all are computed with in float32.
+// Numbers as tensors store them, for the C++ files beside this one; computations use float32.
 
 #pragma once
 
@@ -25,7 +25,7 @@ inline float widen(BFloat16 value) {
 
 inline void narrow(float value, float* to) { *to = value; }
 inline void narrow(float value, _Float16* to) { *to = static_cast<_Float16>(value); }
-inline void narrow(float value, BFloat16* to) {  // to the nearest, and of two to the even one
+inline void narrow(float value, BFloat16* to) {  // rounds to nearest, ties to even
   uint32_t wide;
   std::memcpy(&wide, &value, 4);
   to->bits = value != value ? 0x7FC0 : static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);

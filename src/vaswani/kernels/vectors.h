@@ -15,16 +15,16 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16;   // floats in a vector, of which there are 32 registers
-constexpr int VECTORS = 4;  // of each row of a product that are held in registers at a time
+constexpr int WIDTH = 16;   // floats in a vector; there are 32 vector registers
+constexpr int VECTORS = 4;  // vectors of each row of a product in registers at a time
 #else
-constexpr int WIDTH = 8;  // and 16 registers
+constexpr int WIDTH = 8;  // 16 vector registers
 constexpr int VECTORS = 2;
 #endif
-constexpr int ROWS = 6;  // of a product that are held at a time
+constexpr int ROWS = 6;  // rows of a product in registers at a time
 constexpr float LOWEST = -FLT_MAX;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-constexpr float LOG2_E = 1.4426950408889634f;  // scores are in powers of two: 2^x is cheaper than e^x
+constexpr float LOG2_E = 1.4426950408889634f;  // scores are exponents of two, because 2^x is cheaper than e^x
 
 typedef float Vector __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
@@ -33,7 +33,7 @@ typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH), aligned(4), may
 inline int64_t in_whole_vectors(int64_t count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store(float* to, Vector values) { *reinterpret_cast<Vector*>(to) = values; }
-inline Vector all(float value) { return value - Vector{}; }  // `+` would cost an addition, for -0
+inline Vector all(float value) { return value - Vector{}; }  // `+` would cost an addition, because of -0
 inline Vector larger(Vector left, Vector right) { return left > right ? left : right; }
 
 inline float sum(Vector values) {
@@ -47,11 +47,11 @@ inline float sum(Vector values) {
 #endif
 }
 
-// 2^x of x <= 0 with a relative error of 1e-7, and 0 below 2^-126. The whole part of x goes into the exponent;
-// for the rest, within half, the polynomial of degree 6 has the least largest relative error (by Lawson's
+// 2^x for x <= 0 with a relative error of 1e-7, and 0 below 2^-126. The rounded part of x goes into the exponent; for
+// the rest, at most one half, the polynomial of degree 6 has the smallest maximal relative error (by Lawson's
 // algorithm).
 inline Vector exp2(Vector x) {
-  const Vector magic = all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to a whole number
+  const Vector magic = all(12582912.0f);  // 1.5 * 2^23: adding x to it rounds x to a whole number
   x = x < all(-127.0f) ? all(-127.0f) : x;
   Vector shifted = x + magic;
   Vector rest = x - (shifted - magic);
