@@ -1,10 +1,10 @@
 """The attention weights of a model for one text or pair, with readable tokens.
 
-Of an encoder-decoder these are three maps, of an encoder or a causal decoder one:
+An encoder-decoder has three maps; an encoder or a causal decoder has one:
 
 - "encoder": each token of the source attends to the tokens of the source;
-- "decoder": each token that the decoder reads, from its start token on, attends to itself and those before;
-- "cross": for each token of the target, what the step that predicts it attends to in the source.
+- "decoder": each token that the decoder reads, from its start token on, attends to itself and earlier tokens;
+- "cross": for each token of the target, the step that predicts it attends to the tokens of the source.
 
 Q queries · K keys
 """
@@ -31,7 +31,7 @@ from vaswani.inference.translate.finite_scores import check_finite_scores
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.insight.token_texts import TokenTexts, token_texts
 
-MOST_TOKENS = 1024  # of a side: the weights of 12 layers and heads are then 600 MB
+MOST_TOKENS = 1024  # on a side; the weights of 12 layers with 12 heads are then 600 MB
 
 Tokenizers = PreTrainedTokenizerBase | tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
@@ -42,11 +42,11 @@ class AttentionMap:
 
     Args:
         kind: "encoder", "decoder" or "cross".
-        queries: readable tokens, or words, of the rows.
-        keys: of the columns.
+        queries: readable tokens or words of the rows.
+        keys: readable tokens or words of the columns.
         weights: float32 [layers, heads, Q, K] on the CPU; a row sums to 1 over the keys that it sees.
-        query_words: the words that the queries form; None if they are words.
-        key_words: the words that the keys form; None if they are words.
+        query_words: the words that the queries form; None if the queries are words.
+        key_words: the words that the keys form; None if the keys are words.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class AttentionMap:
     key_words: TokenTexts | None = None
 
     def words(self) -> AttentionMap:
-        """Return the attention of words: the sum over the keys of a word, the mean over its queries."""
+        """Return the attention of words: summed over the keys of a word, averaged over its queries."""
         weights, queries, keys = self.weights, self.queries, self.keys
         if self.key_words is not None:
             keys = self.key_words.words
@@ -70,7 +70,7 @@ class AttentionMap:
 
 
 def _summed(weights: torch.Tensor, texts: TokenTexts, dim: int) -> torch.Tensor:
-    """Return weights in which the tokens of a word are added up along a dimension."""
+    """Sum the weights of each word's tokens along a dimension."""
     shape = [*weights.shape]
     shape[dim] = len(texts.words)
     return weights.new_zeros(shape).index_add_(dim, torch.tensor(texts.word_of, dtype=torch.long), weights)
@@ -83,12 +83,12 @@ def load_attention_model(
 
     Args:
         name: a folder, or a name on the Hub.
-        languages: of a multilingual encoder-decoder: `source_language`, `target_language` and
-            `source_prefix` (see `for_languages`); None means as saved.
-        loading: `device`, `dtype`, `revision` and `allow_mismatch` of `load_checkpoint`.
+        languages: `source_language`, `target_language` and `source_prefix` of a multilingual
+            encoder-decoder (see `for_languages`); None uses the saved languages.
+        loading: options of `load_checkpoint`: `device`, `dtype`, `revision` and `allow_mismatch`.
 
     Raises:
-        UserError: the model cannot be loaded (see `load_checkpoint`), or does not know the languages.
+        UserError: the model cannot be loaded (see `load_checkpoint`) or does not support the languages.
     """
     model, source, target = load_checkpoint(name, auto_class=None, **loading)
     given = {option: value for option, value in (languages or {}).items() if value is not None}
@@ -103,19 +103,19 @@ def load_attention_model(
 def read_attention(
     model: PreTrainedModel, tokenizer: Tokenizers, source: str, target: str | None = None
 ) -> tuple[AttentionMap, ...]:
-    """Return what the tokens of a text or pair attend to.
+    """Return the attention weights of a model for a text or pair.
 
     Args:
-        model: of vaswani or transformers, which is put into evaluation mode. A fused attention kernel is
-            replaced for the call; the model stays as it is, and other threads may use it.
-        tokenizer: of the model; or those of its sources and its targets.
-        source: a text. At most 1,024 tokens, as for the target.
-        target: of an encoder-decoder, which reads it; None means its own translation by greedy search. Of an
-            encoder, the second text of a pair. A causal decoder has none.
+        model: a model of vaswani or transformers; it is put into evaluation mode. The call replaces a fused
+            attention kernel without changing the model, which other threads may use.
+        tokenizer: the model's tokenizer; or its source tokenizer and its target tokenizer.
+        source: a text of at most 1,024 tokens; the target has the same limit.
+        target: for an encoder-decoder, the text that the decoder reads; None means the model's own
+            translation by greedy search. For an encoder, the second text of a pair. Not for a causal decoder.
 
     Returns:
-        The maps "encoder", "decoder" and "cross" of an encoder-decoder; "encoder" of an encoder; "decoder" of
-        a causal decoder.
+        The maps "encoder", "decoder" and "cross" for an encoder-decoder, "encoder" for an encoder, "decoder"
+        for a causal decoder.
 
     Raises:
         UserError: a text is empty or too long, or the model takes no target or returns no weights.
@@ -168,7 +168,7 @@ def _of_pair(
 
 
 def _translated(model: Any, pairs: PairEncoder, source_ids: list[int]) -> list[int]:
-    """Return the tokens of the model's own translation, with the end token."""
+    """Return the token ids of the model's own translation, with the end token."""
     limits = [len(source_ids) + EXTRA_LENGTH, MOST_TOKENS, position_limit(model, "target") or MOST_TOKENS]
     options = SearchOptions(num_beams=1)
     found = TorchEngine(model).search([source_ids], [min(limits)], options, start_options=pairs.start_options)
@@ -176,7 +176,7 @@ def _translated(model: Any, pairs: PairEncoder, source_ids: list[int]) -> list[i
 
 
 def _of_text(model: Any, tokenizer: PreTrainedTokenizerBase, text: str, other: str | None) -> AttentionMap:
-    """Return the map of a model of one stack for a text, or a pair of texts."""
+    """Return the map of a model with one stack for a text or a pair of texts."""
     is_causal = serves(AutoModelForCausalLM, model.config)
     if is_causal and other is not None:
         raise UserError(f"{type(model).__name__} reads one text; leave the target out, or append it")
@@ -196,7 +196,7 @@ def _of_text(model: Any, tokenizer: PreTrainedTokenizerBase, text: str, other: s
 
 
 def _check_length(side: str, text: str, token_ids: list[int], positions: int | None) -> None:
-    """Raise a UserError for an empty text, or one that is too long."""
+    """Raise a UserError if a text is empty or too long."""
     if not text.strip() or not token_ids:
         raise UserError(f"the {side} is empty; give a text")
     most = MOST_TOKENS if positions is None else min(positions, MOST_TOKENS)
@@ -207,7 +207,7 @@ def _check_length(side: str, text: str, token_ids: list[int], positions: int | N
 
 
 def _call(model: Any, **inputs: Any) -> Any:
-    """Return the outputs of a model for one text or pair, with attention weights if it has any."""
+    """Return a model's outputs for one text or pair, with attention weights if it returns any."""
     try:
         return returning_weights(model)(**inputs, output_attentions=True, return_dict=True)
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -221,7 +221,7 @@ def _map(
     queries: TokenTexts,
     keys: TokenTexts,
 ) -> AttentionMap:
-    """Return the map of the weights [1, heads, Q, K] of each layer."""
+    """Return the map of weights [1, heads, Q, K], given for each layer."""
     shape = len(queries.tokens), len(keys.tokens)
     of_layers = [each for each in weights or () if each is not None]
     if not of_layers:

@@ -1,6 +1,6 @@
 """Plots of attention: heatmaps, arcs between two columns of tokens, and all heads on one sheet.
 
-Arcs lead from the queries to the keys, the more opaque the more weight, as in Vaswani et al. (2017,
+Arcs lead from the queries to the keys; larger weights are more opaque, as in Vaswani et al. (2017,
 arXiv:1706.03762, figures 3 to 5).
 
 Q queries · K keys
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from vaswani.insight.themed_figure import ThemedFigure
 
 MOST_LABELS = 100  # tokens on a side
-MOST_PANELS = 400  # of a sheet
+MOST_PANELS = 400  # heads on a sheet
 LONGEST_LABEL = 30  # letters
-CELL = 0.28  # inches of a heatmap's cell, and between the tokens of a column
+CELL = 0.28  # inches: side of a heatmap's cell, and distance of tokens in a column
 LETTER = 0.085  # inches, on average
-PANEL = 0.9  # inches of a head on a sheet
-LEAST = 4.8, 3.0  # inches of width, for the title, and of height, for the names of both axes
-SIDES = {  # of a map: what its queries and keys are
+PANEL = 0.9  # inches: side of a head on a sheet
+LEAST = 4.8, 3.0  # inches: width for the title, and height for the names of both axes
+SIDES = {  # labels of the queries and keys of a map
     "encoder": ("source, attending", "source, attended to"),
     "decoder": ("target, attending", "target, attended to"),
     "cross": ("target, predicted", "source, attended to"),
@@ -50,8 +50,8 @@ def draw_heatmap(
 
     Args:
         attention: of tokens or words.
-        layer: from 0, or from -1 backward.
-        head: likewise; None means the mean of all.
+        layer: index from 0, or from -1 backward.
+        head: index of the head, likewise; None means the mean of all heads.
         dark: draw on a dark background.
 
     Raises:
@@ -59,8 +59,8 @@ def draw_heatmap(
     """
     weights = weights_of(attention, layer, head)
     queries, keys = _labels(attention)
-    width = _width(queries) + len(keys) * CELL + 1.8  # with the scale
-    height = max(_width(keys) * 0.8, 0.8) + len(queries) * CELL + 1.3  # with the title
+    width = _width(queries) + len(keys) * CELL + 1.8  # includes the colour bar
+    height = max(_width(keys) * 0.8, 0.8) + len(queries) * CELL + 1.3  # includes the title
     size = max(width, LEAST[0]), max(height, LEAST[1])
     with new_figure(size, dark=dark, texts=[*queries, *keys], layout="compressed") as figure:
         axes = figure.add_subplot()
@@ -93,10 +93,10 @@ def draw_arcs(
 
     Args:
         attention, layer, head, dark: as in `draw_heatmap`.
-        token: the only query with arcs, as it is written; the keys that it attends to are shaded.
+        token: text of the only query with arcs; the keys that it attends to are shaded.
 
     Raises:
-        UserError: as `draw_heatmap`, or no query is this token.
+        UserError: as in `draw_heatmap`, or no query is this token.
     """
     weights = weights_of(attention, layer, head)
     queries, keys = _labels(attention)
@@ -131,7 +131,7 @@ def draw_sheet(attention: AttentionMap, *, dark: bool = False) -> ThemedFigure:
     layers, heads, queries, keys = attention.weights.shape
     if layers * heads > MOST_PANELS:
         raise UserError(f"a sheet shows up to {MOST_PANELS} heads, not {layers * heads}; plot one head")
-    # The panels have the shape of the matrix, as far as that leaves them visible.
+    # The panels have the proportions of the matrix, within limits that keep them visible.
     height = PANEL * min(max(queries / keys, 0.3), 3.0)
     with new_figure((heads * (PANEL + 0.12) + 1.6, layers * (height + 0.12) + 1.3), dark=dark) as figure:
         panels = figure.subplots(layers, heads, squeeze=False)
@@ -191,7 +191,7 @@ def _shortened(text: str) -> str:
 
 
 def _width(labels: Sequence[str]) -> float:
-    """Return the width of the widest label in inches, about; East Asian letters are twice as wide."""
+    """Return the approximate width of the widest label in inches; East Asian letters are twice as wide."""
     wide = ("W", "F")
     return LETTER * max(sum(1 + (unicodedata.east_asian_width(x) in wide) for x in text) for text in labels)
 
@@ -203,7 +203,7 @@ def _title(attention: AttentionMap, layer: int, head: int | None) -> str:
 
 
 def _queries_called(attention: AttentionMap, token: str | None) -> list[int]:
-    """Return the numbers of the queries with a text, or of all."""
+    """Return the indices of the queries with this text; of all queries if it is None."""
     chosen = [place for place, text in enumerate(attention.queries) if token in (None, text)]
     if not chosen:
         known = listing(dict.fromkeys(attention.queries))
@@ -230,7 +230,7 @@ def _shade(axes: Axes, opacity: torch.Tensor, width: float, colour: str) -> None
 
 
 def _add_arcs(axes: Axes, opacity: torch.Tensor, chosen: Sequence[int], colour: str) -> None:
-    """Draw an arc of each opacity in [Q, K] from its query to its key, the faintest first."""
+    """Draw an arc for each opacity in [Q, K] from its query to its key, the faintest first."""
     from matplotlib.collections import PathCollection
     from matplotlib.colors import to_rgba
     from matplotlib.path import Path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = "curves.png"
 SIZE = (12.0, 6.5)  # inches
-AGAINST = {"updates": "update", "tokens": "tokens"}  # what the horizontal axis shows, and its label
+AGAINST = {"updates": "update", "tokens": "tokens"}  # quantity on the horizontal axis → its label
 # Each panel: title, keys of the log with their legends, and whether the axis is logarithmic.
 PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
@@ -59,10 +59,10 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
 
 
 def read_history(run: Path) -> list[dict[str, Any]]:
-    """Return the log of a run from its folder or, during the run, from its last checkpoint: the furthest log.
+    """Return a run's log, from its folder or (during the run) its last checkpoint, whichever is further.
 
     Raises:
-        UserError: the folder is not that of a run, or the log cannot be read.
+        UserError: the folder is not a run's folder, or the log cannot be read.
     """
     own = run / TRAINER_STATE_NAME
     in_checkpoints = (folder / TRAINER_STATE_NAME for folder in checkpoints(run))
@@ -84,7 +84,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def read_histories(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
-    """Return the logs of runs (see `read_history`) by the names of their folders; by paths if names repeat.
+    """Return the logs of runs (see `read_history`) by folder name; by path if names repeat.
 
     Raises:
         UserError: a run is given twice or has no log.
@@ -103,11 +103,11 @@ def read_histories(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
 def draw_curves(
     runs: Mapping[str, list[dict[str, Any]]], against: str = "updates", *, dark: bool = False
 ) -> ThemedFigure:
-    """Plot a panel for each quantity in the logs of some runs, over each other.
+    """Plot a panel for each quantity in the logs, with the lines of all runs.
 
     Args:
-        runs: the log of each (see `read_history`), by the name for the legend.
-        against: "updates", or "tokens" that were trained on, padding left out.
+        runs: by name for the legend, the log of each run (see `read_history`).
+        against: "updates", or "tokens" for the number of trained tokens without padding.
         dark: whether the background is dark.
 
     Raises:
@@ -142,7 +142,7 @@ def draw_curves(
 
 
 def _places(name: str, history: list[dict[str, Any]], against: str) -> dict[int, float]:
-    """Return where on the horizontal axis each update lies."""
+    """Return the place of each update on the horizontal axis."""
     if against == "updates":
         return {entry["step"]: entry["step"] for entry in history}
     if not any("tokens" in entry for entry in history):
@@ -165,7 +165,7 @@ def _draw_lines(
     runs: Mapping[str, list[dict[str, Any]]],
     places: Mapping[str, dict[int, float]],
 ) -> None:
-    """Plot quantities of all runs: of one run in a colour each; of several a colour each, with dashes."""
+    """Plot quantities: of one run, each in a colour; of several, a colour per run, dashes per quantity."""
     drawn = [key for key in labels if any(_series(log, key)[0] for log in runs.values())]
     for (name, history), of_run in zip(runs.items(), cycle(LINES), strict=False):
         for key, of_key, dashes in zip(drawn, cycle(LINES), cycle(DASHES), strict=False):
@@ -185,20 +185,20 @@ def _draw_lines(
 
 
 def _add_legend(axes: Axes, labels: list[str]) -> None:
-    """Name each quantity once; the first run that has it gives its line."""
+    """Add each quantity to the legend once, with the line of the first run that has it."""
     first = {str(line.get_label()): line for line in reversed(axes.lines)}
     axes.legend([first[label] for label in labels], labels, fontsize="small")
 
 
 def save_curves(run: Path) -> Path:
-    """Save the curves of a run in its folder and return the file (see `read_history`, `draw_curves`)."""
+    """Save the curves of a run in its folder and return the path (see `read_history`, `draw_curves`)."""
     path = run / FILE
     save_figure(draw_curves({run.name: read_history(run)}), path)
     return path
 
 
 def summary(history: list[dict[str, Any]]) -> str:
-    """Summarize a run: a line on the training and one for each best validation score."""
+    """Summarize a run: a line about the training and a line for each best validation score."""
     trained = [entry for entry in history if "loss" in entry]
     lines = []
     if trained:

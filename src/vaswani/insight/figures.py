@@ -1,4 +1,4 @@
-"""Figures of matplotlib, which is optional and imported late: how each plot begins, and how it is saved.
+"""Create and save figures of matplotlib, which is optional and imported late.
 
 pyplot, with its global state, is not used.
 """
@@ -32,14 +32,14 @@ def new_figure(
     dpi: float = 150,
     layout: str = "constrained",
 ) -> Iterator[ThemedFigure]:
-    """Yield an empty figure; what is drawn in the block has its colours and fonts.
+    """Yield an empty figure; drawings within the `with` block use its colours and fonts.
 
     Args:
         size: width and height in inches.
         dark: whether the background is dark; `figure.theme` has the colours.
-        texts: what is written into the figure besides English; it selects the fonts.
-        dpi: dots per inch of a PNG.
-        layout: of matplotlib, which keeps the parts from overlapping.
+        texts: the figure's texts that may not be English; they determine the fonts.
+        dpi: dots per inch of a PNG file.
+        layout: matplotlib's layout engine, which keeps the parts from overlapping.
 
     Raises:
         UserError: matplotlib is missing.
@@ -55,9 +55,9 @@ def new_figure(
 
 
 def write_plain_numbers(axis: Axis) -> None:
-    """Label a logarithmic axis with 0.01 and 1000, not powers of ten, which take mathematical typesetting.
+    """Label a logarithmic axis with 0.01 and 1000, not with powers of ten, which need math typesetting.
 
-    Figures do without it, because a dollar sign is part of many texts.
+    Figures do not use math typesetting, because many texts contain a dollar sign.
     """
     from matplotlib.ticker import FuncFormatter, LogFormatter
 
@@ -66,7 +66,7 @@ def write_plain_numbers(axis: Axis) -> None:
 
 
 def check_picture(output: Path) -> None:
-    """Raise a UserError if a file's suffix is of no format, or matplotlib is missing: before slow work."""
+    """Raise a UserError if a file's suffix is no known format or matplotlib is missing, before slow work."""
     check_matplotlib()
     _format_of(output)
 
@@ -78,7 +78,7 @@ def check_matplotlib() -> None:
 
 
 def save_figure(figure: ThemedFigure, output: str | Path) -> None:
-    """Save a figure, whole or not at all, in the format of the file's suffix: .png, .svg or .pdf.
+    """Save a figure atomically in the format of the file's suffix: .png, .svg or .pdf.
 
     Raises:
         UserError: the suffix is unknown, or the file cannot be written.

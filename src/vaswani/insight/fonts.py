@@ -1,4 +1,4 @@
-"""Fonts that have the characters of a text, from those that are installed."""
+"""Find installed fonts that have the characters of a text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MOST_SHOWN = 5  # characters in a warning
 REGULAR = (400, "normal", "regular", "book")  # weights
 INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp")  # categories of Unicode
 RIGHT_TO_LEFT = ("R", "AL")  # bidirectional classes of Unicode
-# What the names of fonts with East Asian characters contain. The same ideographs have several national forms.
+# Parts of the names of fonts with East Asian characters. An ideograph has several national forms.
 EAST_ASIAN = {"HIRAGANA": "CJK JP", "KATAKANA": "CJK JP", "HANGUL": "CJK KR", "CJK": "CJK SC"}
 
 
 def families_for(texts: Iterable[str]) -> list[str]:
-    """Return names of installed fonts that together have the characters of some texts.
+    """Return names of installed fonts that together have all characters of some texts.
 
-    Warns of characters that no installed font has, and says what to install. Warns of right-to-left text that
-    the installed matplotlib cannot lay out.
+    Warns of characters that no installed font has, with what to install, and of right-to-left text that the
+    installed matplotlib cannot lay out.
     """
     characters = {character for text in texts for character in text}
     _check_direction(characters)
@@ -36,7 +36,7 @@ def families_for(texts: Iterable[str]) -> list[str]:
 
 
 def _cover(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Return fonts for the characters, and the characters that none has."""
+    """Return fonts for the characters, and the characters that no font has."""
     from matplotlib.font_manager import fontManager
 
     families, missing = [FIRST], characters - _found(FIRST, characters)
@@ -51,7 +51,7 @@ def _cover(characters: set[str]) -> tuple[list[str], set[str]]:
 
 
 def _found(family: str, characters: set[str]) -> set[str]:
-    """Return those of the characters that a font has."""
+    """Return the characters that a font has."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     font = get_font(fontManager.findfont(FontProperties(family=[family])))
@@ -73,12 +73,12 @@ def _likeliest_first(families: set[str], characters: set[str]) -> list[str]:
 
 
 def _script(character: str) -> str:
-    """Return the first word of the character's name, which for letters is their script: ARABIC, CJK."""
+    """Return the first word of a character's name, which is the script of a letter: ARABIC, CJK."""
     return unicodedata.name(character, "UNNAMED").split()[0]
 
 
 def _add_new_fonts() -> bool:
-    """Add fonts installed since matplotlib listed them; return whether there are any."""
+    """Add fonts installed since matplotlib listed them; return whether it found any."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     known = {str(font.fname) for font in fontManager.ttflist}

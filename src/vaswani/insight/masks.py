@@ -1,4 +1,4 @@
-"""Plots of attention masks: which tokens each token attends to, as a model's attention weights show it.
+"""Plots of attention masks: which tokens each token attends to, read from a model's attention weights.
 
 B batch · T queries · S keys
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 MOST_ROWS = 4
 LONGEST = 64  # tokens
 LONGEST_WITH_LABELS = 12
-PANEL_SIZE = 3.2  # inches, of either side
-LEGEND_HEIGHT = 0.3  # more than what the panels leave
+PANEL_SIZE = 3.2  # inches, width and height
+LEGEND_HEIGHT = 0.3  # inches, in addition to the space that the panels leave
 
 
 class Cell(IntEnum):
-    """Whether a query attends to a key, and why not."""
+    """Whether a query attends to a key, or why not."""
 
     SEEN = 0
     SEEN_BY_PADDING = 1
@@ -47,7 +47,7 @@ LABELS = {
     Cell.LATER: "−∞: the key comes later",
     Cell.OUTSIDE: "−∞: not in the sparse pattern",
 }
-# Of labels; on the others, the theme's foreground.
+# Colours of labels in cells; other cells use the theme's foreground.
 INKS = {Cell.SEEN: "white", **dict.fromkeys((Cell.SEEN_BY_PADDING, Cell.PADDING, Cell.OUTSIDE), "black")}
 TITLES = {
     "encoder": "encoder: padding",
@@ -65,18 +65,18 @@ def colours_of_cells(theme: Theme) -> list[str]:
 def attention_masks(
     source_lengths: Sequence[int], target_lengths: Sequence[int], pattern: SparsePattern
 ) -> dict[str, torch.Tensor]:
-    """Return the masks of a batch, padded on the right: what each query attends to, int8 [B, T, S] of `Cell`.
+    """Return the masks of a batch, padded on the right: a `Cell` for each query and key, int8 [B, T, S].
 
-    They are read off the attention weights of small models, so that they are what the models do: a weight of
-    a key that a mask hides is 0.
+    The masks are read from the attention weights of small models, so that they show what the models do: the
+    weight of a hidden key is 0.
 
     Args:
-        source_lengths: tokens of each source.
-        target_lengths: tokens of each target, as many.
-        pattern: of the sparse encoder.
+        source_lengths: number of tokens of each source.
+        target_lengths: number of tokens of each target; as many as sources.
+        pattern: pattern of the sparse encoder.
 
     Returns:
-        Masks by the names of `TITLES`.
+        Masks, with the keys of `TITLES`.
 
     Raises:
         UserError: a length is not from 1 to `LONGEST`, or there are too many rows or too few targets.
@@ -155,10 +155,10 @@ def _cells(
 
     Args:
         seen: bool [B, T, S].
-        queries: which are real, bool [B, T].
-        keys: likewise, bool [B, S].
-        hidden: which pairs are hidden for another reason than padding, bool [T, S] or [B, T, S].
-        reason: why.
+        queries: which queries are not padding, bool [B, T].
+        keys: which keys are not padding, bool [B, S].
+        hidden: pairs that are hidden for a reason other than padding, bool [T, S] or [B, T, S].
+        reason: the cell of these pairs.
     """
     cells = torch.full(seen.shape, Cell.PADDING, dtype=torch.int8)
     if hidden is not None:
@@ -170,7 +170,7 @@ def _cells(
 
 
 def draw_masks(masks: dict[str, torch.Tensor], *, dark: bool = False) -> ThemedFigure:
-    """Plot the masks of `attention_masks`, a row for each row of the batch; label the cells of short ones."""
+    """Plot the masks of `attention_masks`, one row per row of the batch; label the cells of short masks."""
     num_rows = len(next(iter(masks.values())))
     size = (PANEL_SIZE * len(masks), PANEL_SIZE * num_rows + LEGEND_HEIGHT)
     with new_figure(size, dark=dark, layout="compressed") as figure:

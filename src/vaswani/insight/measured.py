@@ -1,4 +1,4 @@
-"""What evaluations and distillations have written about models: scores, sizes and speeds."""
+"""Read the scores, sizes and speeds of models that evaluations and distillations have written."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class MeasuredModel:
     """The measurements of a model.
 
     Args:
-        name: for the legend.
+        name: name for the legend.
         role: "teacher", "student" or "baseline" of a distillation, else "model".
-        parameters: their number.
+        parameters: number of parameters.
         speed: rows per second; None if unknown.
         scores: with their intervals, by metric.
         retentions: fractions of the teacher's scores, with their intervals, by metric.
-        names: of metrics, for display.
-        rows: how many were scored; None if unknown.
+        names: display names by metric.
+        rows: number of rows scored; None if unknown.
     """
 
     name: str
@@ -44,14 +44,14 @@ class MeasuredModel:
 
 
 def read_measured(path: Path) -> list[MeasuredModel]:
-    """Return the models of a file or folder, as far as they were measured.
+    """Return the measured models of a file or folder.
 
     Args:
-        path: a report of `vaswani distill` or `vaswani compare` or its folder, which has all models of the
-            comparison; or the folder of a training that was evaluated.
+        path: a report of `vaswani distill` or `vaswani compare`, or its folder, for all models in it; or the
+            folder of an evaluated training.
 
     Raises:
-        UserError: it is none of these, or cannot be read.
+        UserError: the path is none of these, or cannot be read.
     """
     if path.is_dir() and (path / REPORT).exists():
         path = path / REPORT
@@ -87,7 +87,7 @@ def _read_report(report: dict[str, Any]) -> list[MeasuredModel]:
 
 
 def _read_run(folder: Path) -> MeasuredModel:
-    """Return the model of a training, with the speed of its evaluation."""
+    """Return the model of a training, with the speed measured in its evaluation."""
     if not (folder / EVALUATION_FILE).exists():
         raise UserError(
             f"{folder} has neither {EVALUATION_FILE} nor {REPORT}; give the folder of a training that was "
@@ -109,7 +109,7 @@ def _read_run(folder: Path) -> MeasuredModel:
 
 
 def _estimates(entries: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Return the estimates that are defined."""
+    """Return the estimates that have a value."""
     return {
         metric: Estimate(entry["value"], entry["low"], entry["high"])
         for metric, entry in entries.items()

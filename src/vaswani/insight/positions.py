@@ -1,4 +1,4 @@
-"""Plots of position encodings (Vaswani et al., 2017, section 3.5), by the model's own code.
+"""Plots of position encodings (Vaswani et al., 2017, section 3.5), computed by the model's own code.
 
 T positions · d features
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vaswani.insight.themed_figure import ThemedFigure
 
 DEFAULT_LENGTH = 128
-LONGEST = 4096  # positions: their dot products are drawn too
+LONGEST = 4096  # positions; their dot products are drawn too
 WIDEST = 4096  # features
 ROW_SIZE = (11.0, 4.4)  # inches
 
@@ -38,7 +38,7 @@ def sinusoids(length: int, width: int, layout: str = "interleaved") -> torch.Ten
         layout: "interleaved" as in the paper, "concatenated" or "tensor2tensor" (see `VaswaniConfig`).
 
     Raises:
-        UserError: a number or the layout is not possible.
+        UserError: a number or the layout is invalid.
     """
     _check(length, width)
     try:
@@ -54,14 +54,14 @@ def sinusoids(length: int, width: int, layout: str = "interleaved") -> torch.Ten
 
 
 def positions_of(model: PreTrainedModel, length: int | None = None) -> dict[str, torch.Tensor]:
-    """Return the position encodings [T, d] of each stack of a model, of both once if they are equal.
+    """Return the position encodings [T, d] of each stack of a model; only once if both are equal.
 
     Args:
-        model: one of vaswani.
-        length: T; default `DEFAULT_LENGTH`, or all positions of a model that has learned fewer.
+        model: a model of vaswani.
+        length: T; default: `DEFAULT_LENGTH`, or all positions if the model has learned fewer.
 
     Raises:
-        UserError: the model has no position encodings, or fewer of them.
+        UserError: the model has no position encodings, or fewer than `length`.
     """
     stacks = [module for module in model.modules() if isinstance(module, VaswaniStack)]
     if not stacks:
@@ -106,10 +106,10 @@ def _check(length: int, width: int = 1) -> None:
 
 
 def draw_positions(encodings: Mapping[str, torch.Tensor], *, dark: bool = False) -> ThemedFigure:
-    """Plot encodings and, beside them, the dot product of each position with each other.
+    """Plot encodings and, beside them, the dot products of all pairs of positions.
 
     Args:
-        encodings: [T, d] with their titles; each has a row.
+        encodings: by title, encodings [T, d]; each gets a row.
         dark: whether the background is dark.
     """
     width, height = ROW_SIZE

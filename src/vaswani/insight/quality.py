@@ -1,4 +1,4 @@
-"""Plots of the quality of models against their speed and their size, and of what students retain."""
+"""Plots of models' quality against speed and size, and of the quality that students retain."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ROW_HEIGHT = 0.4
 def draw_quality(
     models: Sequence[MeasuredModel], metric: str | None = None, *, dark: bool = False
 ) -> ThemedFigure:
-    """Plot quality with its 95 % confidence interval against size and, of models that were timed, speed.
+    """Plot quality with 95 % confidence intervals against size and, if models were timed, against speed.
 
     Args:
-        models: each is a point, of a colour for its role.
-        metric: of `MeasuredModel.scores`; default the first that all models have.
+        models: each becomes a point, coloured by its role.
+        metric: a key of `MeasuredModel.scores`; default: the first that all models have.
         dark: whether the background is dark.
 
     Raises:
-        UserError: a model was not scored by the metric or on as many rows as others; matplotlib is missing.
+        UserError: a model lacks the metric or was scored on another number of rows; matplotlib is missing.
     """
     if len({model.rows for model in models} - {None}) > 1:
         scored = "; ".join(f"{model.name}: {model.rows or 'unknown'}" for model in models)
@@ -63,9 +63,9 @@ def draw_quality(
             for model, marker in zip(models, cycle(MARKERS), strict=False):
                 _draw_point(axes, place(model), model, metric, marker)
             axes.set(xlabel=label, ylabel=f"{models[0].names.get(metric, metric)}, with 95 % interval")
-            axes.set_xlim(0, 1.1 * max(place(model) or 0 for model in models))  # the markers whole
+            axes.set_xlim(0, 1.1 * max(place(model) or 0 for model in models))  # shows the markers whole
             axes.grid()
-        points = figure.axes[-1].lines[1::2]  # after the line of each interval
+        points = figure.axes[-1].lines[1::2]  # every second line; the others are intervals
         figure.legend(points, list(map(_label, models)), loc="outside right upper")
     return figure
 
@@ -95,7 +95,7 @@ def draw_retention(models: Sequence[MeasuredModel], *, dark: bool = False) -> Th
     """Plot the share of the teacher's scores that students retain, in percent with 95 % intervals.
 
     Args:
-        models: of a distillation; the teacher, which retains 100 %, is not drawn.
+        models: the models of a distillation; the teacher, which retains 100 %, is not drawn.
         dark: whether the background is dark.
 
     Raises:
@@ -122,7 +122,7 @@ def draw_retention(models: Sequence[MeasuredModel], *, dark: bool = False) -> Th
             )
         axes.axvline(100, linestyle="--", color=figure.theme.foreground, linewidth=1)
         axes.set_yticks(range(len(found)), labels)
-        axes.set_ylim(len(found) - 0.5, -0.7)  # the first on top, with room for its number
+        axes.set_ylim(len(found) - 0.5, -0.7)  # the first row on top, with space for its number
         axes.set_xlabel("share of the teacher's score, %, with 95 % interval")
         axes.margins(x=0.1)
         axes.grid(axis="x")

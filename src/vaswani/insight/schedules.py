@@ -1,4 +1,4 @@
-"""Plots of learning-rate schedules, over each other."""
+"""Plots of several learning-rate schedules on the same axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vaswani.insight.themed_figure import ThemedFigure
 
 SIZE = (8.0, 4.5)  # inches
-MOST_POINTS = 1000  # of a line
+MOST_POINTS = 1000  # per line
 
 
 def drawn_updates(max_steps: int) -> list[int]:
@@ -28,12 +28,12 @@ def draw_schedules(
     """Plot learning rates against updates.
 
     Args:
-        rates: the updates and the learning rate of each, by the name of the schedule.
+        rates: by name of the schedule, updates and their learning rates.
         dark: whether the background is dark.
     """
     with new_figure(SIZE, dark=dark, texts=rates) as figure:
         axes = figure.add_subplot()
-        # Dashes too, because schedules often share a part of their lines.
+        # Lines differ in dashes too, because schedules often overlap in part.
         styles = zip(cycle(LINES), cycle(DASHES), rates.values(), strict=False)
         lines = [axes.plot(*line, color=colour, linestyle=dash)[0] for colour, dash, line in styles]
         axes.set(xlabel="update", ylabel="learning rate")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_DRAWN_BLOCKS = 512
 MAX_DRAWN_HEADS = 32
 PANELS_IN_A_ROW = 4
-PANEL_SIZE = 4.0  # inches, of either side
+PANEL_SIZE = 4.0  # inches, width and height
 LEGEND_WIDTH = 2.0
 TITLE_HEIGHT = 0.5
 
@@ -35,7 +35,7 @@ class Reason(IntEnum):
     GLOBAL = 1
     WINDOW = 2
     RANDOM = 3
-    DIAGONAL = 4  # of a causal pattern: the block itself, in which each token sees the tokens up to it
+    DIAGONAL = 4  # causal patterns: the block itself, in which a token sees itself and earlier tokens
 
 
 LABELS = {
@@ -62,8 +62,8 @@ def block_reasons(pattern: SparsePattern, num_blocks: int) -> torch.Tensor:
     """Return why each query block sees each key block; `UNSEEN` exactly where `pattern.block_mask` is False.
 
     Returns:
-        int8 [H, N, N] of `Reason`. If there are several reasons, the first of global, window and random; on
-        the diagonal of a causal pattern always `DIAGONAL`.
+        int8 [H, N, N] of `Reason`: with several reasons, the first of global, window and random; always
+        `DIAGONAL` on the diagonal of a causal pattern.
     """
     pattern = pattern.in_blocks().within(num_blocks)
     full_rows = pattern.num_global_rows(num_blocks)
@@ -87,7 +87,7 @@ def density(pattern: SparsePattern, num_blocks: int) -> float:
 
 
 def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int, *, dark: bool = False) -> ThemedFigure:
-    """Plot a panel for each head, query blocks down and key blocks across, coloured by `Reason`.
+    """Plot a panel for each head: query blocks down, key blocks across, coloured by `Reason`.
 
     Raises:
         UserError: matplotlib is missing, or the number of blocks or heads is out of range.

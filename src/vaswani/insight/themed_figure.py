@@ -1,4 +1,4 @@
-"""A figure that is drawn with the settings of its own theme and fonts, whatever those of the process are."""
+"""A figure drawn with its own theme and fonts, whatever matplotlib's settings in the process are."""
 
 import io
 import warnings
@@ -21,9 +21,9 @@ class ThemedFigure(Figure):
     """A figure of matplotlib that keeps its theme. A notebook shows it.
 
     Args:
-        theme: its colours.
-        families: fonts, of which each has the characters that those before it lack.
-        options: of matplotlib's figure.
+        theme: colours of the figure.
+        families: fonts; each has characters that the earlier fonts lack.
+        options: arguments of matplotlib's `Figure`.
     """
 
     def __init__(self, theme: Theme, families: list[str], **options: Any):
@@ -39,20 +39,20 @@ class ThemedFigure(Figure):
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Give matplotlib this figure's settings, and its defaults for all others."""
+        """Give matplotlib this figure's settings, and its defaults for all other settings."""
         with _SETTINGS_IN_USE, matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(self._settings)
             yield
 
     def draw(self, renderer: RendererBase) -> None:
-        """Draw the figure; ticks and their labels are made only now."""
+        """Draw the figure under its settings, because ticks and their labels are created only now."""
         with self.settings(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # `fonts` has reported them
             super().draw(renderer)
 
     def to_bytes(self, suffix: str) -> bytes:
-        """Return the figure as a file of a format: png, svg or pdf."""
+        """Return the figure as the content of a file: png, svg or pdf."""
         picture = io.BytesIO()
         with self.settings():
             self.savefig(picture, format=suffix)

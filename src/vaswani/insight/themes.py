@@ -1,7 +1,7 @@
-"""Colours of figures on a light and on a dark background: one palette, of Okabe and Ito (2008).
+"""Colours of figures on light and dark backgrounds, from the palette of Okabe and Ito (2008).
 
-Its colours can be told apart with colour blindness. Yellow and black are left out: each is illegible on one
-of the backgrounds.
+Its colours can be distinguished with colour blindness. Yellow and black are left out, because each is
+illegible on one of the backgrounds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Theme:
     """Colours that depend on the background.
 
     Args:
-        background: of the figure.
-        foreground: of text and axes.
-        faint: of empty cells and borders, close to the background.
-        scale: of values from 0 to their maximum; the first is the background.
-        ends: of the most negative and the most positive values.
+        background: colour of the figure's background.
+        foreground: colour of text and axes.
+        faint: colour of empty cells and borders, close to the background.
+        scale: colours of values from 0 to their maximum; the first is the background.
+        ends: colours of the most negative and the most positive values.
     """
 
     background: str
@@ -38,12 +38,12 @@ class Theme:
 
     @property
     def sequential(self) -> Colormap:
-        """Colours of values from 0 on: the larger, the further from the background."""
+        """Return the colours of values from 0 on; larger values differ more from the background."""
         return _colormap(self.scale)
 
     @property
     def diverging(self) -> Colormap:
-        """Colours of values of both signs; 0 in the middle is the background."""
+        """Return the colours of values of both signs; 0 has the colour of the background."""
         return _colormap((self.ends[0], self.background, self.ends[1]))
 
     def settings(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Readable tokens: the text of each token of a sequence, and the words that tokens form.
 
-The tokens of a vocabulary are made for machines: they mark the beginnings of words ("▁", "Ġ"), their ends
-("</w>") or their continuations ("##", "@@"), and may be bytes. Here each becomes the part of the text that it
-stands for. Several tokens that are the bytes of one character show it with their number: "中 1/3".
+The tokens of a vocabulary mark the beginnings of words ("▁", "Ġ"), their ends ("</w>") or their continuations
+("##", "@@"), and may be bytes. This module converts each token to the part of the text that it represents.
+Several tokens that are the bytes of one character show the character with their number: "中 1/3".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
 from vaswani.data.text_codec import TextCodec
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece's byte fallback
-_LONE_BYTE = re.compile("[\udc80-\udcff]")  # as "surrogateescape" decodes one that is no character
+_LONE_BYTE = re.compile("[\udc80-\udcff]")  # an invalid byte as "surrogateescape" decodes it
 _SPACES = {" ": "␣", "\n": "↵", "\t": "⇥"}
-# Letters, digits and joiners, with apostrophes between them; each token of a script without spaces is a word.
+# Letters, digits and joiners, with apostrophes between them; in scripts without spaces, each token is a word.
 _NO_SPACES = f"[{HAN}{KANA}{SOUTHEAST}]"
 _INSIDE = rf"(?:(?!{_NO_SPACES})[\p{{L}}\p{{M}}\p{{N}}_\x{{200C}}\x{{200D}}])+"
 _WORD = Split(Regex(rf"{_INSIDE}(?:['’]{_INSIDE})*"), behavior="removed", invert=True)
@@ -36,8 +36,8 @@ class TokenTexts:
 
     Args:
         tokens: the text of each token, never empty.
-        words: the texts of the words; a special token and a punctuation mark are words of their own.
-        word_of: for each token the number of its word, in order.
+        words: the texts of the words; special tokens and punctuation marks are separate words.
+        word_of: the index of each token's word, in ascending order.
     """
 
     tokens: tuple[str, ...]
@@ -49,8 +49,8 @@ def token_texts(codec: TextCodec, token_ids: Sequence[int]) -> TokenTexts:
     """Return the texts of tokens.
 
     Args:
-        codec: of the side that the tokens belong to.
-        token_ids: with special tokens, which keep their names.
+        codec: the codec of the side that the tokens belong to.
+        token_ids: includes special tokens, which keep their names.
     """
     names = codec.tokens(token_ids)
     special = set(codec.tokenizer.all_special_ids)
@@ -72,7 +72,7 @@ def token_texts(codec: TextCodec, token_ids: Sequence[int]) -> TokenTexts:
 
 
 def _spelling(codec: TextCodec) -> Callable[[str], bytes]:
-    """Return what spells a token of the vocabulary as bytes of text, with the spaces around it."""
+    """Return a function that spells a token as bytes of text, with the spaces around it."""
     decoders = _decoders(codec.tokenizer)
     vocabulary = codec.vocabulary()
     ends_words = any(token.endswith("</w>") for token in vocabulary)
@@ -93,7 +93,7 @@ def _spelling(codec: TextCodec) -> Callable[[str], bytes]:
             token = token.removesuffix("@@") if token.endswith("@@") else f"{token} "
         elif begins_words:
             token = token.replace("▁", " ")
-        elif not (byte_of or ends_words):  # nothing marks words, so each token is one
+        elif not (byte_of or ends_words):  # nothing marks words, so each token is a word
             token = f" {token}"
         return (token + after).encode()
 
@@ -101,7 +101,7 @@ def _spelling(codec: TextCodec) -> Callable[[str], bytes]:
 
 
 def _decoders(tokenizer: Any) -> set[str]:
-    """Return the kinds of decoders that a tokenizer of the tokenizers library has; none for others."""
+    """Return the types of a tokenizer's decoders; empty unless the tokenizers library implements it."""
     if not tokenizer.is_fast or tokenizer.backend_tokenizer.decoder is None:
         return set()
     settings = json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())
@@ -109,9 +109,9 @@ def _decoders(tokenizer: Any) -> set[str]:
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level vocabulary stands for (Radford et al., 2019).
+    """Return the byte that each letter of a byte-level vocabulary represents (Radford et al., 2019).
 
-    Printable characters of Latin-1 stand for themselves, and the letters from U+0100 on for the other bytes.
+    Printable characters of Latin-1 represent themselves; the letters from U+0100 on represent other bytes.
     """
     letters = sorted(ByteLevel.alphabet())
     own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
@@ -120,9 +120,9 @@ def _byte_of_letter() -> dict[str, int]:
 
 
 def _texts_of_bytes(spelled: Sequence[bytes]) -> TokenTexts:
-    """Return the texts of tokens between which there is no special one, from their bytes."""
-    text = b"".join(spelled).decode("utf-8", "surrogateescape")  # bytes of no character become one each
-    starts = [0, *accumulate(map(len, spelled))]  # of the tokens, and the end
+    """Return the texts of tokens from their bytes; none of the tokens is special."""
+    text = b"".join(spelled).decode("utf-8", "surrogateescape")  # each invalid byte becomes one character
+    starts = [0, *accumulate(map(len, spelled))]  # start of each token, and the end
     tokens = [""] * len(spelled)
     chars: list[list[int]] = [[] for _ in spelled]  # of each token
     place = 0
@@ -146,7 +146,7 @@ def _texts_of_bytes(spelled: Sequence[bytes]) -> TokenTexts:
 
 
 def _word_keys(text: str, chars: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-    """Return what each token belongs to, equal for those of a word: tokens of spaces join the next one."""
+    """Return a key for each token, equal within a word; tokens of spaces join the next token."""
     word_of_char = _words_of_chars(text)
     keys: list[tuple[str, int]] = []
     for numbers in reversed(chars):
@@ -157,7 +157,7 @@ def _word_keys(text: str, chars: Sequence[Sequence[int]]) -> list[tuple[str, int
             is_break = any(text[number] != " " for number in numbers)
             keys.append(("space", len(keys)) if is_break or not keys else keys[-1])
     keys.reverse()
-    for place in range(1, len(keys)):  # the rest of a character belongs where it begins
+    for place in range(1, len(keys)):  # the remaining bytes of a character join its first token
         before, here = chars[place - 1], chars[place]
         if before and here and before[-1] == here[0]:
             keys[place] = keys[place - 1]
@@ -165,7 +165,7 @@ def _word_keys(text: str, chars: Sequence[Sequence[int]]) -> list[tuple[str, int
 
 
 def _words_of_chars(text: str) -> list[tuple[str, int]]:
-    """Return for each character what it belongs to: the number of a word, or itself."""
+    """Return a key for each character: the number of its word, or its own number."""
     found = [("character", number) for number in range(len(text))]
     for number, (_, (start, end)) in enumerate(_WORD.pre_tokenize_str(text)):
         found[start:end] = [("word", number)] * (end - start)
@@ -173,5 +173,5 @@ def _words_of_chars(text: str) -> list[tuple[str, int]]:
 
 
 def _visible(text: str) -> str:
-    """Return a text without spaces around it, or with signs for them if it has nothing else."""
+    """Return a text without surrounding spaces, or with symbols for them if it has nothing else."""
     return text.strip() or "".join(_SPACES.get(char, "␣") for char in text) or "∅"

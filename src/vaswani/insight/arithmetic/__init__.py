@@ -1,5 +1,5 @@
-"""The arithmetic of a model: its parameters, operations, memory, traffic, and the floor of its time.
+"""The arithmetic of a model: parameters, operations, memory, traffic, and the floor of its time.
 
 After "Transformer Inference Arithmetic" (kipply, 2022, https://kipp.ly/transformer-inference-arithmetic/),
-for encoder-decoders, encoders and decoders, dense and sparse. `estimate` puts all of it together.
+for encoder-decoders, encoders and decoders, dense and sparse. `estimate` combines all of it.
 """

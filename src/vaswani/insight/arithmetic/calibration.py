@@ -15,9 +15,9 @@ COPIED_BYTES = 1 << 28  # far more than any cache holds
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Floating-point operations per second of a large matrix product: the best of some, measured now.
+    """Measure the floating-point operations per second of a large matrix product: the best of several runs.
 
-    On a CPU by the faster of PyTorch and of what computes our linear layers.
+    On a CPU, the faster of PyTorch and the kernels of our linear layers counts.
     """
     size = 1024 if device.type == "cpu" else 8192
     left = torch.ones(size, size, device=device, dtype=dtype)
@@ -27,19 +27,19 @@ def matrix_peak(device: torch.device, dtype: torch.dtype = torch.float32) -> flo
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second that this machine's memory reads and writes in a large copy: the best of some."""
+    """Measure the bytes per second that a large copy reads and writes in memory: the best of several runs."""
     source = torch.ones(COPIED_BYTES // 4, device="cpu")
     target = torch.empty_like(source)
     return 2 * COPIED_BYTES / _fastest(torch.Tensor.copy_, target, source)
 
 
 def memory_size() -> float:
-    """Bytes of memory of this machine."""
+    """Return the bytes of memory of this machine."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _fastest(operation: Callable, left: torch.Tensor, right: torch.Tensor) -> float:
-    """Seconds: the least of some runs, of which the first of all warms up."""
+    """Return the shortest time of several runs in seconds; each measured run follows a warm-up run."""
     best, start = float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() - start < SECONDS_OF_MEASURING:
         operation(left, right)

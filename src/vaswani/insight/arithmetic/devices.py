@@ -1,4 +1,4 @@
-"""Devices by their rates: those that ship with the package, a file, or this machine's CPU, measured."""
+"""Devices and their rates: shipped with the package, from a file, or measured on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vaswani.insight.arithmetic.calibration import copy_bandwidth, matrix_peak, 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU = "cpu"
-SHIPPED = "devices/"  # before the names of configurations that describe devices
+SHIPPED = "devices/"  # prefix of the configurations that describe devices
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Device:
     """The rates of one device.
 
     Args:
-        name: for people.
+        name: name for display.
         flops: A_f, peak operations per second, by dtype.
         bandwidth: A_bm, bytes per second between the device and its memory.
-        memory: bytes.
+        memory: size of the memory in bytes.
         link_bandwidth: A_c, bytes per second that it sends to other devices; None if it has no link.
-        link_latency: seconds of a message.
+        link_latency: seconds per message.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Device:
         return self.flops[dtype]
 
     def or_faster(self, again: Device) -> Device:
-        """Return the device with the higher of two measurements of each rate."""
+        """Return the device with the higher of two measurements for each rate."""
         flops = {dtype: max(peak, again.flops[dtype]) for dtype, peak in self.flops.items()}
         return replace(self, flops=flops, bandwidth=max(self.bandwidth, again.bandwidth))
 
@@ -62,16 +62,16 @@ def device_names() -> list[str]:
 
 
 def check_device(name: str) -> None:
-    """Raise a UserError if a device is no known name and no file."""
+    """Raise a UserError unless a device is a known name or a file."""
     if name.removeprefix(SHIPPED) not in device_names() and not os.path.lexists(name):
         raise UserError(f"device {name!r} is unknown; expected {listing(device_names())} or a file")
 
 
 def find_device(name: str, dtype: str = "float32") -> Device:
-    """Return the device of a name or in a file; "cpu" measures this machine's in a dtype.
+    """Return a device by name or from a file; "cpu" measures this machine's CPU in a dtype.
 
     Raises:
-        UserError: no device has that name, or the file does not describe one.
+        UserError: no device has this name, or the file does not describe a device.
     """
     check_device(name)
     if name == CPU:
@@ -85,10 +85,10 @@ def find_device(name: str, dtype: str = "float32") -> Device:
 
 
 def read_device(path: Path) -> Device:
-    """Read a device from a YAML or JSON file: name, flops by dtype, bandwidth, memory, and link.
+    """Read a device from a YAML or JSON file: name, flops by dtype, bandwidth, memory, and optionally link.
 
     Raises:
-        UserError: the file cannot be read, lacks a field, has another, or has a number that is not positive.
+        UserError: the file cannot be read, lacks a field, has an unknown field, or a number is not positive.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def read_device(path: Path) -> Device:
 
 
 class _Fields:
-    """The fields of a mapping in a device file, all of which are known."""
+    """The fields of a mapping in a device file; raises a UserError for unknown or missing fields."""
 
     def __init__(self, path: Path, values: Any, required: set[str], further: set[str], prefix: str = ""):
         self.path, self.values, self.prefix = path, values, prefix
@@ -125,7 +125,7 @@ class _Fields:
         return self.values[name]
 
     def number(self, name: str) -> float:
-        """Return a positive number; YAML reads 312e12 without point and sign as a text."""
+        """Return a positive number; texts too, because YAML reads 312e12, without point and sign, as text."""
         value = self.values[name]
         try:
             number = float("nan" if isinstance(value, bool) else value)

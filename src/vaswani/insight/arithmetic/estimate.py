@@ -1,4 +1,4 @@
-"""Estimate the cost of training, reading and writing on a device, as plain values."""
+"""Estimate the cost of training, reading and writing on a device, as values ready for JSON."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_work(config: PreTrainedConfig, work: Work, device: Device) -> None:
 
 
 def _check_positions(config: VaswaniFamilyConfig, work: Work) -> None:
-    """Raise a UserError if there is no learned position for a token."""
+    """Raise a UserError if a token has no learned position."""
     if config.position_embedding != "learned":
         return
     lengths = {"source": work.source, "target": work.target}
@@ -74,7 +74,7 @@ def _check_positions(config: VaswaniFamilyConfig, work: Work) -> None:
 
 
 def _check_blocks(config: VaswaniFamilyConfig, work: Work) -> None:
-    """Raise a UserError if a sparse pattern has no numbers for so many blocks."""
+    """Raise a UserError if a sparse pattern does not support as many blocks."""
     for stack in config.stacks:
         for layer, kind in enumerate(config.layer_attention(stack)):
             pattern = config.sparse_pattern(stack, layer) if kind == "sparse" else None
@@ -90,8 +90,8 @@ def estimate(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[
 
     Args:
         model: of this project; it may be on the meta device.
-        work: what is trained on, read and written.
-        device: one of `work.devices`.
+        work: the amount of training, reading and writing.
+        device: one of the `work.devices` equal devices.
 
     Returns:
         Numbers in bytes, seconds and operations, ready for JSON.
@@ -122,7 +122,7 @@ def estimate(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[
 
 
 def put_beside(found: dict[str, Any], seconds: dict[str, float]) -> None:
-    """Add measured seconds to the phases of an estimate, and the share of their floor that is reached."""
+    """Add measured seconds to the phases of an estimate, and the floor as a share of these seconds."""
     for name, phase in found["phases"].items():
         phase["measured_seconds"] = seconds[name]
         phase["reached"] = phase["floor_seconds"] / seconds[name]
@@ -155,8 +155,8 @@ def _shown(phase: Phase, device: Device, work: Work) -> dict[str, Any]:
 def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str, float]]:
     """Return the bytes that one device holds in training and in inference, with their sums.
 
-    In training under autocast there are copies of the weights in half precision. The states of inference are
-    those of the widest layer, and the logits in float32.
+    Training under autocast also holds copies of the weights in half precision. Inference holds the states of
+    the widest layer, and the logits in float32.
     """
     config, work = phases.config, phases.work
     lengths = (work.source, work.target) if phases.has_source else (work.source + work.target, 0)
@@ -192,10 +192,10 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
 
 
 def relations_of(config: VaswaniFamilyConfig, work: Work, device: Device) -> Relations:
-    """Return kipply's relations of the stack that writes, or of an encoder."""
+    """Return kipply's relations for the decoder, or for a model with only an encoder."""
     stack = config.stacks[-1]
     layers, width = getattr(config, f"{stack}_layers"), config.d_model
-    attends = 2 if config.is_encoder_decoder else 0  # to the source: the projections of query and output
+    attends = 2 if config.is_encoder_decoder else 0  # cross-attention: the projections of query and output
     weights = layers * ((4 + attends) * width**2 + 2 * width * getattr(config, f"{stack}_ffn_dim"))
     sums = 3 if config.is_encoder_decoder else 2
     return Relations(layers, width, weights, sums, device, work.devices, work.dtype, work.number)

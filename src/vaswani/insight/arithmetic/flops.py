@@ -1,10 +1,11 @@
 """Floating-point operations of a model.
 
-Only matrix products, which dominate, are counted: two operations for each weight and token, and for each pair
-of tokens in attention and feature. This is what `torch.utils.flop_counter.FlopCounterMode` counts of the
-reference implementation. Dense attention counts all pairs, in a decoder too, whichever kernel computes it;
-sparse attention counts the pairs that its pattern makes visible. A training step takes three times the
-forward pass (Kaplan et al., 2020, arXiv:2001.08361, section 2.1): going back takes two products for each one.
+Only matrix products, which dominate, are counted: two operations for each weight and token, and, in
+attention, for each pair of tokens and feature. `torch.utils.flop_counter.FlopCounterMode` counts the same for
+the reference implementation. Dense attention counts all pairs, also in a decoder, whichever kernel computes
+it; sparse attention counts the pairs that its pattern makes visible. A training step takes three times as
+many operations as the forward pass (Kaplan et al., 2020, arXiv:2001.08361, section 2.1): the backward pass
+takes two products for each product of the forward pass.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConf
 Number = TypeVar("Number", int, torch.Tensor)
 
 FORWARD_AND_BACKWARD = 3
-# Linear layers above the stacks that are applied to every token; the others are applied once to each text.
+# Linear layers above the stacks that are applied to every token; others are applied once per text.
 HEADS_OF_TOKENS = ("lm_head", "mlm_transform.dense", "qa_outputs")
 
 
 def stack_flops(config: VaswaniFamilyConfig, stack: str, rows: int, length: int) -> int:
-    """Return the operations of self-attention and feed-forward layers of a stack, without head.
+    """Return the operations of a stack's self-attention and feed-forward layers, without the head.
 
     Args:
         config: of the model.
         stack: "encoder" or "decoder".
-        rows: of the batch.
-        length: tokens of each, padding included.
+        rows: number of rows of the batch.
+        length: tokens per row, including padding.
     """
     heads, layers = (getattr(config, f"{stack}_{size}") for size in ("attention_heads", "layers"))
     patterns = (config.sparse_pattern(stack, layer) for layer in range(layers))
@@ -44,19 +45,19 @@ def decoding_flops(config: VaswaniFamilyConfig, rows: int, past: int, steps: int
 
     Args:
         config: of the model.
-        rows: of the batch.
+        rows: number of rows of the batch.
         past: tokens before the first step, whose keys and values are in the cache.
-        steps: their number.
+        steps: number of steps.
     """
     return _layers_flops(config, "decoder", rows, steps, decoding_pairs(config, past, steps))
 
 
 def decoding_pairs(config: VaswaniFamilyConfig, past: int, steps: int) -> int:
-    """Return the keys that the queries of these steps see, summed over heads and layers of the decoder."""
+    """Return the number of keys that the steps' queries see, summed over heads and layers of the decoder."""
     pairs = 0
     for layer in range(config.decoder_layers):
         if pattern := config.sparse_pattern("decoder", layer):
-            # Causal: what a row sees does not depend on the rows after it.
+            # In causal attention, later rows do not change what a row sees.
             pairs += visible_pairs(pattern, past + steps) - (visible_pairs(pattern, past) if past else 0)
         else:
             pairs += config.decoder_attention_heads * (steps * past + steps * (steps + 1) // 2)
@@ -64,7 +65,7 @@ def decoding_pairs(config: VaswaniFamilyConfig, past: int, steps: int) -> int:
 
 
 def _layers_flops(config: VaswaniFamilyConfig, stack: str, rows: int, tokens: int, pairs: int) -> int:
-    """Operations of all weights for the tokens of each row, and of two products for each pair."""
+    """Return the operations of all weights for the tokens of each row, and of two products for each pair."""
     heads, layers, inner = (
         getattr(config, f"{stack}_{size}") for size in ("attention_heads", "layers", "ffn_dim")
     )
@@ -73,13 +74,13 @@ def _layers_flops(config: VaswaniFamilyConfig, stack: str, rows: int, tokens: in
 
 
 def cross_attention_flops(config: VaswaniFamilyConfig, rows: int, source_length: int, length: int) -> int:
-    """Return the operations of the target's side of attention to the source: [rows, length] queries."""
+    """Return the operations of cross-attention for [rows, length] queries, without keys and values."""
     per_token = 2 * config.d_model**2 + 2 * source_length * config.d_model
     return 2 * rows * length * config.decoder_layers * per_token
 
 
 def source_projection_flops(config: VaswaniFamilyConfig, rows: int, source_length: int) -> int:
-    """Return the operations of the source's keys and values in all layers of the decoder."""
+    """Return the operations of the projections to the source's keys and values in all decoder layers."""
     return 2 * rows * source_length * config.decoder_layers * 2 * config.d_model**2
 
 
@@ -91,12 +92,12 @@ def prediction_flops(config: VaswaniFamilyConfig, num_tokens: Number) -> Number:
 
 
 def head_flops(model: nn.Module, rows: int, tokens: int) -> int:
-    """Return the operations of everything above the stacks, for any head.
+    """Return the operations of the layers above the stacks, for any head.
 
     Args:
         model: of this project; it may be on the meta device.
-        rows: texts, each of which a classifier rates once.
-        tokens: of all rows together that a head of tokens sees.
+        rows: number of texts; a classifier is applied once to each.
+        tokens: number of tokens in all rows together to which a token head is applied.
     """
     return sum(
         2 * module.weight.numel() * (tokens if is_head_of_tokens(model, name) else rows)
@@ -111,13 +112,13 @@ def is_head_of_tokens(model: nn.Module, name: str) -> bool:
 
 
 def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
-    """Return the operations of one forward pass of an encoder-decoder, logits included.
+    """Return the operations of one forward pass of an encoder-decoder, including the logits.
 
     Args:
         config: of the model.
-        rows: of the batch.
-        source_length: tokens of each, padding included.
-        target_length: likewise.
+        rows: number of rows of the batch.
+        source_length: tokens per source, including padding.
+        target_length: tokens per target, including padding.
     """
     return (
         stack_flops(config, "encoder", rows, source_length)

@@ -1,4 +1,4 @@
-"""The real model at work on this machine's CPU, to put beside the floor of its time."""
+"""Measure a real model on this machine's CPU, for comparison with the floor of its time."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vaswani.insight.arithmetic.estimate import memory
 from vaswani.insight.arithmetic.phases import Phases, Work
 from vaswani.model.stacks import VaswaniPreTrainedModel
 
-RUNS, SECONDS = 3, 1.0  # at least, of each phase
+RUNS, SECONDS = 3, 1.0  # minimum for each phase
 
 
 def measure(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[str, float]:
-    """Return the seconds of each phase, medians of some runs after one that warms up.
+    """Return the seconds of each phase: the median of several runs after a warm-up run.
 
-    What runs is a new model of the same shape on random tokens, which changes no time. Training runs with
-    AdamW, and under autocast where the dtype is not float32; inference runs with weights in the dtype.
+    Runs a new model of the same shape on random tokens, which does not change the time. Training runs with
+    AdamW, under autocast if the dtype is not float32; inference runs with weights in the dtype.
 
     Args:
         model: of this project; it may be on the meta device.
-        work: to be done.
-        device: this machine.
+        work: the work of the model.
+        device: this machine's CPU.
 
     Raises:
-        UserError: it does not fit into the memory.
+        UserError: the training does not fit into the memory.
     """
     phases = Phases(model, work)
     needed = memory(model, phases)["training"]["all"]
@@ -64,7 +64,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _tokens(phases: Phases, rows: int, length: int) -> torch.Tensor:
-    """Random tokens that either vocabulary has, and no padding."""
+    """Return random tokens that both vocabularies have, without padding."""
     config = phases.config
     size = min(config.vocab_size, getattr(config, "decoder_vocab_size", None) or config.vocab_size)
     ids = torch.randint(size, (rows, length))
@@ -81,7 +81,7 @@ def _training(model: VaswaniPreTrainedModel, phases: Phases) -> Callable[[], Non
         sides = (_tokens(phases, work.batch, work.source + work.target),) * 2
     inputs: dict[str, Any] = {"input_ids": sides[0]}
     if hasattr(model, "lm_head"):
-        inputs |= {"labels": sides[1], "smoothing": 0.1}  # as trainings compute the loss
+        inputs |= {"labels": sides[1], "smoothing": 0.1}  # computes the loss as trainings do
 
     def step() -> None:
         with torch.autocast("cpu", DTYPES[work.dtype], enabled=work.dtype != "float32"):
@@ -104,7 +104,7 @@ def _reading(model: Any, phases: Phases, source: torch.Tensor) -> Callable[[], A
 
 
 def _encode(model: Any, source: torch.Tensor) -> Any:
-    """The encoder's output, and the keys and values of the source in each layer of the decoder."""
+    """Return the encoder's output, after computing the source's keys and values in each decoder layer."""
     encoded = model.get_encoder()(source)
     for layer in model.get_decoder().layers:
         layer.encoder_attn.k_proj(encoded.last_hidden_state)
@@ -113,7 +113,7 @@ def _encode(model: Any, source: torch.Tensor) -> Any:
 
 
 def _step(model: Any, phases: Phases, source: torch.Tensor) -> Callable[[], None]:
-    """The last step again and again: the cache forgets the token that it adds."""
+    """Return a function that runs the last step; it removes the added token from the cache again."""
     work = phases.work
     past, steps = phases.steps()
     past += max(steps, 1) - 1
@@ -135,7 +135,7 @@ def _step(model: Any, phases: Phases, source: torch.Tensor) -> Callable[[], None
 
 
 def _writing(model: Any, phases: Phases, source: torch.Tensor) -> Callable[[], Any]:
-    """A whole search, whose hypotheses all have the length of the target."""
+    """Return a function that runs a whole search, in which all hypotheses have the target's length."""
     work = phases.work
     length = {"min_new_tokens": work.target, "max_new_tokens": work.target}
     options = {**length, "num_beams": work.beams, "do_sample": False}

@@ -1,4 +1,4 @@
-"""Bytes that a model keeps: its keys and values, and what training keeps for the backward pass.
+"""The memory of a model: its keys and values, and the activations that training keeps for the backward pass.
 
 B batch · K beams · S source length · T target length · H heads · d width · f inner width of feed-forward
 """
@@ -14,10 +14,10 @@ from transformers.activations import ACT2FN
 from vaswani.kernels import half_attention, short_attention
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
-SINGLE = 4  # bytes of float32, in which norms, master weights, gradients and Adam's moments are
+SINGLE = 4  # bytes of float32, the dtype of norms, master weights, gradients and Adam's moments
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTES_OF_AN_ID = 8
-BYTES_OF_A_CHOICE = 1  # what dropout remembers of an element
+BYTES_OF_A_CHOICE = 1  # kept by dropout for each element
 
 
 def self_cache_bytes(config: VaswaniFamilyConfig, rows: int, tokens: int, dtype: str) -> int:
@@ -39,20 +39,20 @@ def activation_bytes(
     on_cpu: bool = False,
     devices: int = 1,
 ) -> int:
-    """Return what autograd keeps of a forward pass in training, without parameters.
+    """Return the bytes that autograd keeps for the backward pass of a training step, without parameters.
 
-    Under autocast to half precision, what enters a product is kept in it, once for each product; norms keep
-    float32. The loss over the vocabulary is computed a few tokens at a time and keeps no logits. What other
-    heads keep is small, and left out.
+    Under autocast, the input of each product is kept in half precision, once per product; norms keep float32.
+    The loss over the vocabulary is computed a few tokens at a time and keeps no logits. Other heads keep
+    little, which is left out.
 
     Args:
         config: of the model.
-        rows: of the batch.
-        source_length: tokens of each; of a model of one stack, all of its tokens.
-        target_length: tokens of the target; 0 for a model of one stack.
-        dtype: of the products.
-        on_cpu: whether the CPU's kernels compute attention, which keep the weights of short sequences.
-        devices: that divide heads and inner features between them; the result is what one of them keeps.
+        rows: number of rows of the batch.
+        source_length: tokens per source; for a model of one stack, all of its tokens.
+        target_length: tokens per target; 0 for a model of one stack.
+        dtype: dtype of the products.
+        on_cpu: whether the CPU's kernels compute attention; they keep the weights of short sequences.
+        devices: number of devices, which divide heads and inner features; the result is for one device.
     """
     keeps = _Kept(config, rows, dtype, on_cpu, devices)
     if isinstance(config, VaswaniConfig):
@@ -62,20 +62,20 @@ def activation_bytes(
 
 
 class _Kept:
-    """What the parts of a model keep, in bytes."""
+    """The bytes that the parts of a model keep for the backward pass."""
 
     def __init__(self, config: VaswaniFamilyConfig, rows: int, dtype: str, on_cpu: bool, devices: int):
         self.config, self.rows, self.on_cpu, self.devices = config, rows, on_cpu, devices
-        self.number = BYTES[dtype]  # in products
+        self.number = BYTES[dtype]  # bytes of a number in products
         self.is_half = self.number < SINGLE
         self.choices = BYTES_OF_A_CHOICE if config.dropout else 0
-        self.norm = SINGLE * (config.d_model + 2)  # of a token: its input, mean and deviation
+        self.norm = SINGLE * (config.d_model + 2)  # per token: its input, mean and deviation
 
     def stack(self, stack: str, length: int, source_length: int | None = None) -> int:
         """Return the bytes of a stack, from its embeddings to its output."""
         config, width = self.config, self.config.d_model
         tokens = self.rows * length
-        ends = BYTES_OF_AN_ID + self.choices * width + SINGLE * width  # ids; the output, for what comes next
+        ends = BYTES_OF_AN_ID + self.choices * width + SINGLE * width  # ids; the output, for the next layer
         ends += self.norm * (config.embedding_norm + bool(config.final_norm))
         if getattr(config, "mlm_transform", False):
             ends += self.norm + width * (self.number + self._activation())
@@ -86,24 +86,24 @@ class _Kept:
         )
         if source_length is not None:
             each = tokens * self._cross_attention() + self._weights(stack, length, source_length)
-            inputs = 2 if self.is_half else 0  # else those of the encoder's output, which counts them
+            inputs = 2 if self.is_half else 0  # in float32, the encoder's output, already counted
             sources = self.rows * source_length * self.number * (inputs * width + 2 * width // self.devices)
             layers += config.decoder_layers * (each + sources)
         return tokens * ends + layers
 
     def _self_attention(self) -> int:
-        """Per token: the input (once a projection under autocast), q, k, v, the output, and the norm."""
+        """Return bytes per token: input (under autocast once per projection), q, k, v, output, and norm."""
         inputs = 3 if self.is_half else 1
         width, divided = self.config.d_model, 4 * self.config.d_model // self.devices
         return (inputs * width + divided) * self.number + width * self.choices + self.norm
 
     def _cross_attention(self) -> int:
-        """Per token of the target: the input, q, the output, and the norm."""
+        """Return bytes per target token: the input, q, the output, and the norm."""
         width, divided = self.config.d_model, 2 * self.config.d_model // self.devices
         return (width + divided) * self.number + width * self.choices + self.norm
 
     def _feed_forward(self, stack: str) -> int:
-        """Per token: the input, what the activation keeps, and the norm."""
+        """Return bytes per token: the input, the tensors that the activation keeps, and the norm."""
         drops = bool(self.config.activation_dropout)
         inner = self._activation(drops) + (BYTES_OF_A_CHOICE if drops else 0)
         inputs = self.config.d_model * (self.number + self.choices)
@@ -113,7 +113,7 @@ class _Kept:
         return self.number * tensors_of_activation(self.config.activation_function, drops)
 
     def _weights(self, stack: str, length: int, keys: int, is_sparse: bool = False) -> int:
-        """Of an attention: its weights where the kernel keeps them, else a sum for each query."""
+        """Return the bytes of attention weights if the kernel keeps them, else of a sum for each query."""
         queries = self.rows * getattr(self.config, f"{stack}_attention_heads") // self.devices * length
         drops = bool(self.config.attention_dropout)
         if is_sparse:  # the output once more, in the layout of the next product
@@ -126,7 +126,7 @@ class _Kept:
         converts = self.is_half and (drops or not stays_half)
         copies = width * (length + 2 * keys) * (SINGLE - self.number) if converts else 0  # of q, k and v
         if drops and stays_half:
-            return copies + queries * keys * 3 * SINGLE  # PyTorch's chain of operations, in float32
+            return copies + queries * keys * 3 * SINGLE  # PyTorch's separate operations, in float32
         if drops or length * keys <= short_attention.MAX_WEIGHTS:
             return copies + queries * keys * (SINGLE + (BYTES_OF_A_CHOICE if drops else 0))
         output = width * length * SINGLE if converts else 0  # before it is converted back
@@ -135,20 +135,20 @@ class _Kept:
 
 @cache
 def tensors_of_activation(name: str, drops: bool = False) -> int:
-    """Return how many tensors of inner width an activation and the product after it keep.
+    """Return the number of tensors of inner width that an activation and the product after it keep.
 
     Args:
         name: one of transformers' `ACT2FN`.
         drops: whether dropout stands between them; its own memory is not counted.
     """
     states, weight = (torch.zeros(1, 1, requires_grad=True) for _ in range(2))
-    kept = []  # the tensors themselves: a storage that is freed can come back at the same place
+    kept = []  # keeps the tensors alive, because a new tensor can reuse the address of a freed one
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = ACT2FN[name](states + 0)  # a result, as that of the first product
+        hidden = ACT2FN[name](states + 0)  # not a leaf, like the result of the first product
         nn.functional.linear(hidden + 0 if drops else hidden, weight)
     return len({tensor.untyped_storage().data_ptr() for tensor in kept} - {weight.data_ptr()})

@@ -1,4 +1,4 @@
-"""The parameters of a model by part, and those that each of several devices holds."""
+"""Count the parameters of a model by part, and the parameters that each of several devices holds."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EMBEDDINGS = ("embed_tokens", "embed_positions", "embed_token_types")
 
 
 def parameters_by_part(model: PreTrainedModel) -> dict[str, int]:
-    """Return the numbers of parameters, which add up to the model's; weights that parts share count once.
+    """Return the number of parameters of each part. Shared weights count once; the sum is the model's number.
 
     Args:
         model: of this project; it may be on the meta device.
 
     Returns:
-        Embeddings, then of each stack its attention, feed-forward layers and norms, then the head.
+        Embeddings, then attention, feed-forward layers and norms of each stack, then the head.
     """
     counts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
@@ -45,7 +45,7 @@ def parameters_by_part(model: PreTrainedModel) -> dict[str, int]:
 
 
 def part_of(name: str) -> str:
-    """Return the part that a parameter belongs to, by its name."""
+    """Return the part of a parameter by its name."""
     places = name.split(".")
     if set(EMBEDDINGS) & set(places):
         return "embeddings"
@@ -57,9 +57,10 @@ def part_of(name: str) -> str:
 
 
 def parameters_of_device(model: nn.Module, devices: int) -> dict[str, int]:
-    """Return the parameters that each device holds under tensor parallelism, by name, ties listed twice.
+    """Return the number of parameters that each device holds under tensor parallelism, by name.
 
-    Heads and inner features are divided; embeddings, norms, heads on top, and biases of sums stay whole.
+    Tied parameters are listed under each name. Attention heads and inner features are divided; embeddings,
+    norms, the model's head, and biases added to sums stay whole.
     """
     plan = {**tensor_parallel_plan("encoder"), **tensor_parallel_plan("decoder", cross_attention=True)}
     styles = {f"*{module}": style for module, style in plan.items()}

@@ -1,9 +1,9 @@
-"""What training, reading and writing cost: operations, bytes to and from memory, and bytes between devices.
+"""The cost of training, reading and writing: operations, memory traffic in bytes, and bytes between devices.
 
-Bytes are those that cannot be avoided where weights and caches are larger than the processor's caches: each
-weight that is used is read once in a pass, keys and values are read once in a step, logits are written once.
-Between devices (tensor parallelism) the states of all tokens are summed after each attention and feed-forward
-layer, by a reduce-scatter and an all-gather.
+Only unavoidable bytes count, assuming that weights and caches are larger than the processor's caches: each
+used weight is read once per pass, keys and values are read once per step, and logits are written once.
+Between devices (tensor parallelism), the states of all tokens are summed after each attention and
+feed-forward layer, by a reduce-scatter and an all-gather.
 
 B batch · K beams · S source length · T target length · N devices
 """
@@ -39,16 +39,16 @@ ADAMW_PASSES = 7  # over the parameters: read weight, gradient and two moments; 
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained on, read and written.
+    """The amount of training, reading and writing.
 
     Args:
-        batch: B, rows.
-        source: S, tokens of each source, prompt or text.
-        target: T, tokens of each target or continuation; 0 for an encoder, which writes nothing.
-        beams: K, hypotheses of each row.
-        dtype: of the products; in training, weights and optimizer are float32.
-        devices: N, which divide each layer between them.
-        on_cpu: whether the CPU's kernels compute.
+        batch: B, number of rows.
+        source: S, tokens per source, prompt or text.
+        target: T, tokens per target or continuation; 0 for an encoder, which writes nothing.
+        beams: K, hypotheses per row.
+        dtype: dtype of the products; in training, weights and optimizer are float32.
+        devices: N, number of devices; they divide each layer.
+        on_cpu: whether the CPU's kernels are used.
     """
 
     batch: int
@@ -61,18 +61,18 @@ class Work:
 
     @property
     def rows(self) -> int:
-        """Rows of the decoder: B·K."""
+        """Return the rows of the decoder, B·K."""
         return self.batch * self.beams
 
     @property
     def number(self) -> int:
-        """Bytes of a number."""
+        """Return the bytes of a number."""
         return BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of a phase: the largest of three, which could overlap perfectly.
+    """The floor of a phase's time: the largest of three times, which could overlap perfectly.
 
     Args:
         arithmetic, memory, communication: seconds.
@@ -84,12 +84,12 @@ class Floor:
 
     @property
     def seconds(self) -> float:
-        """The largest."""
+        """Return the largest of the three times."""
         return max(self.arithmetic, self.memory, self.communication)
 
     @property
     def bound_by(self) -> str:
-        """Which is the largest."""
+        """Return the name of the largest of the three times."""
         return max(("arithmetic", "memory", "communication"), key=lambda name: getattr(self, name))
 
 
@@ -98,11 +98,11 @@ class Phase:
     """The cost of a training step, of reading, of a decoding step or of a whole decoding.
 
     Args:
-        flops: operations of all devices together, each product counted once.
+        flops: operations of all devices together; each product counts once.
         device_flops: operations of one device.
-        bytes: to and from the memory of one device.
-        messages: that a device waits for, one after the other.
-        sent: bytes that a device sends.
+        bytes: bytes to and from the memory of one device.
+        messages: messages that a device waits for, one after the other.
+        sent: bytes that one device sends.
     """
 
     flops: int
@@ -112,7 +112,7 @@ class Phase:
     sent: float = 0.0
 
     def __add__(self, other: Phase) -> Phase:
-        """Return the cost of one after the other."""
+        """Return the cost of two phases, one after the other."""
         return Phase(
             self.flops + other.flops,
             self.device_flops + other.device_flops,
@@ -123,7 +123,7 @@ class Phase:
 
     @property
     def intensity(self) -> float:
-        """Operations per byte of memory (arithmetic intensity) of a device."""
+        """Return one device's operations per byte of memory traffic (arithmetic intensity)."""
         return self.device_flops / self.bytes
 
     def floor(self, device: Device, dtype: str) -> Floor:
@@ -141,21 +141,21 @@ class Phases:
 
     Args:
         model: of this project; it may be on the meta device.
-        work: to be done.
+        work: the work of the model.
     """
 
     def __init__(self, model: VaswaniPreTrainedModel, work: Work):
         self.model, self.work = model, work
         self.config: VaswaniFamilyConfig = model.config
         self.has_source = self.config.is_encoder_decoder
-        self.weights = dict.fromkeys(("encoder", "decoder", "source", "head"), 0)  # of a device
+        self.weights = dict.fromkeys(("encoder", "decoder", "source", "head"), 0)  # per device
         for name, size in parameters_of_device(model, work.devices).items():
             if not set(EMBEDDINGS) & set(name.split(".")):
                 self.weights[_use(name)] += size
         self.parameters = _held_once(model, work.devices)
 
     def training(self) -> Phase:
-        """Forward and backward pass of all tokens, and an update by AdamW."""
+        """Return the cost of a forward and backward pass over all tokens, and an update by AdamW."""
         work, config = self.work, self.config
         if self.has_source:
             layers = (
@@ -190,16 +190,16 @@ class Phases:
         )
 
     def reading(self) -> Phase:
-        """Encode the sources, and project their keys and values; or read the prompts, for the first token."""
+        """Return the cost of encoding and projecting sources, or of reading prompts up to the first token."""
         work, config = self.work, self.config
-        rows = work.rows if config.stacks == ("decoder",) else work.batch  # beams of a prompt repeat it
+        rows = work.rows if config.stacks == ("decoder",) else work.batch  # each beam repeats a prompt
         layers = stack_flops(config, config.stacks[0], rows, work.source)
         memory: float = work.number * self.weights[config.stacks[0]] + self._looked_up(rows * work.source)
         if self.has_source:
             layers += source_projection_flops(config, rows, work.source)
             memory += work.number * self.weights["source"] + self._cross_cache()
             return self._phase(layers, 0, memory, self._sums(rows, work.source, 0))
-        predicted = rows if work.target else rows * work.source  # a generator needs the last token alone
+        predicted = rows if work.target else rows * work.source  # generation needs only the last token
         head = head_flops(self.model, rows, predicted)
         memory += work.number * self.weights["head"] + self._logits(predicted)
         if work.target:
@@ -207,7 +207,7 @@ class Phases:
         return self._phase(layers, head, memory, self._sums(rows, work.source, 0))
 
     def steps(self) -> tuple[int, int]:
-        """Return the tokens before the first step, and the number of steps.
+        """Return the number of tokens before the first step, and the number of steps.
 
         Reading a prompt gives the first token; reading a source does not.
         """
@@ -215,16 +215,16 @@ class Phases:
         return (0, work.target) if self.has_source else (work.source, work.target - 1)
 
     def last_step(self) -> Phase:
-        """Write the last token; after a prompt with one token, the step that would follow."""
+        """Return the cost of writing the last token; if reading a prompt writes it, of the following step."""
         past, steps = self.steps()
         return self.step(past + max(steps, 1) - 1)
 
     def step(self, past: int) -> Phase:
-        """Write one token of each hypothesis, `past` tokens after the beginning of the decoder's input."""
+        """Return the cost of writing one token per hypothesis after `past` tokens of the decoder's input."""
         return self._steps(past, 1)
 
     def writing(self) -> Phase:
-        """All steps."""
+        """Return the cost of all steps."""
         return self._steps(*self.steps())
 
     def _steps(self, past: int, steps: int) -> Phase:
@@ -244,7 +244,7 @@ class Phases:
         return self._phase(layers, steps * head, memory, self._sums(work.rows, 0, 1), steps)
 
     def _phase(self, layers: int, head: int, memory: float, sums: tuple[int, int], times: int = 1) -> Phase:
-        """A phase with the operations of layers, which devices divide, and of heads, which they do not."""
+        """Return a phase with operations of layers, which devices divide, and of heads, which they do not."""
         devices, (count, summed) = self.work.devices, (times * each for each in sums)
         if devices == 1:
             return Phase(layers + head, layers + head, memory)
@@ -252,7 +252,7 @@ class Phases:
         return Phase(layers + head, layers / devices + head, memory, 2 * count, sent)
 
     def _sums(self, rows: int, source: int, target: int) -> tuple[int, int]:
-        """The sums between devices: how many, and of how many numbers together."""
+        """Return the number of sums between devices, and the total of the numbers summed."""
         config = self.config
         encoder = 2 * getattr(config, "encoder_layers", 0)
         decoder = (3 if self.has_source else 2) * getattr(config, "decoder_layers", 0)
@@ -267,7 +267,7 @@ class Phases:
         return tokens * logits_of_token(self.model) * self.work.number
 
     def _self_cache(self, tokens: int) -> float:
-        """Of one device, which has its share of the heads."""
+        """Return the bytes of one device's share of the cache; devices divide the heads."""
         work = self.work
         return self_cache_bytes(self.config, work.rows, tokens, work.dtype) / work.devices
 
@@ -276,20 +276,20 @@ class Phases:
         return cross_cache_bytes(self.config, work.batch, work.source, work.dtype) / work.devices
 
     def _visible_cache(self, past: int, steps: int) -> float:
-        """Keys and values that steps read: of sparse layers those that they see."""
+        """Return the bytes of keys and values that steps read; sparse layers read only visible ones."""
         config, work = self.config, self.work
         numbers = decoding_pairs(config, past, steps) * (config.d_model // config.decoder_attention_heads)
         return 2 * work.rows * numbers * work.number / work.devices
 
 
 def logits_of_token(model: VaswaniPreTrainedModel) -> int:
-    """Return the size of the vocabulary that a head predicts; 0 for other heads, whose outputs are few."""
+    """Return the size of the vocabulary that a head predicts; 0 for other heads, whose outputs are small."""
     head: Any = getattr(model, "lm_head", None)
     return 0 if head is None else int(head.out_features)
 
 
 def _use(name: str) -> str:
-    """What reads a parameter: a stack, the projection of the source in the decoder, or the head."""
+    """Return what uses a parameter: a stack, the projection of the source in the decoder, or the head."""
     places = name.split(".")
     if {"k_proj", "v_proj"} & set(places) and "encoder_attn" in places:
         return "source"
@@ -297,6 +297,6 @@ def _use(name: str) -> str:
 
 
 def _held_once(model: VaswaniPreTrainedModel, devices: int) -> int:
-    """The parameters of a device, those that are shared counted once."""
+    """Return the number of parameters of a device; shared parameters count once."""
     held = parameters_of_device(model, devices)
     return sum(held[name] for name, _ in model.named_parameters())

@@ -1,7 +1,7 @@
-"""Latency and throughput of decoding in a few symbols, after kipply (2022).
+"""Latency and throughput of decoding as formulas of a few symbols, after kipply (2022).
 
-"Transformer Inference Arithmetic", https://kipp.ly/transformer-inference-arithmetic/. The relations leave out
-embeddings, norms, attention itself and the reading of the cache; `phases.py` counts them.
+"Transformer Inference Arithmetic", https://kipp.ly/transformer-inference-arithmetic/. The relations do not
+include embeddings, norms, attention itself and reading the cache; `phases.py` counts these.
 
 P weights of the layers, 12 · n_layers · d_model² in GPT · B batch · N devices · A_f operations per second ·
 A_bm bytes per second of memory · A_c bytes per second of the link
@@ -19,13 +19,13 @@ class Relations:
     """The relations of a model on N devices.
 
     Args:
-        n_layers: of the stack that writes, or of the encoder.
-        d_model: width.
+        n_layers: layers of the decoder, or of the encoder if there is no decoder.
+        d_model: width of the model.
         P: weights that one token is multiplied by in all layers.
-        sums: between devices in a layer; each is two messages.
-        device: with its rates.
-        N: devices.
-        dtype: of weights and products.
+        sums: sums between devices per layer; each takes two messages.
+        device: one of the devices, with its rates.
+        N: number of devices.
+        dtype: dtype of weights and products.
         number: bytes of a number.
     """
 
@@ -39,53 +39,53 @@ class Relations:
     number: int
 
     def flops_per_token(self) -> int:
-        """2 P."""
+        """Return 2 P."""
         return 2 * self.P
 
     def cache_bytes_per_token(self) -> int:
-        """2 · n_layers · d_model numbers: a key and a value in each layer."""
+        """Return 2 · n_layers · d_model numbers in bytes: a key and a value in each layer."""
         return 2 * self.n_layers * self.d_model * self.number
 
     def cache_flops_per_token(self) -> int:
-        """2 · 2 · n_layers · d_model²: the projections that the cache saves."""
+        """Return 2 · 2 · n_layers · d_model²: the projections that the cache saves."""
         return 4 * self.n_layers * self.d_model**2
 
     def tokens_at_balance(self) -> float:
-        """Tokens in one pass at which arithmetic takes as long as reading the weights."""
+        """Return the tokens in one pass for which arithmetic takes as long as reading the weights."""
         return self.device.peak(self.dtype) / self.device.bandwidth * self.number / 2
 
     def flops_per_byte_sent(self) -> float | None:
-        """A_f / A_c."""
+        """Return A_f / A_c, or None without a link."""
         return (
             self.device.peak(self.dtype) / self.device.link_bandwidth if self.device.link_bandwidth else None
         )
 
     def tokens_in_memory(self, parameters: int) -> float:
-        """Tokens whose keys and values fit beside all parameters into the memory of N devices."""
+        """Return the tokens whose keys and values fit into the memory of N devices beside all parameters."""
         free = self.N * self.device.memory - parameters * self.number
         return max(0.0, free / self.cache_bytes_per_token())
 
     def memory_seconds(self) -> float:
-        """Reading all weights once, as each step does: P numbers / (N · A_bm)."""
+        """Return the time of reading all weights once, as each step does: P numbers / (N · A_bm)."""
         return self.P * self.number / (self.N * self.device.bandwidth)
 
     def arithmetic_seconds(self, tokens: int) -> float:
-        """B · 2 P / (N · A_f)."""
+        """Return the time of a step's operations: B · 2 P / (N · A_f)."""
         return tokens * 2 * self.P / (self.N * self.device.peak(self.dtype))
 
     def message_seconds(self) -> float:
-        """The latency of a small batch's messages: 4 · n_layers of them in GPT."""
+        """Return the latency of a small batch's messages: 4 · n_layers messages in GPT."""
         return 0.0 if self.N == 1 else 2 * self.sums * self.n_layers * self.device.link_latency
 
     def transfer_seconds(self, tokens: int) -> float:
-        """B · 4 · n_layers · d_model numbers / A_c in GPT, where (N − 1) / N is rounded to 1."""
+        """Return B · 4 · n_layers · d_model numbers / A_c in GPT, with (N − 1) / N rounded to 1."""
         if self.N == 1 or not self.device.link_bandwidth:
             return 0.0
         sent = tokens * 2 * self.sums * self.n_layers * self.d_model * self.number
         return sent / self.device.link_bandwidth
 
     def of_batch(self, rows: int, parameters: int) -> dict[str, float | None]:
-        """Return all of them for a step of B rows."""
+        """Return all relations for a step of B rows."""
         return {
             "P": self.P,
             "flops_per_token": self.flops_per_token(),

@@ -1,11 +1,11 @@
-"""An estimate as text."""
+"""Format an estimate as text."""
 
 from __future__ import annotations
 
 from typing import Any
 
 PHASE_COLUMNS = ("", "GFLOP", "MB moved", "FLOP/byte", "floor, ms", "bound by")
-RELATIONS = {  # what is shown of them, with the scale of the unit
+RELATIONS = {  # relations shown: label, scale and name of the unit
     "P": ("P: weights of a token's layers", 1e6, "M"),
     "flops_per_token": ("2 P: operations per token", 1e9, "GFLOP"),
     "cache_bytes_per_token": ("cache per token", 1e3, "kB"),
@@ -21,7 +21,7 @@ RELATIONS = {  # what is shown of them, with the scale of the unit
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return what `estimate` found, for people."""
+    """Return the result of `estimate` as a table for display."""
     work, device = found["work"], found["device"]
     parts = found["parameters"]
     written = f", target {work['target']:,}, beams {work['beams']}" if work["target"] else ""
@@ -53,7 +53,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _phases(phases: dict[str, dict[str, Any]]) -> list[str]:
-    """A row for each phase; columns that say nothing are left out."""
+    """Return a row for each phase; columns without information are left out."""
     sends = any(phase["sent"] for phase in phases.values())
     measured = any("measured_seconds" in phase for phase in phases.values())
     header = [
@@ -93,7 +93,7 @@ def _memory(memory: dict[str, dict[str, float]], available: float, several: str)
 
 
 def _rows(rows: Any) -> list[str]:
-    """Rows of texts in columns: the first to the left, the others to the right."""
+    """Align rows of texts in columns: the first column to the left, the others to the right."""
     cells = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -109,7 +109,7 @@ def _rows(rows: Any) -> list[str]:
 
 
 def _number(value: float | None, scale: float) -> str:
-    """Four digits or more, in a unit."""
+    """Format a number in a unit, with four significant digits or all digits before the point."""
     if value is None:
         return "–"
     number = value / scale

@@ -1,4 +1,4 @@
-"""A page in the browser that shows where tokens attend."""
+"""A browser page that shows which tokens each token attends to."""
 
 from vaswani.insight.attention_page.page import AttentionPage, attention_page
 

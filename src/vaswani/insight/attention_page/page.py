@@ -1,4 +1,4 @@
-"""One file of HTML that shows attention weights: it works offline, and asks for nothing."""
+"""A single HTML file that shows attention weights; it works offline and makes no requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vaswani.files.line_files import LineWriter
 if TYPE_CHECKING:
     from vaswani.insight.attention import AttentionMap
 
-MOST_WEIGHTS = 2**24  # on a page: a browser then holds 32 MiB
-STEPS = 65_535  # a weight is stored as a whole number of these, in 2 bytes
+MOST_WEIGHTS = 2**24  # on a page; a browser then needs 32 MiB for them
+STEPS = 65_535  # a weight is stored as a multiple of 1/65,535, in 2 bytes
 FRAME = (
     '<iframe title="{title}" srcdoc="{page}" sandbox="allow-scripts" loading="lazy" '
     'style="width: 100%; height: 760px; border: 0"></iframe>'
@@ -48,7 +48,7 @@ class AttentionPage:
             writer.write(self.html)
 
     def _repr_html_(self) -> str:
-        # In a frame, the styles of the page and of the notebook do not meet.
+        # A frame keeps the styles of the page and of the notebook apart.
         return FRAME.format(title=html.escape(self.title), page=html.escape(self.html))
 
 
@@ -56,11 +56,11 @@ def attention_page(maps: Sequence[AttentionMap], *, title: str = "Attention") ->
     """Make a page of attention weights.
 
     Args:
-        maps: attention of a model for one text or pair; the page can show each by tokens and by words.
+        maps: attention of a model for one text or pair; the page shows each by tokens or by words.
         title: heading of the page.
 
     Returns:
-        AttentionPage: its weights are rounded to 1/65,535.
+        AttentionPage: the page, with weights rounded to 1/65,535.
 
     Raises:
         UserError: there are no maps, weights that are not finite, or more weights than a page holds.
@@ -91,7 +91,7 @@ def _check(maps: Sequence[AttentionMap]) -> None:
 
 
 def _described(of_tokens: AttentionMap) -> dict[str, Any]:
-    """Return what the viewer reads of a map: its tokens, and its words where they differ."""
+    """Return a map's data for the viewer: by tokens and, if they differ, by words."""
     of_words = of_tokens.words()
     differ = (of_words.queries, of_words.keys) != (of_tokens.queries, of_tokens.keys)
     return {

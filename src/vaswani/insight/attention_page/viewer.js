@@ -1,15 +1,15 @@
-// Shows attention weights: a token is chosen, and the tokens that it attends to are shaded by weight.
+// Shows attention weights: the user chooses a token, and the tokens that it attends to are shaded by weight.
 //
-// The element #data holds what page.py writes: maps of kinds of attention, each by tokens and by words.
+// The element #data holds the maps that page.py writes: one for each kind of attention, by tokens and by words.
 // Q queries, the tokens that attend; K keys, the tokens that are attended to.
 "use strict";
 
-const MEAN = "mean"; // in place of a head: the mean of all
-const STEPS = 65535; // the stored whole number of a weight of 1
-const LISTED = 8; // links in the table, at most
-const SMALLEST_LISTED = 0.0005; // of weight: what is not shown as 0.0 %
-const CURVES = 12; // at most
-const SMALLEST_CURVE = 0.04; // of weight
+const MEAN = "mean"; // instead of a head: the mean of all heads
+const STEPS = 65535; // the integer that stores a weight of 1
+const LISTED = 8; // maximum number of links in the table
+const SMALLEST_LISTED = 0.0005; // weight; smaller weights would show as 0.0 %
+const CURVES = 12; // maximum number of curves
+const SMALLEST_CURVE = 0.04; // weight
 const THUMBNAIL = 56; // pixels, of the longer side
 const FRAME_TIME = 10; // milliseconds of drawing before the page may react again
 
@@ -17,7 +17,7 @@ const NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross" };
 const KINDS = JSON.parse(document.getElementById("data").textContent).maps;
 const element = (id) => document.getElementById(id);
 
-// What the user has chosen. A token is {side: "queries" or "keys", index}; one under the mouse is shown first.
+// The user's choices. A token is {side: "queries" or "keys", index}; a token under the mouse takes precedence.
 const chosen = { kind: 0, words: false, layer: 0, head: MEAN, token: { side: "queries", index: 0 } };
 let hovered = null;
 let map = null; // the chosen kind by tokens or words: {queries, keys, shape, values}
@@ -45,7 +45,7 @@ function weightsOf(layer, head) {
   return sum.map((value) => value / (STEPS * summed.length));
 }
 
-// The links of a token, strongest first: [{index, weight}], of the tokens of the other side.
+// Returns the links of a token to tokens of the other side, strongest first: [{index, weight}].
 function linksOf({ side, index }) {
   const columns = map.keys.length;
   const others = side === "queries" ? map.keys : map.queries;
@@ -109,7 +109,7 @@ function listenToTokens(side) {
     if (event.pointerType === "mouse") hover(tokenAt(event) ? tokenAt(event).value : null);
   });
   list.addEventListener("pointerleave", () => hover(null));
-  list.addEventListener("click", (event) => tokenAt(event)?.focus()); // Safari does not focus what is tapped
+  list.addEventListener("click", (event) => tokenAt(event)?.focus()); // Safari does not focus tapped elements
   list.addEventListener("focusin", (event) => {
     hovered = null;
     chosen.token = { side, index: tokenAt(event).value };
@@ -118,7 +118,7 @@ function listenToTokens(side) {
   list.addEventListener("keydown", (event) => moveInTokens(list, event));
 }
 
-// In a text from right to left, the left arrow goes on.
+// In right-to-left text, the left arrow moves forward.
 function moveInTokens(list, event) {
   const tokens = [...list.children];
   const at = tokens.indexOf(document.activeElement);
@@ -136,7 +136,7 @@ function moveInTokens(list, event) {
   target()?.focus();
 }
 
-// The nearest token of the line that comes first in `tokens` and is not that of `from`.
+// Returns the nearest token of the first line in `tokens` other than the line of `from`.
 function inNextLine(tokens, from) {
   const line = tokens.find((token) => token.offsetTop !== from.offsetTop)?.offsetTop;
   const distance = (token) => Math.abs(token.offsetLeft + token.offsetWidth / 2 - from.offsetLeft - from.offsetWidth / 2);
@@ -173,7 +173,7 @@ function makeTitles() {
   element("keys-title").textContent = `to the ${kind === "cross" ? "source" : text}`;
 }
 
-// Showing: a map, then one head of it, then one token in that
+// Showing a map, then one of its heads, then a token in that head
 
 async function showMap(change) {
   Object.assign(chosen, change);
@@ -182,12 +182,12 @@ async function showMap(change) {
   const packed = (chosen.words && kind.words) || kind.tokens;
   packed.values ??= unpack(packed.weights);
   const values = await packed.values;
-  if (packed !== ((chosen.words && KINDS[chosen.kind].words) || KINDS[chosen.kind].tokens)) return; // chosen since
+  if (packed !== ((chosen.words && KINDS[chosen.kind].words) || KINDS[chosen.kind].tokens)) return; // another is chosen
   map = { ...packed, values };
   const [layers, heads] = map.shape;
   chosen.layer = Math.min(chosen.layer, layers - 1);
   if (chosen.head >= heads) chosen.head = MEAN;
-  chosen.token = { side: "queries", index: Math.floor(map.queries.length / 2) }; // the first is often a special one
+  chosen.token = { side: "queries", index: Math.floor(map.queries.length / 2) }; // the first is often special
   hovered = null;
   makeTitles();
   makeSelects();
@@ -222,7 +222,7 @@ function shade(token, links) {
       const isChosen = side === chosen.token.side && each.value === chosen.token.index;
       each.classList.toggle("shown", isShown);
       each.ariaSelected = isChosen;
-      // The chosen token of this text, or else its first, is where the Tab key arrives.
+      // The Tab key moves to the chosen token of this text, or else to its first token.
       each.tabIndex = isChosen || (side !== chosen.token.side && each.value === 0) ? 0 : -1;
       if (side === token.side) each.style.removeProperty("--weight");
     }
@@ -232,7 +232,7 @@ function shade(token, links) {
   reveal(others[links[0].index]);
 }
 
-// Scrolls the list of a long text, and never the page.
+// Scrolls the list of a long text, but never the page.
 function reveal(token) {
   const list = token.parentElement;
   const isInSight =
@@ -241,10 +241,10 @@ function reveal(token) {
   if (!isInSight) list.scrollTop = token.offsetTop - list.clientHeight / 2;
 }
 
-// Words for the shown token
+// Text about the shown token
 
 function percent(weight) {
-  return `${(100 * weight).toFixed(1)}\u00a0%`; // on one line
+  return `${(100 * weight).toFixed(1)}\u00a0%`; // no line break
 }
 
 function quoted(side, index) {
@@ -293,7 +293,7 @@ function listLinks({ side }, links) {
   element("links").replaceChildren(...rows);
 }
 
-// Curves from the attending token to those that it attends to
+// Curves from the attending token to the attended tokens
 
 function drawCurves() {
   if (!map) return;
@@ -307,7 +307,7 @@ function drawCurves() {
   }));
 }
 
-// The middle of an edge of a token, within what its list shows.
+// Returns the middle of a token's edge, clamped to the visible part of its list.
 function anchor(side, index, edge, origin) {
   const box = element(side).children[index].getBoundingClientRect();
   const frame = element(side).getBoundingClientRect();
@@ -359,7 +359,7 @@ function makeHeads() {
 
 function label(text, name = "") {
   const span = Object.assign(document.createElement("span"), { textContent: text, className: name });
-  span.ariaHidden = "true"; // the buttons say it
+  span.ariaHidden = "true"; // the buttons have labels
   return span;
 }
 
@@ -379,7 +379,7 @@ function markHead() {
   }
 }
 
-// Draws for some milliseconds, lets the page react, and goes on; a later call stops an earlier one.
+// Draws for some milliseconds, lets the page react, and continues; a later call stops an earlier one.
 let drawing = 0;
 function drawHeads() {
   const number = ++drawing;
@@ -410,7 +410,7 @@ function drawHead(button, color) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-// Of a matrix [rows × columns] in [height × width] cells, the largest of each, so that thin lines stay visible.
+// Returns the largest weight in each of [height × width] cells of a matrix, so that thin lines stay visible.
 function largestInCells(weights, rows, columns, height, width) {
   const cells = new Float32Array(height * width);
   for (let row = 0; row < rows; row++) {
@@ -423,7 +423,7 @@ function largestInCells(weights, rows, columns, height, width) {
   return cells;
 }
 
-// The start: cross-attention where there is some, of the last layer.
+// At the start: cross-attention if there is any, in the last layer.
 
 chosen.kind = Math.max(0, KINDS.findIndex(({ kind }) => kind === "cross"));
 chosen.layer = Infinity;
