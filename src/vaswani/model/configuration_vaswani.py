@@ -44,7 +44,7 @@ class AnyKernelReturnsAttentions:
 
     @property
     def output_attentions(self) -> bool | None:
-        """Whether every call returns attention weights."""
+        """Return whether every call returns attention weights."""
         return self._output_attentions
 
     @output_attentions.setter
