@@ -1,4 +1,4 @@
-"""Beam and greedy search by several of our models, each of which computes its steps as it does alone.
+"""Beam and greedy search by several of our models; each computes its steps as in a search of its own.
 
 S sources · R rows of each (beams or samples) · V tokens in the vocabulary
 """

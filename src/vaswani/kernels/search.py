@@ -157,8 +157,8 @@ def share_sources(
 ) -> SearchCache | None:
     """Undo the repetition of sources in the arguments of a search, and replace the cache by a `SearchCache`.
 
-    Returns None and changes nothing if the caller gave the cache, if there is no cache, or if the model has
-    its own `prepare_inputs_for_generation`.
+    Returns None and changes nothing if the caller gave the cache, if there is no empty cache, or if the model
+    has its own `prepare_inputs_for_generation`.
     """
     cache = arguments.get(CACHE_NAME)
     is_users = cache is _given_cache.get()

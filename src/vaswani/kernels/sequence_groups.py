@@ -41,7 +41,7 @@ def whole_batch(query: torch.Tensor) -> Group:
 def groups_of_sequences(
     query: torch.Tensor, pattern: SparsePattern, padding_mask: torch.Tensor | None
 ) -> list[Group]:
-    """Return the groups of a batch [B, H, n, D]; sequences without a visible token may be in none.
+    """Return the groups of a batch [B, H, n, D]; sequences without a visible token may be in no group.
 
     The whole batch is one group if the numbers of blocks do not change the pattern.
     """
@@ -58,7 +58,7 @@ def groups_of_sequences(
 
 
 def in_groups(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Decorator that runs a kernel like `attend_by_pattern` for each group; outputs behind it are zero."""
+    """Decorator that runs a kernel like `attend_by_pattern` group by group; all other outputs are zero."""
 
     @wraps(attend)
     def attend_in_groups(

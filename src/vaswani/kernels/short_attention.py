@@ -20,7 +20,7 @@ from vaswani.kernels.dropout import LEVELS, draw_kept, drop
 from vaswani.model.attention import ATTENTION_FUNCTIONS, additive_mask
 from vaswani.model.input_checks import has_values
 
-MAX_WEIGHTS = 45**2  # of one head and row; with about as many, the fused kernel is faster on one thread
+MAX_WEIGHTS = 45**2  # of one head and row; with more, the fused kernel is faster on one thread
 
 
 def unavailable() -> str | None:

@@ -34,7 +34,7 @@ def attend_to_all(
     scaling: float,
     dropout: float,
 ) -> torch.Tensor:
-    """`attend_by_pattern`: dense for short sequences without dropout, else by another kernel."""
+    """`attend_by_pattern`: dense attention for short sequences without dropout, else another kernel."""
     length, is_eager = query.shape[2], query.device.type == "cpu" and has_values(query)
     if dropout or not is_eager or not shows_everything(pattern, length):
         return otherwise(query, key, value, pattern, padding_mask, scaling, dropout)

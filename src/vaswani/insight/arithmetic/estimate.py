@@ -74,7 +74,7 @@ def _check_positions(config: VaswaniFamilyConfig, work: Work) -> None:
 
 
 def _check_blocks(config: VaswaniFamilyConfig, work: Work) -> None:
-    """Raise a UserError if a sparse pattern does not support as many blocks."""
+    """Raise a UserError if the tokens make more blocks than a sparse pattern supports."""
     for stack in config.stacks:
         for layer, kind in enumerate(config.layer_attention(stack)):
             pattern = config.sparse_pattern(stack, layer) if kind == "sparse" else None
@@ -89,7 +89,7 @@ def estimate(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[
     """Return parameters, phases, memory and relations of some work.
 
     Args:
-        model: of this project; it may be on the meta device.
+        model: a model of this project; it may be on the meta device.
         work: the amount of training, reading and writing.
         device: one of the `work.devices` equal devices.
 

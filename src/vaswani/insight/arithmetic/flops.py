@@ -95,7 +95,7 @@ def head_flops(model: nn.Module, rows: int, tokens: int) -> int:
     """Return the operations of the layers above the stacks, for any head.
 
     Args:
-        model: of this project; it may be on the meta device.
+        model: a model of this project; it may be on the meta device.
         rows: number of texts; a classifier is applied once to each.
         tokens: number of tokens in all rows together to which a token head is applied.
     """

@@ -25,7 +25,7 @@ def measure(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[s
     AdamW, under autocast if the dtype is not float32; inference runs with weights in the dtype.
 
     Args:
-        model: of this project; it may be on the meta device.
+        model: a model of this project; it may be on the meta device.
         work: the work of the model.
         device: this machine's CPU.
 

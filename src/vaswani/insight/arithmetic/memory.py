@@ -139,7 +139,7 @@ def tensors_of_activation(name: str, drops: bool = False) -> int:
 
     Args:
         name: one of transformers' `ACT2FN`.
-        drops: whether dropout stands between them; its own memory is not counted.
+        drops: whether dropout is between the two; its own memory is not counted.
     """
     states, weight = (torch.zeros(1, 1, requires_grad=True) for _ in range(2))
     kept = []  # keeps the tensors alive, because a new tensor can reuse the address of a freed one

@@ -32,7 +32,7 @@ def parameters_by_part(model: PreTrainedModel) -> dict[str, int]:
     """Return the number of parameters of each part. Shared weights count once; the sum is the model's number.
 
     Args:
-        model: of this project; it may be on the meta device.
+        model: a model of this project; it may be on the meta device.
 
     Returns:
         Embeddings, then attention, feed-forward layers and norms of each stack, then the head.

@@ -140,7 +140,7 @@ class Phases:
     """The phases of a model's work.
 
     Args:
-        model: of this project; it may be on the meta device.
+        model: a model of this project; it may be on the meta device.
         work: the work of the model.
     """
 
