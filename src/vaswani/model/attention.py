@@ -112,7 +112,7 @@ class VaswaniAttention(nn.Module):
     """Multi-head attention (section 3.2.2): self-attention, or over `key_value_states` from the encoder.
 
     The rows of a batch may share keys: with K times as many query rows as key rows (the beams or samples of
-    one source), each K consecutive query rows attend to one row of keys, which is not copied.
+    one source), every K consecutive query rows attend to one row of keys, which is not copied.
 
     With a pattern, self-attention is sparse and takes the padding mask [B, S] directly.
     """
