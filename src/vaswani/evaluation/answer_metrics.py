@@ -1,8 +1,8 @@
-"""Exact match and F1 of answers, as in SQuAD, and the threshold below which a model should not answer.
+"""Exact match and F1 of answers, as in SQuAD, and the best threshold for giving no answer.
 
-The scores are those of Rajpurkar et al. (2016, arXiv:1606.05250) and, for questions that their text does not
-answer, Rajpurkar et al. (2018, arXiv:1806.03822): an empty answer is right for these. Scores run from 0 to
-100.
+The scores are those of Rajpurkar et al. (2016, arXiv:1606.05250). For questions that the text does not
+answer, they follow Rajpurkar et al. (2018, arXiv:1806.03822): the empty answer is right. Scores run from 0
+to 100.
 
 S questions
 """
@@ -37,7 +37,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def f1(prediction: str, reference: str) -> float:
-    """Return the F1 of the words that answers share, 0 to 1; of an empty answer, whether both are."""
+    """Return the F1 of shared words, 0 to 1. If an answer is empty, return 1 if both are empty, else 0."""
     predicted, true = (normalized(answer).split() for answer in (prediction, reference))
     if not predicted or not true:
         return float(predicted == true)
@@ -46,7 +46,7 @@ def f1(prediction: str, reference: str) -> float:
 
 
 def best_scores(prediction: str, references: Sequence[str]) -> tuple[float, float]:
-    """Return exact match and F1 with the most similar reference; none at all count as an empty one."""
+    """Return the best exact match and the best F1 over the references; without any, compare with ""."""
     usable = [reference for reference in references if normalized(reference)] or [""]
     return (
         max(exact_match(prediction, reference) for reference in usable),
@@ -55,7 +55,7 @@ def best_scores(prediction: str, references: Sequence[str]) -> tuple[float, floa
 
 
 class AnswerMetric(LabelMetric):
-    """Exact match and F1 of answers; if some questions have no answer, also of both kinds apart."""
+    """Exact match and F1 of answers; also per kind if only some of the questions are answerable."""
 
     names: ClassVar = {
         "exact_match": "exact match",
@@ -76,7 +76,7 @@ class AnswerMetric(LabelMetric):
         )
 
     def table(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
-        """Return exact match, F1 and whether there is an answer, for each question: [S, 3]."""
+        """Return exact match, F1, and 1 for answerable or 0 for unanswerable, for each question: [S, 3]."""
         rows = [
             (*best_scores(prediction, answers), float(len(answers) > 0))
             for prediction, answers in zip(predictions, references, strict=True)
@@ -84,7 +84,7 @@ class AnswerMetric(LabelMetric):
         return np.array(rows, dtype=float).reshape(-1, 3)
 
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
-        """Return `exact_match` and `f1` and, if only some questions have an answer, the others of `names`."""
+        """Return `exact_match` and `f1`; if only some questions are answerable, all scores of `names`."""
         exact, overlap, has_answer = table.T
         scores = {
             "exact_match": percent(weights @ exact, weights.sum()),
@@ -103,18 +103,18 @@ class AnswerMetric(LabelMetric):
 def best_threshold(
     predictions: Sequence[str], null_odds: Sequence[float], references: Sequence[Sequence[str]]
 ) -> float:
-    """Return the threshold with the highest F1: answers whose odds are above it are replaced by none.
+    """Return the threshold with the highest F1; above it, no answer replaces the predicted answer.
 
     Args:
-        predictions: the best answer to each question that is not empty.
-        null_odds: how much the score of no answer exceeds that of the prediction.
-        references: the right answers to each question; none where nothing is right.
+        predictions: the best non-empty answer to each question.
+        null_odds: for each question, the score of no answer minus the score of the prediction.
+        references: the right answers to each question; empty for an unanswerable question.
 
     Returns:
-        A number in the middle between two odds, or beyond all of them.
+        The midpoint between two neighbouring odds, or a number beyond all odds; 0 if no odds are finite.
     """
     odds = np.asarray(null_odds, dtype=float)
-    finite = np.isfinite(odds)  # where a text has no tokens, there is nothing to decide
+    finite = np.isfinite(odds)  # a text without tokens has no spans and infinite odds
     if not finite.any():
         return 0.0
     pairs = [
@@ -124,7 +124,7 @@ def best_threshold(
     order = np.argsort(odds[finite], kind="stable")
     steps, gains = odds[finite][order], gains[order]
     bounds = np.concatenate([[steps[0] - 2], steps, [steps[-1] + 2]])
-    total = np.concatenate([[0.0], np.cumsum(gains)])  # of answering the first k questions
+    total = np.concatenate([[0.0], np.cumsum(gains)])  # gain from answering the first k questions
     possible = bounds[:-1] < bounds[1:]  # questions with equal odds are answered together
     best = int(np.argmax(np.where(possible, total, -np.inf)))
     return float((bounds[best] + bounds[best + 1]) / 2)

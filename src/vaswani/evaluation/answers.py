@@ -22,12 +22,12 @@ from vaswani.inference.answer.spans import Answer
 
 @dataclass(frozen=True)
 class AnswerEvaluation:
-    """Answers to questions, with the right ones.
+    """Predicted answers to questions, with the right answers.
 
     Args:
         answers: one for each question.
-        references: the texts of the right answers; none where the text does not answer the question.
-        seconds: spent on answering.
+        references: the texts of the right answers to each question; empty for an unanswerable question.
+        seconds: time spent on answering.
     """
 
     answers: list[Answer]
@@ -48,7 +48,7 @@ class AnswerEvaluation:
 
     @cached_property
     def predictions(self) -> list[str]:
-        """The texts of the answers; empty for none."""
+        """The texts of the answers; an empty text means no answer."""
         return [answer.text for answer in self.answers]
 
     @property
@@ -66,13 +66,13 @@ class AnswerEvaluation:
         return AnswerMetric(keep_in_memory=True).estimates(self.predictions, self.references)
 
     def best_threshold(self) -> float:
-        """Return the threshold for answering nothing that has the highest F1 on these questions."""
+        """Return the threshold for giving no answer that has the highest F1 on these questions."""
         texts = [answer.spans[0].text if answer.spans else "" for answer in self.answers]
         odds = [answer.null_odds for answer in self.answers]
         return best_threshold(texts, odds, self.references)
 
     def with_threshold(self, threshold: float | None) -> AnswerEvaluation:
-        """Return the same answers under another threshold."""
+        """Return the same answers with another threshold."""
         return replace(self, answers=[replace(answer, threshold=threshold) for answer in self.answers])
 
     def examples(self, questions: Dataset) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def evaluate_answers(
     questions: Dataset | Sequence[Mapping[str, Any]],
     progress: Callable[[int], object] | None = None,
 ) -> AnswerEvaluation:
-    """Answer questions whose answers are known.
+    """Answer questions and return the predictions with the right answers.
 
     Args:
         answerer: the model with its options.

@@ -39,7 +39,7 @@ class Estimate:
 
     @property
     def interval(self) -> str:
-        """The interval in words."""
+        """The interval as text."""
         return f"(95 % interval {self.low:.2f} to {self.high:.2f})"
 
 
@@ -73,19 +73,19 @@ def row_statistics(predictions: Sequence[str], references: Sequence[str], task: 
 
 
 def _bleu_statistics(pairs: list[tuple[str, str]], lowercase: bool = False) -> list[list[int]]:
-    """Tokens of a prediction and of its reference, right n-grams and all n-grams of each order."""
+    """Return the counts of each pair: predicted and reference tokens, matched and all n-grams by order."""
     bleu = bleu_metric([reference for _, reference in pairs], lowercase)
     scores = (bleu.corpus_score([prediction], [[reference]]) for prediction, reference in pairs)
     return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
 
 
 def _chrf_statistics(prediction: str, reference: str) -> list[int]:
-    """Character n-grams of a prediction, of its reference and of both, for each order."""
+    """Return, for each order, the counts of predicted, reference and shared character n-grams."""
     statistics = []
     for found, wanted in zip(
         *(extract_all_char_ngrams(text, CHRF.CHAR_ORDER) for text in (prediction, reference)), strict=True
     ):
-        # sacreBLEU does not count predicted n-grams of an order that the reference has none of.
+        # sacreBLEU does not count predicted n-grams of an order for which the reference has no n-grams.
         statistics += [found.total() if wanted else 0, wanted.total(), (found & wanted).total()]
     return statistics
 
@@ -104,7 +104,7 @@ def _bleu(total: list[int]) -> float:
 
 
 def _chrf(total: list[int]) -> float:
-    """chrF2: the F-score of precision and recall, each a mean over the orders that both sides have."""
+    """Return chrF2: the F-score of precision and recall, each averaged over the orders of both sides."""
     orders = [total[place : place + 3] for place in range(0, len(total), 3)]
     orders = [counts for counts in orders if counts[0] and counts[1]]
     precision = sum(both / found for found, _, both in orders) / max(len(orders), 1)

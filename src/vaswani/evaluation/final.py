@@ -28,13 +28,13 @@ def evaluate_finished(
     Writes transformers' `<split>_results.json`, and `evaluation.json` for the model card.
 
     Args:
-        trainer: after training.
-        splits: tokenized rows.
-        tell: shows the scores, given the split's name, its rows and the scores; returns the content of
-            `evaluation.json` (see `record`), or None.
+        trainer: the trainer after training.
+        splits: tokenized rows of each split.
+        tell: is called with the split's name, its rows and the scores. It shows the scores and returns the
+            content of `evaluation.json` (see `record`), or None.
 
     Returns:
-        The scores; empty if there is neither split.
+        The scores; empty if there is no test and no validation split.
     """
     split = "test" if "test" in splits else "validation"
     if split not in splits:
@@ -42,7 +42,7 @@ def evaluate_finished(
     trainer.remove_callback(EarlyStoppingCallback)  # it expects validation scores
     scores = trainer.evaluate(splits[split], metric_key_prefix=split)
     if trainer.is_world_process_zero():
-        for name in ("all", "validation", "test"):  # of the model before a resumption
+        for name in ("all", "validation", "test"):  # results from before the training was resumed
             (Path(trainer.args.output_dir or ".") / f"{name}_results.json").unlink(missing_ok=True)
     trainer.save_metrics(split, scores)
     if trainer.is_world_process_zero() and (told := tell(split, splits[split], scores)) is not None:
@@ -57,10 +57,10 @@ def record(
 
     Args:
         split: the name of the split.
-        rows: of the split.
+        rows: the rows of the split.
         metrics: see `metric_entries`.
-        of: the resampled units of the intervals.
-        also: a package that computed scores, whose version is recorded too.
+        of: the unit that is resampled for the intervals, such as "rows".
+        also: another package whose version is recorded, because it computed scores.
         more: other entries, such as examples.
     """
     packages = [*VERSIONS_OF, *([also] if also else [])]
@@ -85,5 +85,5 @@ def metric_entries(
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """Return a text, or its beginning and its length."""
+    """Return a text; if it has more than `most` characters, its beginning and its length."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"

@@ -3,8 +3,8 @@
 Each class is an `evaluate.Metric` that needs no network: instantiate it, then `compute`, `add_batch` or
 `combine`. Labels are given by name. Accuracy, precision, recall and F1 run from 0 to 100.
 
-A metric makes a table of statistics of the rows once and scores it with a weight for each row: 1 for the
-score itself, and the number of draws of the row for a bootstrap resample.
+A metric computes a table of row statistics once and scores it with a weight for each row: 1 for the score
+itself; for a bootstrap resample, the number of times that the row was drawn.
 
 S rows · K statistics of a row · L labels · R resamples
 """
@@ -43,7 +43,7 @@ class LabelMetric(evaluate.Metric):
         return self.scores_of(predictions, references)
 
     def scores_of(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-        """Return the scores of rows, without the copies of them that `compute` makes."""
+        """Return the scores of rows; unlike `compute`, do not copy the rows."""
         table = self.table(predictions, references)
         return self.scores(table, np.ones(len(table)))
 
@@ -63,7 +63,7 @@ class LabelMetric(evaluate.Metric):
         return {name: Estimate.from_resamples(score, resampled[name]) for name, score in scores.items()}
 
     def resampled_scores(self, table: Floats, seed: int = 0) -> dict[str, Floats]:
-        """Return scores of bootstrap resamples, float64 [R] each; a seed draws the same rows for all."""
+        """Return scores of bootstrap resamples, float64 [R]; a seed draws the same rows for all metrics."""
         count = len(table)
         draws = resampled_rows(count, seed)
         scores = [self.scores(table, np.bincount(rows, minlength=count).astype(float)) for rows in draws]
@@ -192,7 +192,7 @@ def scores_by_type(
 
     Args:
         predictions: the tags of each row, which mark spans (see `mark_spans`).
-        references: likewise.
+        references: the right tags of each row, in the same form.
     """
     right, predicted, true = Counter[str](), Counter[str](), Counter[str]()
     for pair in zip(predictions, references, strict=True):
@@ -206,7 +206,7 @@ def scores_by_type(
 
 
 def percent(part: float, whole: float) -> float:
-    """Return a percentage; 0 of nothing."""
+    """Return `part` as a percentage of `whole`; 0 if `whole` is 0."""
     return 100.0 * float(part) / float(whole) if whole else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a model of labels: predict the labels of rows and score them, as a fine-tuning does at its end."""
+"""Evaluate a classifier, regressor or tagger as at the end of fine-tuning: predict labels and score them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class LabelEvaluation:
     Args:
         predictions: one for each row, in order.
         references: the labels of the scored rows.
-        scores: with their 95 % confidence intervals, by metric.
-        names: of the scores, for display.
-        types: precision, recall, F1 and number of the spans of each type, where tags mark spans.
-        left_out: rows that are not scored: without tokens, or of a tagger too long.
-        cut_off: scored rows of which only the beginning was read.
-        seconds: spent on predicting.
+        scores: the scores with their 95 % confidence intervals, by metric.
+        names: the display names of the scores.
+        types: precision, recall, F1 and number of spans of each type, if tags mark spans; else empty.
+        left_out: number of rows that are not scored: rows without tokens and, for a tagger, too long rows.
+        cut_off: number of scored rows that were truncated.
+        seconds: time spent on predicting.
     """
 
     predictions: list[Prediction]
@@ -69,7 +69,7 @@ def evaluate_labels(
 
     Args:
         classifier: the model with its options.
-        rows: mappings with `text` (of a tagger a list of words), `text_pair` if there is one, and `label`.
+        rows: mappings with `text` (for a tagger, a list of words), optionally `text_pair`, and `label`.
         progress: is called with the number of rows of each finished batch.
 
     Raises:
@@ -82,7 +82,7 @@ def evaluate_labels(
     start = time.perf_counter()
     predictions = list(classifier.stream(texts, progress=progress))
     seconds = time.perf_counter() - start
-    # Of a tagger every word is scored, so that rows that are cut cannot be.
+    # A tagger is scored on every word, so truncated rows cannot be scored.
     scored = [
         number
         for number, prediction in enumerate(predictions)

@@ -2,8 +2,8 @@
 
 Supports IOB1, IOB2, IOBES and BILOU: a tag is O, outside of all spans, or a letter, a hyphen and the span's
 type (B-PER). Spans begin and end as in the evaluation script of CoNLL-2000 (conlleval, Tjong Kim Sang and
-Buchholz, 2000, W00-0726), also in invalid sequences. The script knows the letters B, I and E; S, L and U are
-treated alike.
+Buchholz, 2000, W00-0726), also in invalid sequences. The script knows the letters B, I and E; this module
+extends its rules to S, L and U.
 """
 
 import re
@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
 
 def mark_spans(tags: Iterable[str]) -> bool:
-    """Return whether tags mark spans, unlike, for example, parts of speech."""
+    """Return whether all tags mark spans; for example, part-of-speech tags do not."""
     return all(tag == OUTSIDE or _TAG.fullmatch(tag) for tag in tags)
 
 

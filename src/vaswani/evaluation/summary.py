@@ -1,4 +1,4 @@
-"""What the evaluation of a finished model tells: its scores with their intervals, and the speed."""
+"""Format the results of an evaluation: scores with their intervals, and the speed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ def score_lines(names: Mapping[str, str], scores: Mapping[str, Estimate]) -> lis
 
 
 def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the same lines for the entries of `evaluation.json` (see `metric_entries`)."""
+    """Return the lines of `score_lines` for the metrics of `evaluation.json` (see `metric_entries`)."""
     return [
         _score_line(metric["name"], Estimate(metric["value"], metric["low"], metric["high"]))
         for metric in metrics.values()

@@ -40,10 +40,10 @@ def _describe(description: str, citation: str) -> evaluate.MetricInfo:
 
 
 def bleu_metric(references: Sequence[str], lowercase: bool = False) -> BLEU:
-    """Return sacreBLEU's BLEU with tokens that suit the script of the references; its signature tells them.
+    """Return sacreBLEU's BLEU with a tokenizer for the script of the references; its signature names it.
 
-    Most languages have sacreBLEU's default, `13a`, and Chinese `zh`. Japanese and other languages that put no
-    spaces between words have `char`: their characters are the tokens.
+    Most languages use sacreBLEU's default, `13a`; Chinese uses `zh`. Japanese and other languages that put no
+    spaces between words use `char`, which makes each character a token.
     """
     text = "".join(references)
     letters = sum(map(str.isalpha, text))
@@ -109,9 +109,9 @@ def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> dict[str,
     """Return ROUGE of each prediction, float64 [rows], 0 to 1 (Lin, 2004, W04-1013).
 
     `rouge1` and `rouge2` are the F1 of common words and word bigrams; `rougeL` is the F1 of the longest
-    common subsequence of words in the whole text, and `rougeLsum` of the union of those of each pair of
-    sentences, which papers on summaries call ROUGE-L. Words are lower-cased, and stemmed with Porter's
-    stemmer.
+    common subsequence of words in the whole text. `rougeLsum` is the F1 of the union of the longest common
+    subsequences of each pair of sentences; papers on summarization call it ROUGE-L. Words are lower-cased,
+    and stemmed with Porter's stemmer.
 
     Args:
         predictions: the texts to score.
@@ -120,7 +120,7 @@ def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> dict[str,
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(ROUGE_KINDS, use_stemmer=True)
-    # A line for each sentence, which only ROUGE-Lsum sees.
+    # One line per sentence; only ROUGE-Lsum splits texts at line feeds.
     pairs = ((_in_lines(one), _in_lines(two)) for one, two in zip(predictions, references, strict=True))
     scores = [scorer.score(reference, prediction) for prediction, reference in pairs]
     return {kind: np.array([score[kind].fmeasure for score in scores]) for kind in ROUGE_KINDS}
@@ -130,7 +130,7 @@ def _in_lines(text: str) -> str:
     return "\n".join(sentences_of(text))
 
 
-_MOST_FOREIGN = 0.2  # of the letters; German has 0.02
+_MOST_FOREIGN = 0.2  # largest share of letters outside a-z without a warning; German has 0.02
 
 
 def _foreign_letters(texts: Sequence[str]) -> float:
@@ -211,11 +211,11 @@ def score_texts(
     """Compute all metrics of a task.
 
     Returns:
-        The scores (those of `METRICS_OF_TASK`; 0 to 100), and signatures by metric where there are any.
+        The scores by metric (see `METRICS_OF_TASK`; 0 to 100), and the signatures of metrics that have one.
     """
     scores: dict[str, float] = {}
     signatures: dict[str, str] = {}
-    for metric in dict.fromkeys(METRICS_OF_TASK[task].values()):  # each once
+    for metric in dict.fromkeys(METRICS_OF_TASK[task].values()):  # each class once
         result = metric(keep_in_memory=True).compute(predictions=predictions, references=references)
         signature = result.pop("signature", None)
         scores.update(result)
@@ -225,12 +225,12 @@ def score_texts(
 
 
 class TextMetrics:
-    """The `compute_metrics` of a `Seq2SeqTrainer` that evaluates with `predict_with_generate`.
+    """`compute_metrics` for a `Seq2SeqTrainer` that evaluates with `predict_with_generate`.
 
     Keeps the latest scores with their signatures and texts, which a trainer cannot log.
 
     Args:
-        target_tokenizer: of predictions and labels.
+        target_tokenizer: decodes predictions and labels.
         task: selects the metrics.
     """
 
@@ -245,7 +245,7 @@ class TextMetrics:
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Score generated token ids [rows, length] against label ids [rows, length].
 
-        What the tokenizer loses of a text, the references lack too.
+        References are decoded from label ids, so they lack whatever the tokenizer loses of a text.
         """
         return self.compare(self.decode(prediction.predictions), self.decode(prediction.label_ids))
 
@@ -255,7 +255,7 @@ class TextMetrics:
         return self.targets.decode(np.where(token_ids == IGNORED_LABEL, padding, token_ids))
 
     def compare(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        """Score texts against one reference each."""
+        """Score each text against its reference."""
         self.predictions, self.references = predictions, references
         self.scores, self.signatures = score_texts(predictions, references, self.task)
         return self.scores

@@ -24,10 +24,10 @@ class Evaluation:
 
     Args:
         translations: one for each row, in order.
-        scores: by metric.
-        signatures: by metric, where there are any; they describe how a score was computed.
-        seconds: spent on translating.
-        estimates: the scores with their 95 % confidence intervals, where these were asked for.
+        scores: the scores by metric.
+        signatures: descriptions of how scores were computed, for metrics that have one.
+        seconds: time spent on translating.
+        estimates: the scores with their 95 % confidence intervals; empty unless requested.
     """
 
     translations: list[Translation]
@@ -38,17 +38,17 @@ class Evaluation:
 
     @property
     def untranslated_rows(self) -> int:
-        """Rows whose source is too long for the model."""
+        """Number of rows whose source is too long for the model."""
         return sum(translation.problem is not None for translation in self.translations)
 
     @property
     def cut_off_rows(self) -> int:
-        """Rows whose source was truncated."""
+        """Number of rows whose source was truncated."""
         return sum(translation.source_cut_off for translation in self.translations)
 
     @property
     def unfinished_rows(self) -> int:
-        """Rows whose translation ends at the limit of its length."""
+        """Number of rows whose translation ends at the length limit."""
         return sum(translation.cut_off for translation in self.translations)
 
     def __str__(self) -> str:
@@ -99,7 +99,8 @@ def evaluate(
         rows: mappings with the texts `source` and `target`.
         score: returns scores and signatures for translations and references.
         progress: is called with the number of rows of each finished batch.
-        resample: returns the scores of resampled rows for translations and references, for intervals.
+        resample: returns the scores of resampled rows for translations and references; None means no
+            confidence intervals.
 
     Raises:
         UserError: there are no rows.

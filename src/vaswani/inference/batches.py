@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def buffers(texts: Iterable[Text], buffer_size: int = BUFFERED_TEXTS) -> Iterator[list[Text]]:
-    """Yield lists of up to `buffer_size` texts, shorter at the beginning and if texts are very long."""
+    """Yield lists of up to `buffer_size` texts; fewer at the beginning and for very long texts."""
     buffer: list[Text] = []
     characters, size = 0, min(FIRST_TEXTS, buffer_size)
     for text in texts:
@@ -35,10 +35,11 @@ def buffers(texts: Iterable[Text], buffer_size: int = BUFFERED_TEXTS) -> Iterato
 
 
 def checked(texts: Iterable[Any], kinds: tuple[type, ...] = (str,)) -> Iterator[Any]:
-    """Yield texts, or pairs and lists of them.
+    """Yield items after checking that each is a text, or a pair or list of texts, as `kinds` allows.
 
     Raises:
-        UserError: one is of no such kind, such as None of a table's empty cell, or holds something else.
+        UserError: an item has another type, such as None from an empty cell of a table, or holds anything
+            other than valid text.
     """
     for number, text in enumerate(texts, 1):
         parts = text if type(text) in (tuple, list) else (text,) if isinstance(text, str) else ()
@@ -50,7 +51,7 @@ def checked(texts: Iterable[Any], kinds: tuple[type, ...] = (str,)) -> Iterator[
 
 
 def listed(name: str, texts: Any) -> tuple[str, ...]:
-    """Return the texts of a list; raise a UserError for one text, or for something else than texts."""
+    """Return the texts of a list; raise a UserError for a single text, or for anything other than texts."""
     if isinstance(texts, str):
         raise UserError(f"{name} is one text; give a list: [{texts!r}]")
     found = tuple(texts) if isinstance(texts, Iterable) else (texts,)
@@ -63,9 +64,9 @@ def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) 
     """Yield batches of similar length within a token budget, longest first, so that memory fails early.
 
     Args:
-        tokens: number of tokens of each text, including those to be generated, by its key.
-        max_tokens: maximum tokens of a batch, padding included; a longer text is a batch by itself.
-        equal: batch only texts of equal length, so that there is no padding.
+        tokens: number of tokens of each text, including tokens to generate, by the text's key.
+        max_tokens: maximum tokens of a batch, padding included; a longer text forms its own batch.
+        equal: batch only texts of equal length, to avoid padding.
     """
     batch: list[Key] = []
     longest = 0
@@ -90,10 +91,10 @@ def padded_inputs(
     """Return a model's inputs for a batch of tokenized texts, without a cache of keys and values.
 
     Args:
-        rows: the columns of the tokenizer, of which `input_ids` is one.
-        arguments: of the model's `forward`; other columns are left out.
-        pad_token_id: pads `input_ids`; None where there is no such token.
-        device: of the model.
+        rows: the tokenizer's columns for each text, including `input_ids`.
+        arguments: the arguments of the model's `forward`; other columns are left out.
+        pad_token_id: pads `input_ids`; None, if there is no such token, pads with 0.
+        device: the device of the model.
 
     Returns:
         The columns and `attention_mask`, padded on the right: int64 [S, T].

@@ -1,8 +1,8 @@
 """Align the words of pairs by the cross-attention of any encoder-decoder of transformers or vaswani.
 
 A target word is aligned to the source word that it attends to most. The attention of a target word to a
-source word is the sum over their tokens; special tokens and those of a source prefix belong to no word. An
-alignment does not depend on the batch, except for rounding.
+source word is the sum over their tokens; special tokens and the tokens of a source prefix belong to no word.
+An alignment does not depend on the batch, except for rounding.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Alignment:
     """The links between the words of a pair.
 
     Args:
-        links: pairs of a source word and a target word, which count from 0.
-        problem: why the pair was not aligned.
-        source_cut_off: whether only the beginning of the source was read.
+        links: pairs of a source word and a target word, both counted from 0.
+        problem: why the pair was not aligned; None if it was.
+        source_cut_off: whether the source was truncated.
     """
 
     links: Links = frozenset()
@@ -47,17 +47,18 @@ class Aligner(FromPretrained):
         aligner([("March 3, 2024", "2024-03-03")])[0].links
 
     Args:
-        model: is put into evaluation mode.
+        model: the encoder-decoder; it is put into evaluation mode.
         source_tokenizer: encodes sources.
         target_tokenizer: encodes targets; None means the source tokenizer.
-        layer: of the decoder, from 0, or from -1 backward; `"all"` is the mean of all. None means the last
-            but one (Garg et al., 2019, arXiv:1909.02074), or of up to three layers the last.
-        heads: of the layer, from 0; their weights are averaged. None means all.
-        step: the decoder's step whose attention counts for a target token: that which predicts it, or that
-            which reads it as input (Chen et al., 2020, arXiv:2004.14837).
-        max_length: maximum tokens of a target; longer ones are not aligned. None means the limit of the
+        layer: layer of the decoder, counted from 0, or backward from -1; `"all"` averages all layers. None
+            means the last layer but one (Garg et al., 2019, arXiv:1909.02074), or the last of up to three.
+        heads: heads of the layer, counted from 0; their weights are averaged. None means all.
+        step: the decoder step whose attention represents a target token: `"predict"` is the step that
+            predicts the token, `"read"` the step that reads it as input (Chen et al., 2020,
+            arXiv:2004.14837).
+        max_length: maximum tokens of a target; longer targets are not aligned. None means the limit of the
             model, or 4,096 if it has none.
-        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer pair is a batch by itself.
+        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer pair forms its own batch.
         pair_options: `max_source_length`, `source_language`, `target_language` and `source_prefix`, as in
             `Translator`; longer sources are not aligned.
 
@@ -107,12 +108,12 @@ class Aligner(FromPretrained):
         """Align the words of a stream of pairs, in order and in bounded memory.
 
         Args:
-            pairs: of a source and a target; they are read, sorted by length and aligned one buffer at a time.
-            buffer_size: pairs read ahead; fewer at the beginning, and if they are very long.
+            pairs: pairs of a source and a target; read, sorted by length and aligned one buffer at a time.
+            buffer_size: number of pairs to read ahead; smaller at the beginning and for very long pairs.
             progress: is called with the number of pairs of each finished batch.
 
         Raises:
-            UserError: a single text is given, or something that is no pair.
+            UserError: a single text is given, or an item that is not a pair of texts.
             RunError: a batch does not fit into the device's memory, or its weights are not finite.
         """
         check_positive(buffer_size=buffer_size)
@@ -165,7 +166,7 @@ class Aligner(FromPretrained):
         )
 
     def _read(self, token_ids: list[int], words: Words | None) -> list[int]:
-        """Return a target up to its last word, if it has any, as later tokens count for no word."""
+        """Return a target up to its last word, because later tokens belong to no word; all if it has none."""
         places = [place for place, word in enumerate(words or []) if word is not None]
         return token_ids[: places[-1] + 1] if places else token_ids
 
@@ -193,9 +194,9 @@ class SymmetricAligner:
     """Aligns the words of pairs by two models of opposite directions.
 
     Args:
-        forward: of a model from source to target.
-        backward: of a model from target to source.
-        method: of `symmetrize`.
+        forward: aligns with a model from source to target.
+        backward: aligns with a model from target to source.
+        method: a method of `symmetrize`.
 
     Raises:
         UserError: the method is unknown.
@@ -216,7 +217,7 @@ class SymmetricAligner:
         buffer_size: int = BUFFERED_TEXTS,
         progress: Callable[[int], object] | None = None,
     ) -> Iterator[Alignment]:
-        """Align as `Aligner.stream`; a pair that one of the models cannot read has a problem."""
+        """Align like `Aligner.stream`; a pair that either model cannot align has a `problem`."""
         given, turned = tee(pairs)
         backward = self.backward.stream(
             ((target, source) for source, target in turned), buffer_size=buffer_size

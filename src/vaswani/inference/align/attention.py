@@ -1,4 +1,4 @@
-"""How much each target token of pairs attends to each source token."""
+"""Compute how much each target token of a pair attends to each source token."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def attention_of_pairs(
 
     Args:
         model: an encoder-decoder in evaluation mode, or an `Ensemble`.
-        sources: token ids, as the model was trained with.
-        targets: token ids of the targets, without the start token; an end token may lack.
+        sources: token ids of the sources, in the form that the model was trained with.
+        targets: token ids of the targets, without the start token; the end token is optional.
         start_token_id: begins the decoder's input.
         layer, heads: as in `cross_attention`.
-        step: the decoder's step that tells for a token: that which predicts it, or the next one, which reads
-            it as input.
+        step: the decoder step whose attention represents a token: `"predict"` is the step that predicts the
+            token, `"read"` the next step, which reads it as input.
 
     Returns:
-        For each pair the weights, float32 [T, S] on the CPU; rows sum to 1.
+        The weights of each pair, float32 [T, S] on the CPU; rows sum to 1.
 
     Raises:
         UserError, RunError: as `cross_attention`.

@@ -1,4 +1,4 @@
-"""Align the pairs of an input, in bounded memory, as Pharaoh's lines or rows with them."""
+"""Align the pairs of an input in bounded memory, as lines of Pharaoh's format or table rows with a new field."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vaswani.inference.pair_inputs import Pairs
 
 @dataclass(frozen=True)
 class Aligned:
-    """What became of the pairs of an input.
+    """The result of aligning an input.
 
     Args:
         report: counts of the pairs.
-        errors: against gold links, if there are some.
+        errors: alignment errors against gold links; None without gold links.
     """
 
     report: LineReport
@@ -46,17 +46,18 @@ def align_pairs(
 
     Args:
         aligner: the model, or the models of both directions, with its options.
-        pairs: of the input (see `open_pairs`).
-        write: receives the links of each pair, in order, as in `0-0 1-2`; of a row of a table, the row with
-            them in `output_field`. A pair that is not aligned has none.
-        gold: the links of annotators, with their places (see `load_gold`).
+        pairs: the pairs of the input (see `open_pairs`).
+        write: receives the links of each pair, in order, such as `0-0 1-2`; for a table, the row with the
+            links in `output_field`. A pair that is not aligned has no links.
+        gold: the annotated links of each pair, with their places (see `load_gold`).
         output_field: see `write`.
-        buffer_size: pairs read ahead; fewer at the beginning.
+        buffer_size: number of pairs to read ahead; smaller at the beginning.
         warn: is called with a message for each pair that is not aligned.
         progress: is called with the number of pairs of each finished batch.
 
     Raises:
-        UserError: there are more or fewer gold links than pairs, or they name words that a pair lacks.
+        UserError: the gold links have more or fewer lines than there are pairs, or a link names a word that
+            its pair does not have.
     """
     report, errors = pairs.report, None if gold is None else AlignmentErrors()
     waiting = iter(gold or ())
@@ -91,11 +92,11 @@ def load_gold(name: str, total: int | None) -> list[tuple[str, GoldLinks]]:
     """Return the place and the gold links of each line of a file (see `read_gold`).
 
     Args:
-        name: of the file.
-        total: number of pairs, if it is known.
+        name: name of the file.
+        total: number of pairs, if known.
 
     Raises:
-        UserError: the file cannot be read, holds something else, or has another number of lines.
+        UserError: the file cannot be read, holds something other than links, or does not have `total` lines.
     """
     gold = []
     with open_lines(name) as lines:

@@ -29,11 +29,11 @@ def to_pharaoh(links: Iterable[Link]) -> str:
 
 @dataclass(frozen=True)
 class GoldLinks:
-    """The links of a pair that annotators gave.
+    """The annotated links of a pair.
 
     Args:
-        sure: written `i-j`.
-        possible: those and the ones written `ipj`.
+        sure: the links written `i-j`.
+        possible: the sure links and the links written `ipj`.
     """
 
     sure: Links
@@ -44,11 +44,11 @@ def read_gold(line: str, place: str) -> GoldLinks:
     """Return the links of a line of Pharaoh's format, such as `0-0 1p2`.
 
     Args:
-        line: of the file.
-        place: for messages, such as "line 3 of FILE".
+        line: the line.
+        place: the place of the line for messages, such as "line 3 of FILE".
 
     Raises:
-        UserError: the line holds something else.
+        UserError: the line holds something other than links.
     """
     sure, possible = set(), set()
     for word in line.split():
@@ -66,8 +66,8 @@ def symmetrize(forward: Set[Link], backward: Set[Link], method: str) -> Links:
     """Combine the links of two directions (Koehn et al., 2003; Och and Ney, 2003, section 5).
 
     Args:
-        forward: of a model from source to target.
-        backward: of a model from target to source, as links from source to target.
+        forward: links (source, target) found by a model from source to target.
+        backward: links (source, target) found by a model from target to source.
         method: one of `METHODS`.
 
     Raises:
@@ -84,7 +84,7 @@ def check_method(method: str) -> None:
 
 
 def _grow_diag(forward: Links, backward: Links) -> Links:
-    """Grow the intersection by neighbours in the union that join a word without a link."""
+    """Grow the intersection by neighbouring links of the union that join at least one unlinked word."""
     links, union = set(forward & backward), forward | backward
     grows = True
     while grows:
@@ -99,7 +99,7 @@ def _grow_diag(forward: Links, backward: Links) -> Links:
 
 
 def _final(*, both: bool) -> Callable[[Links, Links], Links]:
-    """After grow-diag, add links of either direction that join a word, or two, without a link."""
+    """After grow-diag, add links of either direction that join an unlinked word; with `both`, two of them."""
 
     def combine(forward: Links, backward: Links) -> Links:
         links = set(_grow_diag(forward, backward))
@@ -118,7 +118,7 @@ def _in_order(links: Iterable[Link]) -> list[Link]:
 
 
 def _free(link: Link, links: Set[Link]) -> tuple[bool, bool]:
-    """Return whether the source word of a link, and its target word, have no link."""
+    """Return whether the source word and whether the target word of a link is unlinked."""
     return all(link[0] != other[0] for other in links), all(link[1] != other[1] for other in links)
 
 
@@ -133,7 +133,7 @@ METHODS: dict[str, Callable[[Links, Links], Links]] = {
 
 @dataclass
 class AlignmentErrors:
-    """Counts of links A against sure ones S and possible ones P (Och and Ney, 2003, section 6).
+    """Counts of found links A, sure links S and possible links P (Och and Ney, 2003, section 6).
 
     Args:
         found: |A|.
@@ -176,7 +176,7 @@ class AlignmentErrors:
 
 
 def check_inside(gold: GoldLinks, num_source: int, num_target: int, place: str) -> None:
-    """Raise a UserError if a link names a word that a pair lacks."""
+    """Raise a UserError if a link names a word that the pair does not have."""
     for source, target in sorted(gold.possible):
         if source >= num_source or target >= num_target:
             raise UserError(
@@ -186,12 +186,12 @@ def check_inside(gold: GoldLinks, num_source: int, num_target: int, place: str) 
 
 
 def aligned_words(weights: torch.Tensor, source_words: Words, target_words: Words) -> Links:
-    """Return the links of the words of a pair: each target word to the source word it attends to most.
+    """Link each target word of a pair to the source word that it attends to most.
 
     Args:
-        weights: of the target tokens to the source tokens, float [T, S].
+        weights: attention of the target tokens to the source tokens, float [T, S].
         source_words: the word of each source token [S]; None for tokens of no word.
-        target_words: likewise of the target tokens [T or more].
+        target_words: the word of each target token [T or more]; None for tokens of no word.
     """
     sources = sorted({word for word in source_words if word is not None})
     if not sources:

@@ -1,4 +1,4 @@
-"""Which word each token of a text belongs to; words are what white space separates."""
+"""Find the word that each token of a text belongs to; words are separated by white space."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vaswani.data.text_codec import TextCodec, source_prefix
 
-Words = list[int | None]  # of each token, the number of its word; None for tokens of no word
+Words = list[int | None]  # the word number of each token, from 0; None for tokens of no word
 
 _WORD = re.compile(r"\S+")
 
@@ -19,13 +19,13 @@ def words_of_texts(
     """Return the word of each token of texts.
 
     Args:
-        codec: has encoded the texts.
-        texts: without a source prefix, whose tokens belong to no word.
-        token_ids: of each text, with its special tokens. A source may be cut off (see `Frame.cut`); of a
-            target an end token may be added or lack.
+        codec: the codec that has encoded the texts.
+        texts: the texts without a source prefix. The tokens of a prefix belong to no word.
+        token_ids: token ids of each text, with special tokens. A source may be truncated (see `Frame.cut`); a
+            target may have an additional end token, or lack one.
 
     Returns:
-        For each text as many values as tokens; None where the tokenizer does not tell.
+        For each text, one value per token; None for a text whose words the tokenizer does not reveal.
     """
     if not texts:
         return []
@@ -46,14 +46,14 @@ def words_of_texts(
 
 
 def _of_length(words: Words, codec: TextCodec, length: int) -> Words:
-    """Return the words of the tokens that are left of a text, or that it has more, which belong to none."""
+    """Adapt the words of a text to `length` tokens: drop those of truncated tokens, add None for new ones."""
     if codec.side == "source":
         return codec.frame().cut(words, length)
     return [*words, *[None] * length][:length]
 
 
 def _of_spans(text: str, start: int, spans: Sequence[tuple[int, int]]) -> Words:
-    """Return the word of each token by its characters; `start` is where the words begin."""
+    """Return the word of each token by its span of characters; words begin at or after `start`."""
     begins = [match.start() for match in _WORD.finditer(text, start)]
     words: Words = []
     for begin, end in spans:
@@ -66,7 +66,7 @@ def _of_spans(text: str, start: int, spans: Sequence[tuple[int, int]]) -> Words:
 def _without_offsets(
     codec: TextCodec, prefix: str, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
 ) -> list[Words | None]:
-    """Return the word of each token by encoding each word alone, or else by decoding."""
+    """Return the word of each token by encoding each word alone; if the tokens differ, by decoding."""
     leading = len(codec.frame().leading)
     split = [(prefix + text).split() for text in texts]
     options = {"adds_prefix": False, "add_special_tokens": False}
@@ -74,7 +74,7 @@ def _without_offsets(
     found: list[Words | None] = []
     for text, whole, ids in zip(texts, split, token_ids, strict=True):
         count = len(text.split())
-        first = len(whole) - count  # words before it are the prefix's
+        first = len(whole) - count  # earlier words belong to the prefix
         parts = [(number - first, token) for number in range(len(whole)) for token in next(encoded)]
         if list(ids[leading : leading + len(parts)]) == [token for _, token in parts]:
             words = [None if number < 0 else number for number, _ in parts]
@@ -87,15 +87,15 @@ def _without_offsets(
 def words_by_decoding(
     codec: TextCodec, token_ids: Sequence[int], num_words: int | None = None
 ) -> Words | None:
-    """Return the word of each token by decoding the tokens up to each.
+    """Return the word of each token by decoding the tokens up to and including it.
 
     Args:
-        codec: of the tokens.
-        token_ids: with special tokens, which belong to no word.
-        num_words: of the text that the tokens stand for; None means any number.
+        codec: decodes the tokens.
+        token_ids: the tokens, with special tokens, which belong to no word.
+        num_words: number of words of the encoded text; None means any number.
 
     Returns:
-        As many values as tokens; None if the decoded text has another number of words.
+        One value per token; None if the decoded text has another number of words.
     """
     special = codec.special_ids()
     places = [place for place, token in enumerate(token_ids) if token not in special]

@@ -1,4 +1,4 @@
-"""Answer questions by spans of texts, with a model that has learned to (`vaswani finetune`)."""
+"""Answer questions by spans of texts, with a model trained for it (for example by `vaswani finetune`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import source_limit
 from vaswani.inference.pretrained import FromPretrained
 
-CONFIG_FIELD = "question_answering"  # of a model's configuration: the options that it was trained with
+CONFIG_FIELD = "question_answering"  # field of a model's configuration with its training options
 PAIRS_AT_ONCE = 256
 _OPTIONS = (
     "max_length",
@@ -36,19 +36,20 @@ class QuestionAnswerer(FromPretrained):
         for answer in answerer.answer([("Who saw Rome?", "Ann saw Rome.")]):
             print(answer.text, answer.best.start, answer.best.end)
 
-    Options that are None are those that the model was trained with, or the defaults of `vaswani finetune`.
+    An option that is None takes the value that the model was trained with, or the default of
+    `vaswani finetune`.
 
     Args:
-        model: of `AutoModelForQuestionAnswering`; it is put into evaluation mode.
-        tokenizer: fast.
-        max_length: most tokens of a window, special tokens counted (see `WindowLengths`).
-        doc_stride: tokens of a text that a window shares with the one before it.
-        max_question_length: longer questions lose what follows after so many tokens.
-        max_answer_length: most tokens of an answer.
-        null_score_diff_threshold: answer nothing if the score of no answer exceeds that of the best span by
-            more; where the model was trained without such a threshold, None answers always.
-        n_best: spans to return of each question.
-        max_tokens_per_batch: most tokens of a batch of windows, padding included.
+        model: a model of `AutoModelForQuestionAnswering`; it is put into evaluation mode.
+        tokenizer: a fast tokenizer.
+        max_length: maximum tokens of a window, special tokens included (see `WindowLengths`).
+        doc_stride: number of tokens of a text that a window shares with the previous window.
+        max_question_length: maximum tokens of a question; longer questions are truncated at the end.
+        max_answer_length: maximum tokens of an answer.
+        null_score_diff_threshold: give no answer if the score of no answer exceeds that of the best span by
+            more than this. None always answers if the model was trained without such a threshold.
+        n_best: number of spans to return for each question.
+        max_tokens_per_batch: maximum tokens of a batch of windows, padding included.
 
     Raises:
         UserError: an option is out of range, windows have no room, or the tokenizer is slow.
@@ -70,7 +71,7 @@ class QuestionAnswerer(FromPretrained):
         max_tokens_per_batch: int = 4096,
     ):
         self.model = model.eval()
-        # A copy, as truncation and the side of padding are stored in it.
+        # A copy, because truncation and the padding side are stored in the tokenizer.
         self.tokenizer = copy.deepcopy(tokenizer)
         self.tokenizer.padding_side = "right"
         given = (max_length, doc_stride, max_question_length, max_answer_length, null_score_diff_threshold)
@@ -113,10 +114,10 @@ class QuestionAnswerer(FromPretrained):
         Args:
             pairs: questions, each with the text that may answer it.
             progress: is called with the number of questions of each finished batch.
-            buffer_size: questions read ahead.
+            buffer_size: number of questions to read ahead.
 
         Raises:
-            UserError: something else than pairs of texts is given.
+            UserError: an item is not a pair of texts.
             RunError: the results are not finite.
         """
         check_positive(buffer_size=buffer_size)

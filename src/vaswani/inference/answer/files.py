@@ -16,7 +16,7 @@ from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
 from vaswani.inference.answer.spans import Answer
 from vaswani.inference.inputs import Column, LineReport, TableTexts, open_table
 
-ADDED = ["prediction", "start", "end", "score", "null_odds", "spans"]  # fields, to the rows of a table
+ADDED = ["prediction", "start", "end", "score", "null_odds", "spans"]  # fields added to the rows of a table
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def open_questions(
     """Open the questions of a table, or of SQuAD's own JSON, each with its text.
 
     Args:
-        name: of the file; "-" for standard input, which is JSON Lines.
+        name: name of the file; "-" for standard input, which is JSON Lines.
         given: `question_field` and `context_field`; None means as in training, or else `question` and
             `context`.
         trained: settings of the training.
@@ -75,11 +75,11 @@ def answer_questions(
     Args:
         answerer: the model with its options.
         questions: pairs of a question and its text (see `open_table`).
-        write: receives the row of each question, in order, with the `prediction` (empty for no answer), where
-            in the text it stands (`start` and `end`, in characters, exclusive), its `score`, and by how much
-            the score of no answer exceeds that of the best span (`null_odds`).
-        top_k: add so many `spans`, the best first.
-        buffer_size: questions read ahead.
+        write: receives the row of each question, in order, with the `prediction` (empty for no answer), its
+            position in the text (`start` and exclusive `end`, in characters), its `score`, and `null_odds`,
+            the score of no answer minus the score of the best span.
+        top_k: add this many `spans`, best first.
+        buffer_size: number of questions to read ahead.
         progress: is called with the number of questions of each finished batch.
     """
     report = questions.report

@@ -1,8 +1,8 @@
 """The best spans of a text as answers, from the start and end logits of its windows.
 
-The score of a span is the sum of its start and its end logit; the score of no answer is that of the window's
-token for it, and the least of all windows (Devlin et al., 2019, section 4.3): one window with an answer is
-enough.
+The score of a span is the sum of its start logit and its end logit. The score of no answer in a window is the
+sum of both logits of the token that stands for no answer. For a text it is the minimum over all windows, as
+one window with an answer is enough (Devlin et al., 2019, section 4.3).
 
 B windows of a batch · T tokens · N spans · A longest answer, in tokens
 """
@@ -31,13 +31,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model answers to a question.
+    """A model's answer to a question.
 
     Args:
-        spans: the best ones, best first; there are none in a text without tokens.
+        spans: the best spans, best first; empty for a text without tokens.
         null_score: the score of no answer.
-        threshold: answer nothing if `null_score` exceeds the score of the best span by more; None to answer
-            always.
+        threshold: give no answer if `null_score` exceeds the score of the best span by more than this; None
+            always answers.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -46,18 +46,18 @@ class Answer:
 
     @property
     def null_odds(self) -> float:
-        """How much the score of no answer exceeds that of the best span; infinite where there is no span."""
+        """The score of no answer minus the score of the best span; infinite if there are no spans."""
         return self.null_score - self.spans[0].score if self.spans else float("inf")
 
     @property
     def best(self) -> Span | None:
-        """The answer; None for none."""
+        """The best span; None for no answer."""
         says_nothing = self.threshold is not None and self.null_odds > self.threshold
         return None if says_nothing or not self.spans else self.spans[0]
 
     @property
     def text(self) -> str:
-        """The text of the answer; empty for none."""
+        """The text of the answer; empty for no answer."""
         return self.best.text if self.best else ""
 
 
@@ -78,8 +78,8 @@ def best_spans(
         max_answer_length: A.
 
     Returns:
-        float32 [B, 1 + N, 3]: first the score of no answer, twice zero; then for each span its score, its
-        first and its last token, counted in the tokens of the text. A span that does not exist scores −∞.
+        float32 [B, 1 + N, 3]: first the score of no answer and two zeros; then, for each span, its score and
+        its first and last token, counted in the tokens of the text. A span that does not exist scores −∞.
     """
     starts, ends = start_logits.float(), end_logits.float()
     null, first, count = places.unsqueeze(-1).unbind(1)  # [B, 1] each
@@ -107,10 +107,10 @@ def answers_of(
 
     Args:
         contexts: the text of each question.
-        windows: of the questions, in any order.
-        found: of each window, [1 + N, 3], as from `best_spans`.
-        most: spans to keep of each question.
-        threshold: of the answers.
+        windows: the windows of all questions, in any order.
+        found: the best spans of each window, [1 + N, 3], as from `best_spans`.
+        most: number of spans to keep for each question.
+        threshold: see `Answer`.
     """
     nulls = [float("inf")] * len(contexts)
     spans: list[dict[tuple[int, int], float]] = [
@@ -140,6 +140,6 @@ def _best(context: str, known: dict[tuple[int, int], float], most: int) -> list[
 
 
 def _without_margins(context: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span without white space around it, which the tokens of some tokenizers hold."""
+    """Return a span without the white space around it that the tokens of some tokenizers include."""
     text = context[start:end]
     return start + len(text) - len(text.lstrip()), start + len(text.rstrip())

@@ -40,17 +40,17 @@ Text = str | tuple[str, str] | list[str]  # a text, a pair of texts, or words
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one text; nothing (None) of a text without tokens.
+    """The prediction for one text; `label` and probabilities are None for a text without tokens.
 
     Args:
-        label: of a classifier the most probable label, with several labels those with a probability above
-            1/2, of a regressor the number, and of a tagger a tag for each word (None for words beyond the
-            length limit).
-        probability: of the label, or of each label or tag; None for a number.
-        probabilities: of all labels, the most probable first; of a tagger those of each word. None for a
-            number.
-        words: of a tagger.
-        cut_off: whether only the beginning of the text was read.
+        label: for classification, the most probable label; for multi-label classification, the labels with
+            a probability above 1/2; for regression, the number; for tagging, a tag for each word (None for
+            words beyond the length limit).
+        probability: the probability of the label, or of each label or tag; None for regression.
+        probabilities: the probabilities of all labels, most probable first; for tagging, those of each word.
+            None for regression.
+        words: the words of the text, for tagging.
+        cut_off: whether the text was truncated.
     """
 
     label: Any = None
@@ -61,10 +61,10 @@ class Prediction:
 
 
 def task_of(config: PreTrainedConfig) -> str | None:
-    """Return what a model predicts: "classification", "multi_label", "regression" or "tagging".
+    """Return the task of a model: "classification", "multi_label", "regression" or "tagging".
 
     Args:
-        config: of the model, with the name of its class.
+        config: the configuration of the model, with the name of its class.
 
     Returns:
         None for a model without a head for labels.
@@ -80,10 +80,10 @@ def task_of(config: PreTrainedConfig) -> str | None:
 
 
 def task_of_checkpoint(name: str | Path, revision: str | None = None) -> str:
-    """Return what the model of a folder or on the Hub predicts (see `task_of`), before it is loaded.
+    """Return the task of the model in a folder or on the Hub (see `task_of`), without loading the model.
 
     Raises:
-        UserError: it has no head for labels.
+        UserError: the model has no head for labels.
     """
     folder = local_folder(name, revision, weights=False)
     config = read_config(folder)
@@ -102,7 +102,7 @@ def names_of(config: PreTrainedConfig) -> list[str]:
 
 
 class Classifier(FromPretrained):
-    """Predicts the labels of texts, or of their words, with any model with a head for them.
+    """Predicts labels of texts or of their words, with any model that has a head for labels.
 
         classifier = Classifier.from_pretrained("runs/finetune_reviews")
         classifier(["A joy from the first minute to the last."])[0].label  # "pos"
@@ -110,14 +110,14 @@ class Classifier(FromPretrained):
     Args:
         model: a sequence or token classifier; it is put into evaluation mode.
         tokenizer: adds the special tokens that the model was trained with.
-        max_length: maximum tokens of a text, of which longer ones are truncated. None means the limit of the
-            model and tokenizer, or 4,096 if they have none. `from_pretrained` takes that of the training,
-            except for taggers, whose words all count.
-        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text is a batch by itself.
+        max_length: maximum tokens of a text; longer texts are truncated. None means the limit of the model
+            and tokenizer, or 4,096 if they have none. `from_pretrained` uses the limit of the training
+            instead, except for taggers, because every word needs a tag.
+        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text forms its own batch.
 
     Attributes:
-        task: what the model predicts (see `task_of`).
-        names: the labels.
+        task: the task of the model (see `task_of`).
+        names: the names of the labels.
 
     Raises:
         UserError: an option is out of range, or the model predicts no labels.
@@ -149,7 +149,7 @@ class Classifier(FromPretrained):
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> Self:
-        """Load a model with its tokenizer; as in `FromPretrained`, from the class that it was saved from."""
+        """Load a model as the class that it was saved from, with its tokenizer (see `FromPretrained`)."""
         folder = local_folder(name, options.get("revision"), weights=False)
         task = task_of_checkpoint(folder)
         settings = read_settings(folder)
@@ -161,8 +161,8 @@ class Classifier(FromPretrained):
         """Predict the labels of texts, in order.
 
         Args:
-            texts: each a text or a pair of texts; for a tagger a text, which is split at white space, or a
-                list of words.
+            texts: texts or pairs of texts; for a tagger, texts, which are split at white space, or lists of
+                words.
 
         Raises:
             UserError: a single text is given, or the tokenizer does not map tokens to words.
@@ -181,7 +181,7 @@ class Classifier(FromPretrained):
 
         Args:
             texts: as in `__call__`; they are read, sorted by length and predicted one buffer at a time.
-            buffer_size: texts read ahead; fewer at the beginning, and if they are very long.
+            buffer_size: number of texts to read ahead; smaller at the beginning and for very long texts.
             progress: is called with the number of texts of each finished batch.
 
         Raises:
@@ -218,7 +218,7 @@ class Classifier(FromPretrained):
         return predictions
 
     def _encode(self, texts: list[Text]) -> tuple[dict[int, dict[str, Any]], dict[int, bool]]:
-        """Return the tokens of the texts that have some, and whether they are too long, by position."""
+        """Return, by position, the tokens of non-empty texts, and whether a text is too long."""
         filled = [number for number, text in enumerate(texts) if text and any(map(str.strip, _parts(text)))]
         rows: dict[int, dict[str, Any]] = {}
         is_long: dict[int, bool] = {}
@@ -236,7 +236,7 @@ class Classifier(FromPretrained):
 
     @torch.inference_mode()
     def _logits(self, rows: Sequence[dict[str, Any]]) -> torch.Tensor:
-        """Return the logits of a batch, float32 on the CPU: [S, L], of a tagger [S, T, L]."""
+        """Return the logits of a batch, float32 on the CPU: [S, L], or [S, T, L] for a tagger."""
         inputs = padded_inputs(rows, self._arguments, self.tokenizer.pad_token_id, self.model.device)
         logits = self.model(**inputs).logits.float().cpu()
         kept = inputs["attention_mask"].bool().cpu() if self.task == "tagging" else slice(None)
@@ -245,7 +245,7 @@ class Classifier(FromPretrained):
         return logits
 
     def _values(self, logits: torch.Tensor, word_starts: Any, num_words: int) -> dict[str, Any]:
-        """Return the label and the probabilities of a text, from its logits [L], or [T, L] of a tagger."""
+        """Return the label and the probabilities of a text from its logits [L], or [T, L] for a tagger."""
         if self.task == "regression":
             return {"label": float(logits[0])}
         if self.task == "multi_label":

@@ -10,7 +10,7 @@ from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.classify.classification import Classifier, Prediction
 from vaswani.inference.inputs import LineReport, Texts
 
-ADDED = ["prediction", "probability", "probabilities", "cut_off"]  # fields, to the rows of a table
+ADDED = ["prediction", "probability", "probabilities", "cut_off"]  # fields added to the rows of a table
 
 
 def predict_texts(
@@ -26,11 +26,12 @@ def predict_texts(
 
     Args:
         classifier: the model with its options.
-        texts: of the input (see `open_texts`).
-        write: receives a JSON object for each text, in order: the `text`, or the `words` of a tagger, or the
-            row; the `prediction` with its `probability` (see `Prediction`), and `cut_off` where it applies.
-        top_k: add the `probabilities` of so many labels, the most probable first.
-        buffer_size: texts read ahead; fewer at the beginning.
+        texts: the texts of the input (see `open_texts`).
+        write: receives a JSON object for each text, in order: the `text`, the `words` (for a tagger) or the
+            table row, with the `prediction`, its `probability` (see `Prediction`) and, for a truncated text,
+            `cut_off`.
+        top_k: add the `probabilities` of this many labels, most probable first.
+        buffer_size: number of texts to read ahead; smaller at the beginning.
         progress: is called with the number of texts of each finished batch.
     """
     report = texts.report
@@ -61,6 +62,6 @@ def _fields(prediction: Prediction, top_k: int | None) -> dict[str, Any]:
 
 
 def _most_probable(probabilities: Any, top_k: int) -> Any:
-    if isinstance(probabilities, list):  # of words
+    if isinstance(probabilities, list):  # one mapping for each word
         return [each and _most_probable(each, top_k) for each in probabilities]
     return dict(list(probabilities.items())[:top_k])
