@@ -227,7 +227,11 @@ def test_texts_of_lines_and_tables(models: Path, tmp_path: Path, capfd, kind: st
         ("causal", ["other.txt"], "TARGET_FILE other.txt is for an encoder-decoder"),
         ("translator", ["--input", "{lines}"], "lines.txt is not JSON (Expecting value"),
         ("translator", ["--input", "{lines}"], "for a file of sources, give that of the targets after it"),
-        ("translator", ["--input", "{lines}", "{more}"], "have other numbers of lines: 1 and 2; give a pair"),
+        (
+            "translator",
+            ["--input", "{lines}", "{more}"],
+            "have different numbers of lines: 1 and 2; give a pair",
+        ),
         ("translator", ["--input", "{lines}", "{rows}"], "rows.jsonl is a table; give one table, or two"),
         (
             "translator",

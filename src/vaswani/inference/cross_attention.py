@@ -1,4 +1,4 @@
-"""The cross-attention of an encoder-decoder: what each token of a given target attends to in its source.
+"""The cross-attention of an encoder-decoder: how much each token of a given target attends to its source.
 
 S sources · K targets of each · L source length · T target length · H heads
 """
@@ -23,7 +23,7 @@ from vaswani.interop.attention_interface import IMPLEMENTATION
 from vaswani.model.stacks import VaswaniPreTrainedModel
 
 Layer = int | Literal["all"]
-FEW_LAYERS = 3  # of which the last aligns best; of more it is the last but one (arXiv:1909.02074)
+FEW_LAYERS = 3  # up to 3 layers, the last aligns best; in deeper models the last but one (arXiv:1909.02074)
 
 
 @torch.inference_mode()
@@ -36,16 +36,16 @@ def cross_attention(
     layer: Layer | None = -1,
     heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Return the weights by which each target token is predicted from the source tokens.
+    """Return the attention weights over the source tokens with which each target token is predicted.
 
     Args:
-        model: an encoder-decoder in evaluation mode, or an `Ensemble`, of which the mean is returned.
+        model: an encoder-decoder in evaluation mode, or an `Ensemble`, whose members' weights are averaged.
         input_ids: int64 [S, L].
         attention_mask: int64 [S, L], 0 for padding of the source.
         sequences: int64 [S·K, 1 + T]: start token and target; the K targets of a source are adjacent.
-        layer: of the decoder, from 0, or from -1 backward; `"all"` is the mean of all. None means the last
-            but one (Garg et al., 2019, arXiv:1909.02074), or of up to three layers the last.
-        heads: whose mean is taken, from 0; None means all.
+        layer: layer of the decoder, counted from 0, or backward from -1; `"all"` averages all layers. None
+            means the last layer but one (Garg et al., 2019, arXiv:1909.02074), or the last of up to three.
+        heads: heads to average, counted from 0; None means all.
 
     Returns:
         float32 [S·K, T, L]; the weights of a token sum to 1.
@@ -60,20 +60,20 @@ def cross_attention(
 
 
 def check_returns_weights(model: PreTrainedModel, option: str) -> None:
-    """Raise a UserError if the class of a model cannot return its weights, which an option needs."""
+    """Raise a UserError if a model's class cannot return the attention weights that an option needs."""
     for member in members_of(model):
         if not takes_output_attentions(member):
             raise _returns_no_weights(member, option)
 
 
 def takes_output_attentions(model: PreTrainedModel) -> bool:
-    """Return whether a call of a model may ask for attention weights; its layers may still return none."""
+    """Return whether a model takes `output_attentions`; its layers may still return no weights."""
     known = inspect.signature(model.forward).parameters
     return "output_attentions" in known or any(each.kind == each.VAR_KEYWORD for each in known.values())
 
 
 def members_of(model: Any) -> list[Any]:
-    """Return the models of an ensemble, or the one model."""
+    """Return the members of an ensemble, or a list of the model itself."""
     return [*model.members] if isinstance(model, Ensemble) else [model]
 
 
@@ -116,10 +116,10 @@ def _weights(
 
 
 def returning_weights(model: Any) -> Any:
-    """Return a model that can return its weights: ours always can, others with attention in plain operations.
+    """Return a model that can return its attention weights: the given one, or a copy with eager attention.
 
-    The other one shares all tensors with the model, and has a configuration of its own, so that other threads
-    can go on with the model.
+    Models of vaswani can always return their weights, others only with eager attention. The copy shares all
+    tensors with the model but has its own configuration, so other threads can continue to use the model.
     """
     returns = model.config._attn_implementation in ("eager", IMPLEMENTATION)
     if returns or isinstance(model, VaswaniPreTrainedModel):
@@ -131,7 +131,7 @@ def returning_weights(model: Any) -> Any:
 
 
 def _size_of_outputs(model: Any, target_length: int, source_length: int) -> int:
-    """Return how many numbers the outputs of a row hold: logits, and the weights of all layers."""
+    """Return the number of elements in the outputs of a row: logits, and the weights of all layers."""
     config = model.config
     names = ("decoder_layers", "num_hidden_layers"), ("decoder_attention_heads", "num_attention_heads")
     layers, heads = (next((getattr(config, name, None) or 8 for name in each), 8) for each in names)
@@ -140,7 +140,7 @@ def _size_of_outputs(model: Any, target_length: int, source_length: int) -> int:
 
 
 def _mean(model: Any, attentions: Any, layer: Layer | None, heads: Sequence[int] | None) -> torch.Tensor:
-    """Return the mean of the weights of layers and heads: float32 [rows, T, L]."""
+    """Return the weights averaged over the chosen layers and heads: float32 [rows, T, L]."""
     if not attentions or any(weights is None for weights in attentions):
         raise _returns_no_weights(model, "this option")
     if layer is None:
@@ -168,7 +168,7 @@ def _check_numbers(option: str, numbers: Sequence[int], count: int) -> None:
 
 
 def coverage(weights: torch.Tensor, lengths: torch.Tensor, source_mask: torch.Tensor) -> torch.Tensor:
-    """Return Σ_i log(min(Σ_j p_ij, 1)) of each target: how much of its source it has read, at most 0.
+    """Return Σ_i log(min(Σ_j p_ij, 1)) of each target: how completely it covers its source, at most 0.
 
     Wu et al., 2016, arXiv:1609.08144, equation 14: i are the source tokens, the end token included, and j the
     target tokens.

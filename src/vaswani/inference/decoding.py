@@ -1,7 +1,7 @@
 """Length limit and length penalty of the paper's beam search (section 6.1).
 
 The paper uses 4 beams, the length penalty of Wu et al. (2016, arXiv:1609.08144, "GNMT") with α = 0.6, and at
-most 50 tokens more than the source has. Both rules are made for transformers' `generate`, of any model:
+most 50 tokens more than the source has. Both rules work with transformers' `generate`, for any model:
 
     limits = attention_mask.sum(dim=1) + EXTRA_LENGTH
     model.generate(
@@ -13,7 +13,7 @@ most 50 tokens more than the source has. Both rules are made for transformers' `
         stopping_criteria=StoppingCriteriaList([LengthLimits(limits)]),
     )
 
-`MinimumLengths` is the opposite of `LengthLimits`, a `logits_processor`: a least length for each source.
+`MinimumLengths`, a logits processor, is the counterpart of `LengthLimits`: a minimum length for each source.
 """
 
 import math
@@ -31,16 +31,16 @@ EXTRA_LENGTH = 50  # section 6.1: "maximum output length during inference to inp
 
 
 Side = Literal["source", "target"]
-# LED has fields for each side; other models have one for both.
+# LED has one field for each side; other models have one field for both sides.
 _POSITIONS = {"source": "max_encoder_position_embeddings", "target": "max_decoder_position_embeddings"}
 
 
 def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
-    """The longest sequence that the model has positions for, or None if there is no limit.
+    """Return the longest sequence that the model has positions for, or None if there is no limit.
 
     Args:
-        model: of any kind.
-        side: of an encoder-decoder; its sources or its targets.
+        model: any model.
+        side: for an encoder-decoder: its sources or its targets.
     """
     if getattr(model.config, "position_embedding", "learned") != "learned":
         return None
@@ -50,9 +50,9 @@ def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
 
 
 def source_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The longest text or source that the model has positions for, or None if there is no limit.
+    """Return the longest text or source that the model has positions for, or None if there is no limit.
 
-    A tokenizer may know of fewer.
+    The tokenizer may set a lower limit.
     """
     positions = position_limit(model, "source")
     return None if positions is None else min(positions - _padded(model), tokenizer.model_max_length)
@@ -67,17 +67,17 @@ def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ask
 
 
 def _padded(model: PreTrainedModel) -> int:
-    """The positions before the first of a text: RoBERTa's begin behind the number of its padding."""
+    """Return the number of positions before the first token: RoBERTa's begin after its padding index."""
     table: Any = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1
 
 
 def masking_inputs(model: PreTrainedModel, decoder_input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return arguments without which a model, given encoder outputs and no cache, sees later target tokens.
+    """Return arguments that a model needs to mask later target tokens, given encoder outputs and no cache.
 
-    FSMT masks them only if it gets `input_ids`, which it reads neither beside encoder outputs nor beside
-    `decoder_input_ids`.
+    FSMT masks later tokens only if it gets `input_ids`. It ignores their values if it also gets encoder
+    outputs and `decoder_input_ids`.
     """
     return {"input_ids": decoder_input_ids} if model.config.model_type == "fsmt" else {}
 
@@ -102,7 +102,7 @@ class GNMTLengthPenalty(float):
         return super().__new__(cls, alpha)
 
     def of(self, length: Any) -> Any:
-        """lp of a length or of a tensor of lengths."""
+        """Return lp(Y) for a length |Y| or a tensor of lengths."""
         return ((5 + length) / 6) ** float(self)
 
     def __rpow__(self, length: Any, _modulo: None = None) -> Any:
@@ -112,7 +112,7 @@ class GNMTLengthPenalty(float):
 class LengthLimits(StoppingCriteria):
     """Stop the hypotheses of each source at the source's own limit.
 
-    A source has the same output in every batch; a common limit would depend on the longest source.
+    So the output of a source does not depend on the batch; a common limit would depend on the longest source.
 
     Args:
         limits: int64 [S], the most tokens to generate for each source of the batch, `</s>` included.
@@ -124,20 +124,20 @@ class LengthLimits(StoppingCriteria):
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Which rows have reached their limit: [S·K, T] -> bool [S·K], K adjacent rows for each source."""
+        """Return which rows are full: [S·K, T] -> bool [S·K], with K adjacent rows for each source."""
         is_full = input_ids.shape[1] - self.prompt_length >= self.limits
         return cast(torch.BoolTensor, is_full.repeat_interleave(input_ids.shape[0] // len(is_full)))
 
 
 class MinimumLengths(LogitsProcessor):
-    """Let no hypothesis of a source end before the source's own least length.
+    """Prevent the hypotheses of each source from ending before the source's own minimum length.
 
         least = attention_mask.sum(dim=1) // 2
         minimum = MinimumLengths(least, model.generation_config.eos_token_id)
         model.generate(input_ids, num_beams=4, logits_processor=LogitsProcessorList([minimum]))
 
     Args:
-        least: int64 [S], the least tokens to generate for each source of the batch, `</s>` included.
+        least: int64 [S], the minimum number of tokens to generate for each source, `</s>` included.
         end_token_ids: the token, or tokens, that end an output.
         prompt_length: number of decoder tokens that are given, the start token included.
     """
@@ -148,7 +148,7 @@ class MinimumLengths(LogitsProcessor):
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Exclude the end tokens of rows that are too short: [S·K, V], K adjacent rows for each source."""
+        """Exclude end tokens in rows that are too short: [S·K, V], with K adjacent rows for each source."""
         too_short = input_ids.shape[1] - self.prompt_length + 1 < self.least
         rows = too_short.repeat_interleave(input_ids.shape[0] // len(too_short))
         excluded: Any = scores.clone()

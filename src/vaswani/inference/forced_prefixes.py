@@ -1,10 +1,10 @@
-"""Outputs that begin with given tokens, other ones for each source.
+"""Force each output to begin with given tokens, which may differ between sources.
 
     prefixes = [tokenizer(text_target=text, add_special_tokens=False).input_ids for text in beginnings]
     model.generate(input_ids, num_beams=4, logits_processor=LogitsProcessorList([ForcedPrefixes(prefixes)]))
 
-It works with any model of transformers, in greedy search, beam search and sampling. The prefixes may differ
-in length, which decoder inputs of one batch may not. Forced tokens keep their scores.
+`ForcedPrefixes` works with any model of transformers, in greedy search, beam search and sampling. Prefixes
+may differ in length, unlike the decoder inputs of a batch. Forced tokens keep their scores.
 
 S sources · K rows of each (beams or samples) · T tokens so far · V vocabulary
 """
@@ -20,13 +20,13 @@ from transformers import LogitsProcessor
 
 
 class ForcedPrefixes(LogitsProcessor):
-    """Excludes all tokens but the next one of the prefix of each source, as long as there is one.
+    """Excludes all tokens except the next token of the source's prefix, until the prefix ends.
 
-    All beams of a source are equal until its prefix ends, so that a search begins there. Where the vocabulary
-    then leaves it fewer choices than it has beams, it returns some outputs several times.
+    All beams of a source are equal until its prefix ends, so the search begins there. If the vocabulary then
+    offers fewer choices than there are beams, the search returns some outputs several times.
 
     Args:
-        prefixes: the tokens of each source's prefix, without the start token; empty for none.
+        prefixes: the tokens of each source's prefix, without the start token; empty for no prefix.
         prompt_length: number of decoder tokens that are given, the start token included.
     """
 
@@ -48,5 +48,7 @@ class ForcedPrefixes(LogitsProcessor):
         own = scores[rows, tokens]
         changed: Any = scores.clone()
         changed[rows] = -math.inf
-        changed[rows, tokens] = own.masked_fill(own == -math.inf, 0.0)  # others may have excluded it
+        changed[rows, tokens] = own.masked_fill(
+            own == -math.inf, 0.0
+        )  # another processor may have excluded it
         return changed

@@ -1,6 +1,6 @@
 """The texts that a command reads: lines of text, or a field of the rows of a table.
 
-The results of a text become one output line. For a table that line is a JSON object, the row with new fields.
+The results of a text become one output line. For a table, it is a JSON object: the row with new fields.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def decoded(lines: BinaryIO, report: LineReport) -> Iterator[str]:
 
 
 class Lines:
-    """What is read from lines, without other fields, in the order in which results are taken.
+    """Base class of inputs that are read from lines, which have no other fields.
 
     Attributes:
         row: None; lines have no other fields.
-        report: counts what was taken.
-        place: of what was taken last, such as "line 3".
+        report: counts of the items taken so far.
+        place: the place of the item taken last, such as "line 3".
     """
 
     row: None = None
@@ -93,7 +93,7 @@ class Lines:
         return f"{self.report.unit} {self.report.lines}"
 
     def take(self) -> None:
-        """Go on to the next in order; called before its result is written."""
+        """Advance to the next item; call this before writing its result."""
         self.report.lines += 1
 
     def record(self, **fields: Any) -> str:
@@ -106,8 +106,8 @@ class TextLines(Lines):
 
     Args:
         lines: UTF-8 text; invalid bytes become U+FFFD.
-        documents: what is one text: a line, the lines up to a blank one, or the whole stream.
-        total: number of lines, if it is known.
+        documents: what forms one text: a line, the lines up to a blank line, or the whole stream.
+        total: number of lines, if known.
     """
 
     def __init__(self, lines: BinaryIO, documents: Documents = "line", total: int | None = None):
@@ -138,7 +138,7 @@ class Column:
 
     Args:
         field: its name; dots reach into nested objects.
-        option: that gives it, for messages.
+        option: the option that gives the name, for messages.
         words: a text may be a list of words.
     """
 
@@ -147,7 +147,7 @@ class Column:
     words: bool = False
 
     def check(self, path: Path) -> None:
-        """Raise a UserError unless a table has the field, and it may hold text."""
+        """Raise a UserError unless a table has the field and the field can hold text."""
         from vaswani.data.sources.records import check_text_field
 
         check_text_field(path, f"--{self.option}", self.field, words=self.words)
@@ -162,7 +162,7 @@ class Column:
         return record.text(self.field, self.words)
 
     def valid(self, cell: Any) -> Any:
-        """Return what was read, with U+FFFD in place of bytes that were not UTF-8."""
+        """Return a cell with U+FFFD in place of bytes that were not UTF-8."""
         return [valid_text(word) for word in cell] if isinstance(cell, list) else valid_text(cell)
 
 
@@ -176,14 +176,15 @@ class TableTexts:
 
     Args:
         records: the rows (see `read_records`).
-        columns: of the text. Of two columns the texts are pairs.
+        columns: the column of the text. With several columns, each text is a tuple of their cells.
         added: names of the fields that the output adds.
-        remedy: what to do where a row has one of these.
-        total: number of rows, if it is known.
+        remedy: advice for the message if a row already has one of these fields.
+        total: number of rows, if known.
+        typed: whether the rows are typed at a terminal.
 
     Attributes:
-        row: the row whose result was taken last.
-        place: its place, such as "line 3 of FILE".
+        row: the row taken last.
+        place: the place of this row, such as "line 3 of FILE".
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class TableTexts:
             yield valid[0] if len(valid) == 1 else tuple(valid)
 
     def take(self) -> None:
-        """Go on to the next row in order; called before its result is written."""
+        """Advance to the next row; call this before writing its result."""
         record = self._waiting.popleft()
         self.row, self.place = record.row, record.place
         self.report.lines += 1
@@ -233,7 +234,7 @@ class TableTexts:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a date or another value of Parquet."""
+    """Return a date, or another value from Parquet, as text that JSON can hold."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
@@ -257,21 +258,22 @@ def open_texts(
 ) -> Iterator[Texts]:
     """Open the texts of a file or of standard input.
 
-    A file with the ending of a table (JSONL, JSON, CSV, TSV, also .gz; Parquet) is one: all its rows are
-    checked before the first is yielded. A field makes standard input JSON Lines. Anything else is lines.
+    A file whose name ends like a table (JSONL, JSON, CSV, TSV, also .gz; Parquet) is read as a table: all its
+    rows are checked before the first is yielded. Standard input is read as JSON Lines if a field is given.
+    Any other input is read as lines.
 
     Args:
-        name: of the file; "-" for standard input.
-        field: of the text in a table; None means `default`.
-        option: that gives the field, for messages.
+        name: name of the file; "-" for standard input.
+        field: field of the text in a table; None means `default`.
+        option: the option that gives the field, for messages.
         default: see `field`.
         added: names of the fields that the output adds to the rows of a table.
-        remedy: what to do where a row has one of these.
-        documents: in lines, what is one text; None means `default_documents`.
+        remedy: advice for the message if a row already has one of these fields.
+        documents: what forms one text in lines; None means `default_documents`.
         default_documents: see `documents`.
-        pair_field: of a second text in a table; texts are then pairs.
+        pair_field: field of a second text in a table; texts are then pairs.
         words: in tables, a text may be a list of words.
-        others: columns of a table that are read beside the text.
+        others: columns of a table that are read besides the text.
 
     Raises:
         UserError: the input cannot be read, has no such field, has a field that would be added, is a table
@@ -308,20 +310,20 @@ def open_texts(
 def open_table(
     name: str, columns: Sequence[Column], *, added: Sequence[str], remedy: str = "rename it"
 ) -> Iterator[TableTexts]:
-    """Open columns of a table; of a file with the ending of one, all rows are checked first.
+    """Open columns of a table; if the name of a file ends like a table, check all its rows first.
 
     Args:
-        name: of the file; "-" for standard input. Without such an ending, and in a pipe, it is JSON Lines.
-        columns: of the texts.
+        name: name of the file; "-" for standard input. Files with other endings, and pipes, are JSON Lines.
+        columns: the columns of the texts.
         added: names of the fields that the output adds to the rows.
-        remedy: what to do where a row has one of these.
+        remedy: advice for the message if a row already has one of these fields.
 
     Raises:
         UserError: as `open_texts`.
     """
     rows: dict[str, Any] = {"added": added, "remedy": remedy}
     if name != STANDARD_STREAM and has_table_ending(name) and Path(name).is_file():
-        with open_lines(name):  # raises where the file cannot be read
+        with open_lines(name):  # raises if the file cannot be read
             pass
         yield _table(Path(name), columns, **rows)
         return
@@ -331,12 +333,12 @@ def open_table(
 
 
 def for_tables(option: str, name: str, remedy: str = "leave it out") -> UserError:
-    """Return the error for an option of tables, such as `--text_field body`, where the input is lines."""
+    """Return the error for a table option, such as `--text_field body`, if the input is read as lines."""
     return UserError(f"{option} is for tables, and {name} is read as lines; {remedy}")
 
 
 def has_table_ending(name: str) -> bool:
-    """Return whether a file is a table by its name."""
+    """Return whether the name of a file ends like that of a table."""
     endings = [f"{ending}{gz}" for ending in (".jsonl", ".json", ".csv", ".tsv") for gz in ("", ".gz")]
     return name.lower().endswith((*endings, ".parquet"))
 

@@ -31,12 +31,12 @@ SOURCE, TARGET, HYPOTHESES = "source", "target", "hypotheses"  # default fields
 
 
 class PairLines(Lines):
-    """Pairs of lines, of a stream of sources and one of targets.
+    """Pairs of lines from a stream of sources and a stream of targets.
 
     Args:
         sources, targets: UTF-8 text; invalid bytes become U+FFFD.
-        names: of both, for messages.
-        total: number of lines, if it is known.
+        names: names of the two streams, for messages.
+        total: number of lines, if known.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class PairLines(Lines):
 
 
 def _of_other_length(names: tuple[str, str], found: str) -> UserError:
-    return UserError(f"{names[0]} and {names[1]} have other numbers of lines: {found}; give a pair per line")
+    return UserError(
+        f"{names[0]} and {names[1]} have different numbers of lines: {found}; give a pair per line"
+    )
 
 
 Pairs = PairLines | TableTexts
@@ -72,9 +74,9 @@ class Candidate:
     """A target of an n-best list.
 
     Args:
-        text: of the target.
-        fields: others of its object.
-        complete: whether it ends with the end token, as `translate --n_best` says.
+        text: the text of the target.
+        fields: the fields of its object in the list; empty for a plain text.
+        complete: whether it ends with the end token, as `translate --n_best` reports.
     """
 
     text: str
@@ -83,7 +85,7 @@ class Candidate:
 
 
 class TargetColumn(Column):
-    """A field that holds a target or, where `lists` says so, an n-best list of them.
+    """A field that holds a target or, with `lists`, an n-best list of targets.
 
     Args:
         field: its name; None means `target` or, with `lists`, `hypotheses`, whichever the rows have.
@@ -99,7 +101,7 @@ class TargetColumn(Column):
         self._given, self._added = field is not None, added
 
     def check(self, path: Path) -> None:
-        """Raise a UserError unless a table has the field, and it may hold text."""
+        """Raise a UserError unless a table has the field and the field can hold text."""
         from vaswani.data.sources.records import fields_of
 
         self._choose(set(fields_of(path)), str(path))
@@ -123,7 +125,7 @@ class TargetColumn(Column):
     def read(self, record: Record) -> Any:
         """Return the target of a row, or its list of `Candidate`s; raise a UserError for anything else.
 
-        With `lists`, None tells that the row has no target; without, it is an empty text.
+        If the row has no target, return None with `lists`, and an empty text without.
         """
         cell = reading.cell_of(record.row, self.field)
         if not (self.words and isinstance(cell, list)):
@@ -132,7 +134,7 @@ class TargetColumn(Column):
         return [self._candidate(record, each) for each in cell]
 
     def valid(self, cell: Any) -> Any:
-        """Return what was read, with U+FFFD in place of bytes that were not UTF-8."""
+        """Return a cell with U+FFFD in place of bytes that were not UTF-8."""
         if isinstance(cell, list):
             return [Candidate(valid_text(each.text), each.fields, each.complete) for each in cell]
         return None if cell is None else valid_text(cell)
@@ -160,13 +162,13 @@ def open_pairs(
 ) -> Iterator[tuple[Pairs, str]]:
     """Open pairs of a table, or of two files of lines.
 
-    A file without the ending of a table, and standard input, are JSON Lines unless there is a second file.
+    Without a second file, standard input and files that do not end like a table are read as JSON Lines.
 
     Args:
-        name: of the table or the file of sources; "-" for standard input.
-        target_name: of the file of targets; None for a table.
-        source_field: of the source in a table; None means `source`.
-        target_field: of the target; None means `target` or, with `lists`, `hypotheses` where rows have that.
+        name: name of the table or the file of sources; "-" for standard input.
+        target_name: name of the file of targets; None for a table.
+        source_field: field of the source in a table; None means `source`.
+        target_field: field of the target; None means `target` or, with `lists`, `hypotheses` if rows have it.
         added: names of the fields that the output adds to the rows of a table, unless the target is a list.
         lists: a target may be a list of texts, or of objects with a `text`.
 
@@ -174,8 +176,8 @@ def open_pairs(
         The pairs, and the name of the field of the targets.
 
     Raises:
-        UserError: the input cannot be read, lacks a field, has one that would be added, or the files have
-            other numbers of lines.
+        UserError: the input cannot be read, lacks a field, or has a field that would be added; or the files
+            have different numbers of lines.
     """
     if target_name is None:
         target = TargetColumn(target_field, lists, added)
@@ -197,7 +199,7 @@ def open_pairs(
 
 
 def _count(name: str) -> int | None:
-    """Count the lines of a file, also of the last without a line feed; None for a pipe."""
+    """Count the lines of a file, including a last line without a line feed; None for a pipe."""
     if not os.path.isfile(name):
         return None
     with open_lines(name) as stream:
@@ -206,7 +208,7 @@ def _count(name: str) -> int | None:
 
 @contextmanager
 def _told_to_give_targets(name: str, table: AbstractContextManager[TableTexts]) -> Iterator[TableTexts]:
-    """Open a table; say what to do where a file of lines was meant."""
+    """Open a table; if it is not JSON, say in the error how to give two files of lines."""
     with ExitStack() as stack:
         try:
             rows = stack.enter_context(table)

@@ -1,4 +1,4 @@
-"""Encode pairs of a source and a target for an encoder-decoder, as its training and its search do."""
+"""Encode pairs of a source and a target for an encoder-decoder, as in its training and its search."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vaswani.inference.sides import EncodedText, Sides
 
 @dataclass(frozen=True)
 class Pair:
-    """A source with a target, whose length is the number of characters.
+    """A source with a target. `len(pair)` is the number of characters of both.
 
     Args:
-        source: of the target.
+        source: the text of the source.
         target: the text that is scored.
         complete: whether the end token belongs to the target.
     """
@@ -35,14 +35,14 @@ class Pair:
 class PairEncoder:
     """Encodes the sources and targets of an encoder-decoder.
 
-    A target ends with the end token, as the outputs of `Translator` do: what a tokenizer adds after it, such
-    as mBART's language, is left out, and an end token that a tokenizer does not add is added.
+    A target ends with the end token, like the outputs of `Translator`: tokens that a tokenizer adds after it,
+    such as mBART's language code, are left out; if the tokenizer adds no end token, one is added.
 
     Args:
         model: an encoder-decoder.
         source_tokenizer: encodes sources.
         target_tokenizer: encodes targets; None means the source tokenizer.
-        max_length: maximum tokens of a target, of which longer ones are a problem. None means the model's
+        max_length: maximum tokens of a target; longer targets get a `problem`. None means the model's
             positions, or 4,096 if there is no limit.
         of_sides: `max_source_length`, `too_long`, `source_language`, `target_language` and `source_prefix`,
             see `Sides`.
@@ -79,14 +79,14 @@ class PairEncoder:
         self._behind_end, self._missing_end = _ending(model, self.targets)
 
     def encode_sources(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Return the tokens of each source; one without text has a problem."""
+        """Return the tokens of each source; an empty source gets a `problem`."""
         return [
             encoded if text.strip() else EncodedText(encoded.token_ids, "is empty")
             for text, encoded in zip(texts, self._sides.encode_sources(texts), strict=True)
         ]
 
     def encode_targets(self, texts: Sequence[str], complete: Sequence[bool]) -> list[EncodedText]:
-        """Return the tokens of each target, up to the end token, or without it where one is not complete."""
+        """Return the tokens of each target: with the end token if the target is complete, else without it."""
         return [
             self._target(ids, is_complete)
             for ids, is_complete in zip(self.targets.token_ids(texts), complete, strict=True)
@@ -119,7 +119,7 @@ def _start_token_id(model: PreTrainedModel, start_options: dict[str, int]) -> in
 
 
 def _ending(model: PreTrainedModel, targets: TextCodec) -> tuple[int, list[int]]:
-    """Return how many tokens the tokenizer adds behind the end token, and an end token that it lacks."""
+    """Return how many trailing tokens to remove, and the end token to append if the tokenizer adds none."""
     generation: Any = model.generation_config
     given = generation.eos_token_id
     ends = given if isinstance(given, list) else [end_token_id(targets.tokenizer) if given is None else given]

@@ -33,12 +33,12 @@ class FromPretrained:
         """Load a model with its tokenizers.
 
         Args:
-            name: a folder, or a name on the Hub, of a model of transformers or vaswani.
+            name: the folder, or the name on the Hub, of a model of transformers or vaswani.
             device: None means a CUDA device if there is one, else the CPU.
             dtype: of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
             allow_mismatch: accept tokenizers or weights that seem to belong to another model.
-            options: of the class.
+            options: other arguments of the class.
 
         Raises:
             UserError: the model cannot be loaded (see `load_checkpoint`).

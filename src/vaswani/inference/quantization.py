@@ -1,4 +1,4 @@
-"""Int8 weights for a model that is loaded, in memory only."""
+"""Quantize the weights of a loaded model to int8, in memory only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vaswani.kernels import int8_linear
 
 
 def check_quantization(quantization: str | None) -> None:
-    """Raise a UserError unless this machine has the quantization; None means none."""
+    """Raise a UserError unless this machine supports the quantization; None means no quantization."""
     if quantization is None:
         return
     if quantization != "int8":
@@ -22,15 +22,15 @@ def check_quantization(quantization: str | None) -> None:
 
 
 def quantize(model: PreTrainedModel, quantization: str | None) -> PreTrainedModel:
-    """Give the linear layers of a model int8 weights, where they are large enough to gain from it.
+    """Quantize the weights of linear layers to int8, if a layer is large enough to become faster.
 
-    The inputs of a layer are quantized while it runs, with a scale for each row, so that a result does not
-    depend on the batch. The model is changed and cannot be saved or trained afterwards; one without such
+    Inputs of a layer are quantized when it runs, with one scale for each row, so results do not depend on the
+    batch. The model is changed in place and cannot be saved or trained afterwards. A model without large
     layers stays as it is, with a warning.
 
     Args:
-        model: of transformers or vaswani, on the CPU in float32.
-        quantization: `"int8"`, or None for none.
+        model: a model of transformers or vaswani, on the CPU in float32.
+        quantization: `"int8"`, or None for no quantization.
 
     Raises:
         UserError: the machine, the device or the dtype does not allow it.

@@ -1,4 +1,4 @@
-"""Phrases that every output contains, whatever the search.
+"""Require phrases in every output, with any search.
 
     phrase = Phrase([tokenizer(" Ada Lovelace", add_special_tokens=False).input_ids])
     required = RequiredPhrases([[phrase]] * len(input_ids), limits, model.generation_config.eos_token_id)
@@ -10,7 +10,7 @@
         logits_processor=LogitsProcessorList([required]),
     )
 
-It works with any model of transformers, in greedy search, beam search and sampling.
+`RequiredPhrases` works with any model of transformers, in greedy search, beam search and sampling.
 
 S sources · K rows of each (beams or samples) · T tokens so far · V vocabulary
 """
@@ -32,11 +32,11 @@ Spelling = Sequence[int]  # the tokens of a phrase
 
 @dataclass(frozen=True)
 class Phrase:
-    """What an output must contain.
+    """A phrase that an output must contain.
 
     Args:
-        spellings: one of them, or what `is_in` finds. The first may begin an output, the last is written
-            after other tokens.
+        spellings: token sequences that spell the phrase. The first is written at the beginning of an output,
+            the last after other tokens.
         is_in: returns whether the tokens of an output contain the phrase in another spelling.
     """
 
@@ -50,7 +50,7 @@ class Phrase:
 
 
 class _Begun(NamedTuple):
-    """A spelling of which the last tokens of an output are the beginning."""
+    """A spelling that an output ends in the middle of: its first `tokens` tokens are the output's last."""
 
     spelling: Spelling
     tokens: int
@@ -61,18 +61,18 @@ class _Begun(NamedTuple):
 
 
 class RequiredPhrases(LogitsProcessor):
-    """Lets no output end before it contains the phrases of its source.
+    """Prevents an output from ending before it contains the phrases of its source.
 
-    - The end token is excluded while a phrase is missing. Where it would be the likeliest token, the missing
-      phrase follows.
-    - The next token of a phrase that has begun becomes the likeliest one.
-    - When only the room for the missing phrases and the end token is left, the rest is forced.
+    - The end token is excluded while a phrase is missing. If it would be the likeliest token, the next token
+      of the missing phrase is forced instead.
+    - The next token of a phrase that has begun becomes the likeliest token.
+    - When there is only room for the missing phrases and the end token, the missing phrases are forced.
 
     A forced token gets the score of the likeliest token, so that beams with and without it are compared by
     the rest of their tokens. Rank the outputs again by the model's scores.
 
     Args:
-        phrases: for each source, its phrases.
+        phrases: the phrases of each source.
         limits: int64 [S], the most tokens to generate for each source, the end token included.
         end_token_ids: the token, or tokens, that end an output.
         prompt_length: number of decoder tokens that are given, the start token included.
@@ -111,7 +111,7 @@ class RequiredPhrases(LogitsProcessor):
             is_done = any(token in output for token in self.end_token_ids)
             missing = [] if is_done else missing_phrases(output, self.phrases[source])
             if missing:
-                room = self.limits[source] - len(output) - 1  # the last token is the end token's
+                room = self.limits[source] - len(output) - 1  # one token is reserved for the end token
                 self._push(changed[row], output, missing, tokens_needed(missing) >= room)
         return changed
 
@@ -145,7 +145,7 @@ def _occurs(spelling: Spelling, output: Sequence[int]) -> bool:
 
 
 def _begun(output: list[int], missing: list[Phrase]) -> _Begun | None:
-    """Return the spelling that an output ends with most tokens of, or None."""
+    """Return the spelling with the most tokens at the end of an output, or None if none has begun."""
     begun = [
         _Begun(spelling, tokens)
         for phrase in missing

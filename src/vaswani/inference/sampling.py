@@ -1,10 +1,10 @@
-"""Sampling by numbers of each row's own, so that a row has the same result in every batch.
+"""Sampling with separate random numbers for each row, so that a row has the same result in every batch.
 
     generator = LogitsProcessorList([SeededSampling([(0, 1), (0, 2)], 20, Sampling(temperature=0.8))])
     model.generate(input_ids=input_ids, do_sample=False, max_new_tokens=20, logits_processor=generator)
 
-draws row 0 by seed (0, 1) and row 1 by seed (0, 2), with any model of transformers. `do_sample=True` has one
-generator for all rows instead.
+draws row 0 with seed (0, 1) and row 1 with seed (0, 2), with any model of transformers. `do_sample=True` uses
+one generator for all rows instead.
 
 R rows of a batch · N generated tokens · V vocabulary
 """
@@ -29,7 +29,8 @@ class Sampling:
         temperature: divides the logits, above 0.
         top_p: draw from the likeliest tokens that together have this probability (Holtzman et al., 2020,
             arXiv:1904.09751).
-        top_k: draw from so many of the likeliest tokens (Fan et al., 2018, arXiv:1805.04833); before `top_p`.
+        top_k: draw from this many of the likeliest tokens (Fan et al., 2018, arXiv:1805.04833); applied
+            before `top_p`.
     """
 
     temperature: float = 1.0
@@ -38,13 +39,13 @@ class Sampling:
 
 
 class SeededSampling(LogitsProcessor):
-    """Draws the next token of each row by numbers of its own, and excludes all others.
+    """Draws the next token of each row with the row's own random numbers, and excludes all other tokens.
 
     Use it as the last of the `logits_processor`s, with `do_sample=False` (see the module for an example).
 
     Args:
-        seeds: of each row.
-        most: tokens that may be drawn.
+        seeds: the seed of each row.
+        most: maximum number of tokens to draw for each row.
         sampling: how tokens are drawn.
         prompt_length: number of decoder tokens that are given, the start token included.
     """
@@ -58,8 +59,8 @@ class SeededSampling(LogitsProcessor):
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Return scores [R, V] of 0 for the tokens that are drawn, and minus infinity for others."""
-        if scores.is_cuda and torch.are_deterministic_algorithms_enabled():  # its sums would be refused
+        """Return scores [R, V]: 0 for the drawn token of each row, and minus infinity for all others."""
+        if scores.is_cuda and torch.are_deterministic_algorithms_enabled():  # CUDA's cumsum would raise
             return self._drawn(input_ids.cpu(), scores.cpu()).to(scores.device)
         return self._drawn(input_ids, scores)
 
@@ -74,6 +75,6 @@ class SeededSampling(LogitsProcessor):
         cumulative = relative.softmax(dim=-1).cumsum(dim=-1)
         numbers = self.numbers[:, input_ids.shape[1] - self.prompt_length, None].to(cumulative)
         drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
-        drawn = drawn.clamp(max=scores.shape[1] - 1)  # of rows that are not finite, which fail later
+        drawn = drawn.clamp(max=scores.shape[1] - 1)  # for rows that are not finite; they raise later
         excluded: Any = torch.full_like(scores, -math.inf)
         return excluded.scatter(1, drawn, 0.0)

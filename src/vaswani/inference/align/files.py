@@ -1,4 +1,4 @@
-"""Align the pairs of an input in bounded memory, as lines of Pharaoh's format or table rows with a new field."""
+"""Align the pairs of an input in bounded memory; write Pharaoh's lines, or table rows with a new field."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from vaswani.inference.pretrained import FromPretrained
 Text = str | Sequence[str]
 Value = TypeVar("Value")
 Unit = Literal["text", "token", "word"]
-Tokens = dict[str, list[Any]]  # of one text: input_ids, and other columns of its tokenizer
+Tokens = dict[str, list[Any]]  # the tokenizer's columns for one text: input_ids and others
 
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}  # sentence-transformers' names
 COMBINATIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
@@ -71,21 +71,21 @@ class Embedder(FromPretrained):
     Args:
         model: with or without a head, which is not used; it is put into evaluation mode.
         tokenizer: adds the special tokens that the model was trained with.
-        pooling: of the states of a text's tokens, including special tokens: `"mean"`, `"max"` of each
-            feature, `"cls"` (the first token, [CLS] in BERT) or `"last"` (the last token, the only one that
-            sees the whole text in a causal model).
+        pooling: how to pool the states of a text's tokens, including special tokens: `"mean"`, `"max"` of
+            each feature, `"cls"` (the first token, [CLS] in BERT) or `"last"` (the last token, the only one
+            that sees the whole text in a causal model).
         layers: `"last"`, `"all"`, or layer numbers: 0 is the embeddings, L or -1 the last layer.
         combine: concatenate several layers (`"concat"`), average them (`"mean"`), or weigh them with a
             trained `ScalarMix`.
-        subtoken_pooling: of the states of a word's tokens: `"first"`, `"last"`, these two concatenated
-            (`"first_last"`), or `"mean"`. See `word_vectors`.
+        subtoken_pooling: how to pool the states of a word's tokens: `"first"`, `"last"`, these two
+            concatenated (`"first_last"`), or `"mean"`. See `word_vectors`.
         normalize: divide each vector by its length.
         max_length: maximum tokens of a text. None means the limit of the model and tokenizer, or 4,096 if
             they have none.
-        truncation: truncate longer texts, which `truncated` counts; otherwise they are an error.
+        truncation: truncate longer texts and count them in `truncated`; otherwise they raise an error.
         backward: the model reads texts from their end, like FLAIR's backward language model: it was trained
             on lines with reversed characters. Words stay in their order.
-        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text is a batch by itself.
+        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text forms its own batch.
 
     Raises:
         UserError: an option is out of range.
@@ -156,7 +156,7 @@ class Embedder(FromPretrained):
         """Return the words of each text with their vectors: [W, d], or [W, 2d] for `"first_last"`.
 
         Args:
-            texts: each a text, which is split at white space, or a list of words.
+            texts: texts, which are split at white space, or lists of words.
 
         Raises:
             UserError: as `embed`; or the tokenizer does not return offsets.
@@ -177,7 +177,7 @@ class Embedder(FromPretrained):
         Args:
             texts: any number; they are read, sorted by length and embedded one buffer at a time.
             unit: what gets vectors: texts (float [d]), tokens (`TokenVectors`) or words (`WordVectors`).
-            buffer_size: texts read ahead; fewer at the beginning, and if they are very long.
+            buffer_size: number of texts to read ahead; smaller at the beginning and for very long texts.
             progress: is called with the number of texts of each finished batch.
 
         Raises:
@@ -248,7 +248,7 @@ class Embedder(FromPretrained):
         lengths = torch.tensor([len(of_text["input_ids"]) for of_text in tokens])
         states = self._states(tokens, int(lengths.max()))
         if unit == "word":
-            states = states.cpu()  # whose slices are many and small
+            states = states.cpu()  # words need many small slices
         vectors = [of_text[:length] for of_text, length in zip(states, lengths, strict=True)]
         if unit == "text":
             vectors = list(_pooled(states, lengths, self.pooling))
@@ -299,7 +299,7 @@ def load_scalar_mix(path: str | Path) -> ScalarMix:
     """Load a `ScalarMix` that `safetensors.torch.save_file(mix.state_dict(), path)` has saved.
 
     Raises:
-        UserError: the file cannot be read, or holds something else.
+        UserError: the file cannot be read, or does not hold a scalar mix.
     """
     try:
         weights = load_file(path)
@@ -338,7 +338,7 @@ def _choice(name: str, value: str, choices: Mapping[str, Value]) -> Value:
 
 
 def _layer_numbers(layers: str | Sequence[int], last: int) -> list[int]:
-    """Return layer numbers from 0, the embeddings, to the last."""
+    """Return the numbers of the selected layers, from 0, the embeddings, to `last`."""
     if isinstance(layers, str):
         return _choice("layers", layers, {"last": [last], "all": list(range(last + 1))})
     if not layers:

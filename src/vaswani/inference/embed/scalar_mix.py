@@ -27,7 +27,7 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def forward(self, layers: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
-        """Mix `num_layers` tensors of one shape, or one tensor [num_layers, ...], into one of that shape.
+        """Mix `num_layers` tensors of equal shape, or one tensor [num_layers, ...], into one tensor [...].
 
         Raises:
             ValueError: for another number of layers.

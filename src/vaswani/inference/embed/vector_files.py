@@ -45,8 +45,8 @@ def added_fields(unit: Unit) -> list[str]:
 def write_vectors(results: Iterable[Any], texts: Texts, unit: Unit, name: str) -> None:
     """Write the results of all texts.
 
-    A JSON line is {"index": 0, "vector": [...]}, or {"index": 0, "words": [...], "vectors": [[...], ...]}. Of
-    a row of a table, it is the row with these fields in place of the index.
+    A JSON line is {"index": 0, "vector": [...]}, or {"index": 0, "words": [...], "vectors": [[...], ...]}.
+    For a table, it is the row with these fields, without `index`.
     """
     if name.endswith(_ARRAYS):
         texts.report.lines = _write_arrays(list(results), unit, Path(name))
@@ -66,12 +66,12 @@ def _fields(result: Any, unit: Unit) -> dict[str, Any]:
 
 
 def _numbers(vector: torch.Tensor) -> list[float]:
-    """Return numbers with just the digits that float32 needs, half of those of float64."""
+    """Return a vector's numbers with only the digits that float32 needs, half as many as for float64."""
     return [float(str(number)) for number in vector.numpy()]
 
 
 def _write_arrays(results: list[Any], unit: Unit, path: Path) -> int:
-    """Write `vectors`, [N, d], and for words or tokens the `lengths` of the texts in them."""
+    """Write `vectors`, [N, d], and, for words or tokens, their number in each text as `lengths`."""
     if unit == "text":
         arrays = {"vectors": torch.stack(results) if results else torch.zeros(0, 0)}
     else:

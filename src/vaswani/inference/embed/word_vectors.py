@@ -1,13 +1,13 @@
 """Find the tokens of each word, and pool their states into a vector of the word.
 
-The vector of a word is the state of its first or last subword, or their mean. For models of characters or
-bytes it is made of the states at the word's first and last character, as in FLAIR (Akbik et al., 2018,
-"Contextual String Embeddings for Sequence Labeling", section 2.3):
+The vector of a word is the state of its first or last subword, or the mean over its subwords. For character
+and byte models, it consists of the states at the word's first and last character, as in FLAIR (Akbik et al.,
+2018, "Contextual String Embeddings for Sequence Labeling", section 2.3):
 
 - with one model that sees the whole text, `"first_last"` concatenates the two states;
-- with a forward and a backward language model, `"last"` takes from each the state after reading the word: at
-  its last character for the forward model, at its first for the backward model. `stack_word_vectors`
-  concatenates these.
+- with a forward and a backward language model, `"last"` takes the state of each model after reading the word:
+  at its last character for the forward model, at its first for the backward model. `stack_word_vectors`
+  concatenates the two vectors.
 
 T tokens of a text · W its words · d width
 """
@@ -51,13 +51,13 @@ class Sentence:
         return [self.text[start:end] for start, end in self.spans]
 
     def reversed(self) -> Sentence:
-        """Return the text with reversed characters, and the spans of its words there, in the same order."""
+        """Return the text with reversed characters, and the spans of its words in it, in the same order."""
         length = len(self.text)
         return Sentence(self.text[::-1], [(length - end, length - start) for start, end in self.spans])
 
 
 def as_sentence(text: str | Sequence[str]) -> Sentence:
-    """Return the sentence of a text, which is split at white space, or of a list of words."""
+    """Make a sentence from a text, which is split at white space, or from a list of words."""
     if isinstance(text, str):
         return Sentence(text, [match.span() for match in re.finditer(r"\S+", text)])
     spans, start = [], 0
@@ -68,7 +68,7 @@ def as_sentence(text: str | Sequence[str]) -> Sentence:
 
 
 def tokens_of_words(sentence: Sentence, offsets: Sequence[Span]) -> list[list[int]]:
-    """Return the numbers of the tokens of each word, in order; a token may belong to two words.
+    """Return the token indices of each word, in order; a token may belong to two words.
 
     Args:
         sentence: the text with its words.

@@ -49,7 +49,7 @@ class Continuation:
     """A prompt with an answer.
 
     Args:
-        token_ids: of both.
+        token_ids: the tokens of both.
         start: the position of the first scored token, at least 1.
     """
 
@@ -72,8 +72,8 @@ class Draft(NamedTuple):
 
     Args:
         prompt: its tokens, at least one.
-        max_new_tokens: of the continuation.
-        seed: of the numbers by which tokens are drawn.
+        max_new_tokens: maximum tokens of the continuation.
+        seed: the seed for drawing tokens.
     """
 
     prompt: TokenIds
@@ -85,11 +85,11 @@ class LanguageModel:
     """A causal language model of transformers with its tokenizer.
 
     Args:
-        model: causal; it is put into evaluation mode.
-        tokenizer: its leading special tokens begin every prompt; trailing ones are not used, as an answer
-            follows.
-        max_tokens_per_batch: maximum tokens of a batch, with padding and generated tokens. A longer text is a
-            batch by itself.
+        model: a causal model; it is put into evaluation mode.
+        tokenizer: its leading special tokens begin every prompt. Its trailing special tokens are left out,
+            because an answer follows.
+        max_tokens_per_batch: maximum tokens of a batch, with padding and generated tokens. A longer text
+            forms its own batch.
 
     `positions` is the maximum length of the model (`max_position_embeddings`, the trained length of rotary
     positions), or None if there is no limit.
@@ -122,7 +122,7 @@ class LanguageModel:
         """Return the prompt with each answer, all scored from the same position.
 
         Raises:
-            UserError: the answers have no context, or the tokens of two answers are equal, or one has none.
+            UserError: the answers have no context, two answers have equal tokens, or one has no tokens.
         """
         encoded = self._encode([prompt, *(prompt + answer for answer in answers)])
         start = _common_length(encoded)
@@ -175,8 +175,8 @@ class LanguageModel:
         """Continue each prompt by greedy search.
 
         Args:
-            prompts: encoded.
-            max_new_tokens: of each continuation.
+            prompts: the tokens of the prompts.
+            max_new_tokens: maximum tokens of each continuation.
             stop: texts that end a continuation, like the model's end token; they are not included.
             progress: is called with the number of continuations of each batch.
 
@@ -197,9 +197,9 @@ class LanguageModel:
         """Return the tokens that follow each prompt, without the end token; equal drafts are continued once.
 
         Args:
-            drafts: with prompts of one length, or of one `max_new_tokens`: a batch takes as many positions as
-                its longest prompt and most new tokens.
-            sampling: how tokens are drawn, by the seed of each draft; None for greedy search.
+            drafts: drafts with equal prompt lengths or equal `max_new_tokens`, because a batch needs
+                positions for its longest prompt plus its largest `max_new_tokens`.
+            sampling: how tokens are drawn, with the seed of each draft; None for greedy search.
             stop: texts that end a continuation, like the model's end token; they may be included.
             progress: is called with the number of continuations of each batch.
 
@@ -227,7 +227,7 @@ class LanguageModel:
     def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:
         """Return the log-probability of each answer from the inputs of a batch [R, T]."""
         device = self.model.device
-        input_ids, attention_mask = self._padded(batch, "right")  # where no answer sees it
+        input_ids, attention_mask = self._padded(batch, "right")  # answers do not see padding there
         first = min(answer.start for answer in answers) - 1  # earlier positions predict no answer
         logits = self._logits(input_ids, attention_mask, input_ids.shape[1] - first)
         row_of = {inputs: row for row, inputs in enumerate(batch)}
@@ -323,7 +323,10 @@ def _common_length(sequences: Sequence[TokenIds]) -> int:
 
 @torch.inference_mode()
 def check_causal(model: PreTrainedModel) -> None:
-    """Raise a UserError if a prediction depends on the predicted token; configurations do not always say."""
+    """Raise a UserError if a prediction depends on the predicted token.
+
+    The model is run, because a configuration does not always say whether the model is causal.
+    """
     pairs = torch.tensor([[0, 1], [0, 2]], device=model.device)
     logits = model(input_ids=pairs, attention_mask=torch.ones_like(pairs)).logits  # [2, 2, V]
     before, at = (logits[0] - logits[1]).abs().amax(dim=1).tolist()
@@ -335,6 +338,6 @@ def check_causal(model: PreTrainedModel) -> None:
 
 
 def _is_sparse(config: PreTrainedConfig) -> bool:
-    """Whether layers have sparse attention, of this package or given by it to another model."""
-    ours = getattr(config, "decoder_attention", "full")  # of all layers, or of each
+    """Return whether layers have sparse attention, in a vaswani model or added to another model."""
+    ours = getattr(config, "decoder_attention", "full")  # one value for all layers, or one for each
     return "sparse" in ours or config._attn_implementation == IMPLEMENTATION

@@ -74,7 +74,7 @@ class PromptingResult:
 
     @property
     def with_fewer_shots(self) -> list[Answer]:
-        """The rows with fewer shots than requested, for lack of positions."""
+        """The answers with fewer shots than requested, because the model has too few positions."""
         return [answer for answer in self.answers if answer.shots < self.shots]
 
     def __str__(self) -> str:
@@ -110,10 +110,10 @@ class _Asked:
 
     Args:
         question: the row.
-        shots: the number that fits.
-        prompt: with these shots.
+        shots: the number of shots that fit.
+        prompt: the prompt with these shots.
         prompt_ids: tokens of the prompt; empty for a question with choices.
-        continuations: the prompt with each choice.
+        continuations: the prompt with each choice; empty for a generated answer.
     """
 
     question: Question
@@ -132,7 +132,7 @@ class Prompter(FromPretrained):
 
     Args:
         model: any causal language model of transformers (see `LanguageModel`).
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
         max_tokens_per_batch: maximum tokens of a batch, with padding and generated tokens.
 
     Raises:
@@ -161,12 +161,12 @@ class Prompter(FromPretrained):
         """Answer every question of a task.
 
         If a prompt is too long for the model's positions, its first shots are left out; `Answer.shots` is the
-        number of the others.
+        number of remaining shots.
 
         Args:
             task: the questions, and the examples that shots are drawn from.
             shots: examples in each prompt.
-            seed: of the draws (see `Task.draw_shots`).
+            seed: the seed for drawing shots (see `Task.draw_shots`).
             progress: is called with the number of answers of each batch, `count_answers(task)` in all.
 
         Raises:
@@ -227,7 +227,7 @@ class Prompter(FromPretrained):
     def _choose(
         self, task: Task, asked: list[_Asked], progress: Callable[[int], object] | None
     ) -> list[Answer]:
-        """Answer with the choices of the highest scores."""
+        """Answer with the highest-scoring choices."""
         unconditional = self._unconditional(task) if task.normalize == "unconditional" else {}
         continuations = [continuation for one in asked for continuation in one.continuations]
         log_probs = iter(self.language_model.log_probs(continuations, progress))

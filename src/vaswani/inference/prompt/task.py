@@ -62,9 +62,9 @@ class Task:
         label: instead of `answer`: the field with the number of the right choice, from 0.
         choices: templates of the candidate answers; or one template with a field that holds a list, such as
             `" {options}"`, which is filled with each item.
-        normalize: compare choices by log P(choice | prompt) ("none"), by that divided by the number of tokens
-            ("tokens"), or by log P(choice | prompt) / P(choice | answer_context) ("unconditional"). GPT-3
-            uses the second for most tasks, the third for some.
+        normalize: compare choices by log P(choice | prompt) ("none"), by log P(choice | prompt) / number of
+            tokens ("tokens"), or by log P(choice | prompt) / P(choice | answer_context) ("unconditional").
+            GPT-3 uses "tokens" for most tasks, "unconditional" for some.
         answer_context: a prompt that announces an answer without a question.
         generate: generate the answer. It is right if it equals the answer, apart from outer white space.
         max_new_tokens: maximum tokens of a generated answer.
@@ -73,7 +73,7 @@ class Task:
         separator: follows the description and each shot.
         examples: rows to draw shots from.
         test: rows to answer.
-        files: that the task was read from.
+        files: the files that the task was read from.
 
     Raises:
         UserError: options contradict each other or have no effect; a row lacks a field; its answer is not one
@@ -109,7 +109,7 @@ class Task:
         return [self.separator] if self.stop is None else self.stop
 
     def check_shots(self, count: int) -> None:
-        """Raise a UserError unless every question has enough examples for so many shots."""
+        """Raise a UserError unless every question has enough examples for `count` shots."""
         if count < 0:
             raise UserError(f"shots={count} must be 0 or more")
         for number in range(len(self.questions)):
@@ -122,9 +122,9 @@ class Task:
         first shots of a larger one.
 
         Args:
-            number: of the question in `questions`, from 0.
-            count: of the shots.
-            seed: of the draws, which differ between questions.
+            number: index of the question in `questions`.
+            count: number of shots.
+            seed: seed of the draws. Questions have different draws with the same seed.
 
         Raises:
             UserError: there are too few examples.
@@ -224,7 +224,7 @@ def fill(key: str, template: str, row: Row) -> str:
 
     Args:
         key: the template's name, for messages.
-        template: with {fields}.
+        template: the template, with {fields}.
         row: texts and numbers by name.
 
     Raises:
@@ -258,7 +258,7 @@ def _template_errors(key: str, template: str) -> Iterator[None]:
 
 
 class _Fields(string.Formatter):
-    """Python format strings whose dots reach into rows and not into objects."""
+    """Formats Python format strings in which a dot accesses a nested field, not an attribute of an object."""
 
     def __init__(self, key: str):
         self.key = key
@@ -277,7 +277,7 @@ class _Fields(string.Formatter):
         return value
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the value of a field; Python's own lets a template reach into objects."""
+        """Return the value of a field; the inherited method would let templates access object attributes."""
         value = self.value(field_name, kwargs)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise UserError(

@@ -1,4 +1,4 @@
-r"""Tasks in YAML files: the keys are the fields of `Task`, and two that name files of rows.
+r"""Read tasks from YAML files. The keys are the fields of `Task`, `examples_file` and `test_file`.
 
 description: Say whether a review is positive or negative.
 prompt: "Review: {text}\nSentiment:"
@@ -64,7 +64,7 @@ def load_task(path: str | Path) -> Task:
 
     Raises:
         UserError: the file or a file that it names cannot be read, a key is unknown, a value has a wrong
-            type, rows are given twice, or `Task` raises one.
+            type, rows are given twice, or the task is invalid (see `Task`).
     """
     path = find_config(path, "task file")
     check_command(path, "prompt")

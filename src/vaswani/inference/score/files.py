@@ -15,12 +15,12 @@ from vaswani.inference.pair_inputs import SOURCE, TARGET, Candidate, Pairs
 from vaswani.inference.pairs import Pair
 from vaswani.inference.score.scorer import Score, Scorer, perplexity_of
 
-ADDED = ["log_prob", "num_tokens", "perplexity", "tokens", "problem", "source_cut_off"]  # fields, to a row
+ADDED = ["log_prob", "num_tokens", "perplexity", "tokens", "problem", "source_cut_off"]  # added to a row
 
 
 @dataclass
 class CorpusScore:
-    """What a model says of all texts of an input; of an n-best list, of its best target.
+    """The total score of an input; an n-best list counts with its best target.
 
     Args:
         report: counts of the texts.
@@ -59,13 +59,14 @@ def score_inputs(
 
     Args:
         scorer: the model with its options.
-        texts: of the input (see `open_texts`), or its pairs (see `open_pairs`).
-        write: receives a JSON object for each, in order: its fields with `log_prob`, `num_tokens` and
-            `perplexity`; of an n-best list, the row with the list of its targets, best first, each with
-            these fields and the `score` that ranks it. `problem` says why something is not scored.
-        target_field: of the n-best list.
+        texts: the texts of the input (see `open_texts`), or its pairs (see `open_pairs`).
+        write: receives a JSON object for each text or pair, in order: its fields with `log_prob`,
+            `num_tokens` and `perplexity`. For an n-best list, it is the row with the list of targets, best
+            first, each with these fields and the `score` that ranks it. `problem` says why a text is not
+            scored.
+        target_field: the field of the n-best list.
         with_tokens: add the `tokens`, each with its log-probability.
-        buffer_size: texts read ahead; fewer at the beginning.
+        buffer_size: number of texts to read ahead; smaller at the beginning.
         warn: is called with a message for each text that is not scored.
         progress: is called with the number of rows of each finished batch.
     """
@@ -104,7 +105,7 @@ def score_inputs(
 
 
 def _items(text: Any) -> list[Any]:
-    """Return what the scorer scores of a text or pair: nothing of a source without a target."""
+    """Return the items to score for a text or pair; none for a source without a target."""
     if isinstance(text, str):
         return [text]
     source, target = text
@@ -116,7 +117,7 @@ def _items(text: Any) -> list[Any]:
 
 
 class _Counts:
-    """Tells how many rows are finished, of which each has any number of targets."""
+    """Counts finished rows; each row has any number of targets."""
 
     def __init__(self, progress: Callable[[int], object]):
         self._progress = progress
@@ -124,14 +125,14 @@ class _Counts:
         self._finished = 0
 
     def flat(self, texts: Iterable[Any]) -> Iterator[Any]:
-        """Yield what is scored of each row."""
+        """Yield the items to score of all rows."""
         for text in texts:
             items = _items(text)
             self._waiting.append(len(items))
             yield from items
 
     def finish(self, count: int) -> None:
-        """Count targets as finished, and the rows that they fill."""
+        """Add `count` finished targets, and report the rows whose targets are all finished."""
         self._finished += count
         rows = 0
         while self._waiting and self._waiting[0] <= self._finished:
@@ -141,7 +142,7 @@ class _Counts:
 
 
 def _names(texts: Texts | Pairs, text: Any) -> dict[str, Any]:
-    """Return the fields that an output line has beside the results: none if the row has them."""
+    """Return the fields of an output line besides the results; none for a table, whose row has them."""
     if texts.row is not None:
         return {}
     return {"text": text} if isinstance(text, str) else {SOURCE: text[0], TARGET: text[1]}
@@ -160,7 +161,7 @@ def _fields(score: Score) -> dict[str, Any]:
 
 
 def _candidate(scorer: Scorer, candidate: Candidate, score: Score) -> dict[str, Any]:
-    """Return a target of an n-best list with its score, in place of any that it had."""
+    """Return a target of an n-best list with its score, which replaces any earlier score."""
     ranking = scorer.rank_key(score)
     kept = {name: value for name, value in candidate.fields.items() if name not in ADDED}
     fields = _fields(score)
@@ -169,7 +170,7 @@ def _candidate(scorer: Scorer, candidate: Candidate, score: Score) -> dict[str, 
 
 
 def _replaced(row: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
-    """Return the top-level field of a row that changes if a field, perhaps a nested one, gets a value."""
+    """Set a field, possibly a nested one; return the top-level field of the row that changes."""
     if field in row or "." not in field:
         return {field: value}
     name, _, rest = field.partition(".")

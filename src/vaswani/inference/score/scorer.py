@@ -51,14 +51,14 @@ EXPECTED = "an encoder-decoder, or a causal or masked language model"
 
 @dataclass(frozen=True)
 class Score:
-    """What a model says of one text.
+    """The score of one text.
 
     Args:
         log_prob: the sum of the natural log-probabilities of the tokens; None with a problem.
         num_tokens: the number of scored tokens.
-        tokens: each scored token, as in the vocabulary, with its log-probability; None if not wanted.
-        problem: why the text was not scored.
-        cut_off: whether only the beginning of its source was read.
+        tokens: each scored token, as in the vocabulary, with its log-probability; None if not requested.
+        problem: why the text was not scored; None if it was.
+        cut_off: whether its source was truncated.
     """
 
     log_prob: float | None
@@ -69,12 +69,12 @@ class Score:
 
     @property
     def perplexity(self) -> float | None:
-        """exp(-log_prob / num_tokens); None without tokens, or if it is too large for a number."""
+        """exp(-log_prob / num_tokens); None without tokens, or if it is too large for a float."""
         return None if self.log_prob is None else perplexity_of(self.log_prob, self.num_tokens)
 
 
 def perplexity_of(log_prob: float, num_tokens: int) -> float | None:
-    """Return exp(-log_prob / num_tokens); None without tokens, or if it is too large for a number."""
+    """Return exp(-log_prob / num_tokens); None without tokens, or if it is too large for a float."""
     if not num_tokens:
         return None
     try:
@@ -87,13 +87,13 @@ def kind_of(config: PreTrainedConfig) -> Kind | None:
     """Return how the model of a configuration scores texts; None if it cannot.
 
     Args:
-        config: with the name of the model's class.
+        config: the configuration, with the name of the model's class.
     """
     return "seq2seq" if config.is_encoder_decoder else KINDS.get(auto_class_of(config))
 
 
 def _kind_of_model(model: PreTrainedModel) -> Kind:
-    """Return how a model scores texts, by its class: its configuration may not name that."""
+    """Return how a model scores texts, from its class, which its configuration may not name."""
     config = copy.copy(model.config)
     config.architectures = [type(model).__name__]
     kind = kind_of(config) or kind_of(model.config)
@@ -103,10 +103,10 @@ def _kind_of_model(model: PreTrainedModel) -> Kind:
 
 
 def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
-    """Return how the model of a folder or on the Hub scores texts (see `kind_of`), before it is loaded.
+    """Return how the model in a folder or on the Hub scores texts (see `kind_of`), without loading the model.
 
     Raises:
-        UserError: it cannot.
+        UserError: the model cannot score texts.
     """
     folder = local_folder(name, revision, weights=False)
     config = read_config(folder)
@@ -128,18 +128,18 @@ class Scorer(FromPretrained):
     `MaskedScores`).
 
     Args:
-        model: is put into evaluation mode.
+        model: the model; it is put into evaluation mode.
         source_tokenizer: encodes sources, or the texts of a language model.
         target_tokenizer: encodes targets; None means the source tokenizer.
-        length_penalty: α of GNMT's length penalty, by which `rank` compares the targets of one source.
+        length_penalty: α of GNMT's length penalty, with which `rank` compares the targets of one source.
         max_length: maximum tokens of a target or text; longer ones are not scored. None means the limit of
             the model, or 4,096 if it has none.
-        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text is a batch by itself.
-        pair_options: of an encoder-decoder: `max_source_length`, `too_long`, `source_language`,
+        max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text forms its own batch.
+        pair_options: options for an encoder-decoder: `max_source_length`, `too_long`, `source_language`,
             `target_language` and `source_prefix`, as in `Translator`.
 
     Attributes:
-        kind: of the model (see `kind_of`).
+        kind: how the model scores texts (see `kind_of`).
 
     Raises:
         UserError: an option is out of range or not for this model, or the model scores no texts.
@@ -200,14 +200,14 @@ class Scorer(FromPretrained):
         """Score a stream of texts, in order and in bounded memory.
 
         Args:
-            texts: of an encoder-decoder, each a source and a target, or a `Pair`; else a text. They are read,
-                sorted by length and scored one buffer at a time.
-            with_tokens: return the tokens too.
-            buffer_size: texts read ahead; fewer at the beginning, and if they are very long.
+            texts: for an encoder-decoder, pairs of a source and a target, or `Pair`s; else texts. They are
+                read, sorted by length and scored one buffer at a time.
+            with_tokens: whether to return the tokens.
+            buffer_size: number of texts to read ahead; smaller at the beginning and for very long texts.
             progress: is called with the number of texts of each finished batch.
 
         Raises:
-            UserError: a single text is given, or no pairs where the model scores pairs.
+            UserError: a single text is given, or an item is not what the model scores (a text or a pair).
             RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
         if isinstance(texts, str):
